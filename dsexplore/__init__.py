@@ -1,0 +1,50 @@
+"""dsexplore: see what a distributed PyTorch program communicates, where its tensors live, how fast the disk is.
+
+This module defines nothing: it hands on the public names, and imports their modules when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "simulate": "dsexplore.worlds.simulate",
+    "commtrace": "dsexplore.trace.recorder",
+    "CommDebugMode": "dsexplore.trace.comm_debug_mode",
+    "Trace": "dsexplore.trace.model",
+    "load": "dsexplore.trace.files",
+    "expect_comms": "dsexplore.trace.expect",
+    "sharding": "dsexplore.sharding",  # a package that can be called
+    "comm": "dsexplore.comm",
+    "aio": "dsexplore.aio",
+    "load_ipython_extension": "dsexplore.magics",
+}
+
+if TYPE_CHECKING:
+    from dsexplore import aio as aio
+    from dsexplore import comm as comm
+    from dsexplore.magics import load_ipython_extension as load_ipython_extension
+    from dsexplore.sharding.plan import sharding as sharding
+    from dsexplore.trace.comm_debug_mode import CommDebugMode as CommDebugMode
+    from dsexplore.trace.expect import expect_comms as expect_comms
+    from dsexplore.trace.files import load as load
+    from dsexplore.trace.model import Trace as Trace
+    from dsexplore.trace.recorder import commtrace as commtrace
+    from dsexplore.worlds.simulate import simulate as simulate
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dsexplore' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = import_module(home)
+    value = module if home.rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

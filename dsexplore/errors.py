@@ -1,0 +1,17 @@
+"""The errors a user can meet. Each message names the thing, the value, and what to do instead."""
+
+
+class UsageError(ValueError):
+    """An argument, option or call that cannot be honoured as given."""
+
+
+class TraceFileError(ValueError):
+    """A trace file that is truncated, foreign, or written by a newer version."""
+
+
+class ClosedWorldError(RuntimeError):
+    """A model or mesh of a simulated world is used after that world was closed."""
+
+
+class ExpectationError(AssertionError):
+    """The collectives of a block differ from those that ``expect_comms`` was told."""

@@ -1,0 +1,1 @@
+"""Capture: the registry of collectives, the recorder, the module tracker, the `Trace` and its files."""

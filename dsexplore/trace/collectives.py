@@ -1,0 +1,68 @@
+"""The collectives by torch's plain names, and what each one moves.
+
+Two sizes, both in bytes and per rank. *Message bytes* S is the whole buffer as nccl-tests counts it; *wire
+bytes* is the least that a rank must send, S × the bus factor (nccl-tests, ``doc/PERFORMANCE.md``):
+
+| op | S | bus factor for n ranks |
+|---|---|---|
+| all_reduce | the tensor | 2(n−1)/n |
+| all_gather | the output | (n−1)/n |
+| reduce_scatter | the input | (n−1)/n |
+| all_to_all | n × the per-rank part; uneven: the larger of what the rank sends and receives | (n−1)/n |
+| gather, scatter | n × the per-rank part | (n−1)/n |
+| broadcast, reduce, send, recv | the tensor | 1 |
+| barrier | 0 | 1 |
+
+Worked example: an all_gather of 4 shards of 1 MiB has S = 4 MiB, and each rank sends its shard three times
+around the ring: 3 MiB = 4 MiB × 3/4.
+"""
+
+from __future__ import annotations
+
+from dsexplore.errors import UsageError
+
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+)
+
+_SHARED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+
+
+def bus_factor(op: str, group_size: int) -> float:
+    """What a rank must send, as a multiple of the message bytes S; an op that is not in `OPS` counts as 1.
+
+    Args:
+        op: a name from `OPS`.
+        group_size: ranks in the process group, never the world size for a subgroup.
+
+    Raises:
+        UsageError: a group size below 1.
+    """
+    if group_size < 1:
+        raise UsageError(f"group_size {group_size} is no number of ranks: give the size of the process group, 1 or more")
+    if op == "all_reduce":
+        return 2 * (group_size - 1) / group_size
+    if op in _SHARED:
+        return (group_size - 1) / group_size
+    return 1.0
+
+
+def wire_bytes(op: str, message_bytes: int, group_size: int) -> int:
+    """`bus_factor` × S in whole bytes, rounded up; nothing is sent in a group of one."""
+    if group_size < 1:
+        bus_factor(op, group_size)
+    if op == "all_reduce":
+        return -(-2 * message_bytes * (group_size - 1) // group_size)
+    if op in _SHARED:
+        return -(-message_bytes * (group_size - 1) // group_size)
+    return message_bytes if group_size > 1 else 0

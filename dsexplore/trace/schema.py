@@ -1,0 +1,92 @@
+"""The columns of a trace's four tables: data before behaviour.
+
+One name per idea, in Python, in files, in views. *axis* is a mesh axis, *group* a process group, *rank* a
+global rank. Sizes are bytes; times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import polars as pl
+
+FORMAT_VERSION = 1
+
+Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+Timing = Literal["none", "host", "work", "cuda"]
+"""How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock
+around the call; ``work``: from issue to the completion of the work; ``cuda``: CUDA events on the stream."""
+TIMINGS: tuple[Timing, ...] = get_args(Timing)
+
+EVENTS: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),  # the rank that recorded the event
+    "step": pl.Int32(),  # 0, then one more after each trace.step()
+    "seq": pl.Int64(),  # position in this rank's program order, from 0
+    "op": pl.String(),  # all_reduce, all_gather, …; "unknown:<name>", "switched_off:<op>"
+    "raw_op": pl.String(),  # the dispatcher's name, such as c10d::allreduce_
+    "phase": pl.String(),  # see Phase
+    "trigger": pl.String(),  # module that was running; "" outside any
+    "owner": pl.String(),  # module whose parameters move; the trigger where nothing else is known
+    "axis": pl.String(),  # mesh axis of the group, "dp_shard" or "dp+tp" for a flattened one; "" for none
+    "group": pl.String(),  # process group's name, key into the groups table
+    "group_size": pl.Int32(),
+    "message_bytes": pl.Int64(),  # S, as nccl-tests counts it: the whole buffer
+    "wire_bytes": pl.Int64(),  # the least that one rank must send
+    "dtype": pl.String(),  # torch's name without "torch."; "" where no tensor is sent
+    "shape": pl.List(pl.Int64()),  # of the tensor that message_bytes counts; see collectives.py
+    "implicit": pl.Boolean(),  # a DTensor redistribute that the program did not ask for
+    "cause": pl.String(),  # DTensor op or redistribute with placements "S(0)→R", FSDP's reason, …; "" unknown
+    "source": pl.String(),  # "file:line" of the user's frame, deepest first, joined by " ← "
+    "is_async": pl.Boolean(),
+    "is_object": pl.Boolean(),  # part of an object collective (all_gather_object and friends)
+    "batch": pl.Int64(),  # members of one coalesced call share it; null outside one
+    "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
+    "end": pl.Int64(),
+}
+
+PARAMETERS: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "module": pl.String(),  # key into the modules table
+    "name": pl.String(),  # module + "." + the parameter's own name
+    "global_shape": pl.List(pl.Int64()),
+    "local_shape": pl.List(pl.Int64()),
+    "dtype": pl.String(),
+    "placements": pl.String(),  # "S(0), R", one per axis of mesh; "" for a plain tensor
+    "mesh": pl.String(),  # "dp=2,tp=4"; "" for a plain tensor
+    "global_bytes": pl.Int64(),
+    "local_bytes": pl.Int64(),
+    "requires_grad": pl.Boolean(),
+    "shared_with": pl.String(),  # name of the first parameter that is the same tensor; "" for that first one
+}
+
+MODULES: dict[str, pl.DataType] = {
+    "module": pl.String(),  # "Llama.layers.0.attn": class of the root, then the fully qualified name
+    "parent": pl.String(),  # "" for a root
+    "type": pl.String(),
+    "depth": pl.Int32(),  # 0 for a root
+    "calls": pl.Int64(),  # forward calls while recording, recomputed ones included
+}
+
+GROUPS: dict[str, pl.DataType] = {
+    "group": pl.String(),
+    "axis": pl.String(),
+    "mesh": pl.String(),  # "dp=2,tp=4"
+    "ranks": pl.List(pl.Int32()),
+    "size": pl.Int32(),
+    "backend": pl.String(),  # fake, gloo, nccl, …
+    "timing": pl.String(),  # see Timing
+}
+
+TABLES: dict[str, dict[str, pl.DataType]] = {
+    "events": EVENTS,
+    "parameters": PARAMETERS,
+    "modules": MODULES,
+    "groups": GROUPS,
+}
+
+
+def empty(table: str) -> pl.DataFrame:
+    """A frame without rows, with the columns of that table."""
+    return pl.DataFrame(schema=TABLES[table])

@@ -1,0 +1,62 @@
+"""Numbers as people read them: binary sizes for memory and messages, decimal GB/s for rates.
+
+KiB, MiB, GiB are powers of 1024; kB, MB, GB are powers of 1000. The two are never mixed under one name.
+"""
+
+import re
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_FACTORS = {
+    **{unit.lower(): 1024**power for power, unit in enumerate(_BINARY)},
+    **{unit.lower(): 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB", "EB"))},
+    "": 1,
+}
+
+
+def format_bytes(count: float) -> str:
+    """``1536`` → ``"1.5 KiB"``: at most three significant digits before and one after the point."""
+    size = float(count)
+    for unit in _BINARY:
+        if abs(size) < 1023.95 or unit == _BINARY[-1]:
+            break
+        size /= 1024
+    if unit == "B" or size == int(size):
+        return f"{int(size)} {unit}"
+    return f"{size:.1f} {unit}"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``: decimal and binary, both written out."""
+    return f"{bytes_per_second / 1e9:.2f} GB/s ({bytes_per_second / 2**30:.2f} GiB/s)"
+
+
+def format_seconds(seconds: float) -> str:
+    """``0.00125`` → ``"1.25 ms"``."""
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if size >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def parse_size(text: str | int) -> int:
+    """``"1GiB"``, ``"4k"``, ``"512"`` or a number of bytes → bytes.
+
+    A single letter (``k``, ``m``, ``g``, ``t``) is binary, as fio and dd read it.
+
+    Raises:
+        ValueError: no such unit, a negative or an infinite size.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise ValueError(f"size {text} is negative: give a number of bytes, or text such as '1GiB'")
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    unit = match.group(2).lower() if match else ""
+    if len(unit) == 1 and unit in "kmgtpe":
+        unit += "ib"
+    if match is None or unit not in _FACTORS:
+        raise ValueError(f"size {text!r} is not a number of bytes with a unit: write it like '1GiB', '500MB', '4096'")
+    return int(float(match.group(1)) * _FACTORS[unit])

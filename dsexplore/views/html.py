@@ -1,0 +1,1 @@
+"""What every static view shares: escaping, theme, ids that depend on content, and the page around a fragment."""
