@@ -49,9 +49,7 @@ def bus_factor(op: str, group_size: int) -> float:
         UsageError: a group size below 1.
     """
     if group_size < 1:
-        raise UsageError(
-            f"group_size {group_size} is no number of ranks: give the size of the process group, 1 or more"
-        )
+        raise UsageError(f"group_size {group_size} is not a number of ranks: give the size of the group, 1 or more")
     if op == "all_reduce":
         return 2 * (group_size - 1) / group_size
     if op in _SHARED:
