@@ -1,0 +1,130 @@
+"""Process groups as a trace names them: size, ranks, backend, and the mesh axis that each one is."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore.trace.schema import Timing
+
+_WHOLE_WORLD = ("default_pg", "mesh_default", "undefined", "")
+
+
+@dataclass(slots=True)
+class Group:
+    """One process group, described once."""
+
+    name: str
+    size: int
+    ranks: tuple[int, ...]
+    backend: str
+    description: str
+    axis: str = ""
+    mesh: str = ""
+    timing: Timing = "none"
+
+
+@dataclass
+class Groups:
+    """The groups that a recording met, and what is known about meshes."""
+
+    _groups: dict[str, tuple[Any, Group]] = field(default_factory=dict)
+    _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
+
+    def find(self, handle: Any) -> Group:
+        """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
+        process_group = resolve(handle)
+        name = process_group.group_name
+        known = self._groups.get(name)
+        if known is not None and known[0] is process_group:
+            return known[1]
+        group = _describe(process_group)
+        self._groups[name] = (process_group, group)
+        return group
+
+    def add_mesh(self, mesh: DeviceMesh) -> None:
+        """Remember a mesh that a parameter or a redistribute lies on: its axes name its groups."""
+        self._meshes[id(mesh)] = mesh
+
+    def described(self) -> list[Group]:
+        """All groups met so far, with their axes."""
+        groups = [group for _, group in self._groups.values()]
+        self._name_axes(self._meshes.values())
+        if any(not group.axis and group.description in _WHOLE_WORLD for group in groups):
+            # A mesh axis that spans the whole world uses the default group, whose description says nothing.
+            self._name_axes([mesh for mesh in gc.get_objects() if type(mesh) is DeviceMesh])
+        for group in groups:
+            if not group.axis and group.description.startswith("mesh_"):
+                group.axis = group.description.removeprefix("mesh_")
+        return groups
+
+    def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
+        # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh.
+        for mesh in sorted(meshes, key=lambda mesh: -mesh.ndim):
+            for name, axis in mesh_groups(mesh):
+                process_group, group = self._groups.get(name, (None, None))
+                if group is not None and not group.axis and process_group is not None and _is_live(name, process_group):
+                    group.axis, group.mesh = axis, mesh_text(mesh)
+
+    def release(self) -> None:
+        """Drop all references to process groups and meshes; descriptions stay."""
+        self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
+        self._meshes.clear()
+
+
+def _is_live(name: str, process_group: Any) -> bool:
+    try:
+        return resolve(name) is process_group
+    except (RuntimeError, ValueError, KeyError, LookupError):
+        return False
+
+
+def resolve(handle: Any) -> Any:
+    """The ``ProcessGroup`` that an op was called with."""
+    if isinstance(handle, str):
+        return _resolve_process_group(dist.distributed_c10d.GroupName(handle))
+    if isinstance(handle, dist.ProcessGroup):
+        return handle
+    real = getattr(handle, "real_obj", handle)  # a FakeScriptObject carries the real one
+    return dist.ProcessGroup.unbox(real)
+
+
+def _describe(process_group: Any) -> Group:
+    name = process_group.group_name
+    size = process_group.size()
+    try:
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+    except (KeyError, ValueError, RuntimeError):
+        ranks = tuple(range(size))
+    return Group(name, size, ranks, backend_name(process_group), process_group.group_desc)
+
+
+def backend_name(process_group: Any) -> str:
+    """``fake``, ``gloo``, ``nccl``, or ``cpu:gloo,cuda:nccl`` for a group of several."""
+    try:
+        return str(dist.get_backend(process_group))
+    except (KeyError, ValueError, RuntimeError):
+        return str(process_group.name())
+
+
+def mesh_text(mesh: DeviceMesh) -> str:
+    """``"dp=2,tp=4"``; axes without a name are ``dim_0``, ``dim_1``."""
+    names = axis_names(mesh)
+    return ",".join(f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The mesh's axis names, ``dim_0``, … where it has none."""
+    return mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(mesh.ndim))
+
+
+def mesh_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
+    """Pairs of group name and axis name; none for a mesh without groups, such as a plan on paper."""
+    names = getattr(mesh, "_dim_group_names", None) or []
+    return [(str(name), axis) for name, axis in zip(names, axis_names(mesh), strict=False) if name]

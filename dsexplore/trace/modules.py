@@ -1,0 +1,313 @@
+"""Which modules exist, how often each ran, and which one an autograd node belongs to.
+
+Hooks note when a module's forward begins and ends. The forward of a collective is read off the stack
+(`frames`); what hooks alone can tell is where a *backward* collective belongs: autograd numbers its nodes as the
+forward creates them, so the number of the running node, looked up among the module boundaries, gives the module
+whose forward made it. No tensor, no graph and no parameter is touched or kept.
+
+Names are resolved when tables are made, not when modules are met: a model whose parts ran before the whole still
+gets one tree.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._autograd import _get_sequence_nr
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from dsexplore.trace import placements
+from dsexplore.trace.groups import mesh_text
+
+_KEPT_BOUNDARIES = 1_000_000
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    """One module that was met; ``root`` is itself for the outermost one."""
+
+    reference: weakref.ref[nn.Module]
+    type: str
+    root: Module | None = None
+    path: str = ""
+    """Fully qualified name below the root."""
+    label: str = ""
+    """For a root: its class, numbered where several models share it."""
+    calls: int = 0
+    hooked: bool = False
+
+    @property
+    def name(self) -> str:
+        """``"Llama.layers.0.attn"``."""
+        label = self.root.label if self.root is not None else self.label
+        return f"{label}.{self.path}" if self.path else label
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Shape and place of one parameter; never its values."""
+
+    module: Module
+    name: str
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    dtype: str
+    placements: str
+    mesh: str
+    global_bytes: int
+    local_bytes: int
+    requires_grad: bool
+    shared_with: Parameter | None
+
+
+class _Boundaries(threading.local):
+    """Per thread: the modules being called, and where in autograd's numbering each began and ended."""
+
+    def __init__(self) -> None:
+        self.stack: list[Module] = []
+        self.numbers: list[int] = []
+        self.modules: list[Module | None] = []
+
+    def mark(self) -> None:
+        self.numbers.append(_get_sequence_nr())
+        self.modules.append(self.stack[-1] if self.stack else None)
+        if len(self.numbers) > _KEPT_BOUNDARIES:
+            del self.numbers[: _KEPT_BOUNDARIES // 2], self.modules[: _KEPT_BOUNDARIES // 2]
+
+
+@dataclass
+class Modules:
+    """The modules of one process while anything is recorded."""
+
+    _known: dict[int, Module] = field(default_factory=dict)
+    _roots: list[Module] = field(default_factory=list)
+    _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
+    _meshes: list[Any] = field(default_factory=list)
+    _handles: list[RemovableHandle] = field(default_factory=list)
+    _boundaries: _Boundaries = field(default_factory=_Boundaries)
+    _last: _Boundaries | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def install(self) -> None:
+        """Begin to follow module calls."""
+        global _following
+        _following = self
+        self._handles.append(register_module_forward_pre_hook(_entering))
+
+    def uninstall(self) -> None:
+        """Remove every hook."""
+        global _following
+        _following = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module in self._known.values():
+            module.hooked = False
+
+    def enter(self, called: nn.Module) -> None:
+        """A forward begins."""
+        module = self.find(called)
+        if not module.hooked:
+            # The module's own last hook: what earlier hooks communicate still belongs to the module.
+            self._handles.append(called.register_forward_hook(_leaving, always_call=True))
+            module.hooked = True
+        module.calls += 1
+        self._boundaries.stack.append(module)
+        self._boundaries.mark()
+
+    def leave(self, called: nn.Module) -> None:
+        """A forward ended, with or without an exception."""
+        stack = self._boundaries.stack
+        module = self._known.get(id(called))
+        if module in stack:
+            while stack.pop() is not module:
+                pass
+        self._boundaries.mark()
+
+    def find(self, wanted: nn.Module) -> Module:
+        """The entry of a module; one that was not met before becomes part of its model's tree."""
+        module = self._known.get(id(wanted))
+        if module is not None and module.reference() is wanted:
+            return module
+        with self._lock:
+            return self._discover(wanted)
+
+    def of_node(self, node: Any) -> Module | None:
+        """The module whose forward made that autograd node."""
+        if node is None:
+            return None
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return self._holder(variable)
+        boundaries = self._boundaries
+        position = bisect_right(boundaries.numbers, node._sequence_nr()) - 1
+        return boundaries.modules[position] if position >= 0 else None
+
+    def note_node(self, module: Module) -> None:
+        """The autograd node made last belongs to that module: for one that runs compiled, out of sight of hooks."""
+        boundaries = self._boundaries
+        if (boundaries.stack[-1] if boundaries.stack else None) is module:
+            return
+        boundaries.numbers.append(_get_sequence_nr() - 1)
+        boundaries.modules.append(module)
+        boundaries.mark()
+
+    def _holder(self, variable: torch.Tensor) -> Module | None:
+        """The module that has this very parameter."""
+        for module in self._known.values():
+            alive = module.reference()
+            if alive is not None and any(own is variable for own in alive._parameters.values()):
+                return module
+        return None
+
+    def wrapper(self, kind: type[nn.Module]) -> Module | None:
+        """The only root of that type, such as the one DistributedDataParallel; None for none or several."""
+        found = [root for root in self._roots if isinstance(root.reference(), kind)]
+        return found[0] if len(found) == 1 else None
+
+    def _discover(self, wanted: nn.Module) -> Module:
+        for caller in self._boundaries.stack[:1]:
+            root = caller.root or caller
+            model = root.reference()
+            if model is not None and any(part is wanted for part in model.modules()):
+                self._add_tree(root, model)
+                return self._known[id(wanted)]
+        return self._add_root(wanted)
+
+    def _add_root(self, model: nn.Module) -> Module:
+        inner = _unwrapped(model)
+        if inner is not model:
+            module = self._known[id(model)] = self.find(inner)
+            return module
+        root = Module(weakref.ref(model), class_name(model))
+        root.label = self._free_label(root.type)
+        self._known[id(model)] = root
+        self._roots.append(root)
+        self._add_tree(root, model)
+        return root
+
+    def _free_label(self, wanted: str) -> str:
+        taken = {root.label for root in self._roots}
+        label, number = wanted, 1
+        while label in taken:
+            number += 1
+            label = f"{wanted}#{number}"
+        return label
+
+    def _add_tree(self, root: Module, model: nn.Module) -> None:
+        for path, part in model.named_modules():
+            if part is model:
+                continue
+            module = self._known.get(id(part))
+            if module is None or module.reference() is not part:
+                module = self._known[id(part)] = Module(weakref.ref(part), class_name(part))
+            elif module.root is not None or module is root:
+                continue  # shared with a model that was met before
+            elif module in self._roots:
+                self._roots.remove(module)
+                self._adopt(module, root, _clean(path))
+            module.root, module.path = root, _clean(path)
+        self._add_parameters(model)
+
+    def _adopt(self, former: Module, root: Module, path: str) -> None:
+        """What ran on its own before is part of a larger model."""
+        for module in self._known.values():
+            if module.root is former:
+                module.root, module.path = root, f"{path}.{module.path}"
+
+    def _add_parameters(self, model: nn.Module) -> None:
+        first: dict[int, Parameter] = {}
+        for part in model.modules():
+            module = self._known[id(part)]
+            for name, tensor in part._parameters.items():
+                if tensor is None:
+                    continue
+                key = (id(module), name)
+                if key not in self._parameters:
+                    self._parameters[key] = self._describe(module, name, tensor, first.get(id(tensor)))
+                first.setdefault(id(tensor), self._parameters[key])
+
+    def _describe(self, module: Module, name: str, tensor: torch.Tensor, shared: Parameter | None) -> Parameter:
+        spec = getattr(tensor, "_spec", None)
+        local = tensor._local_tensor if spec is not None else tensor  # type: ignore[attr-defined]
+        if spec is not None:
+            self._meshes.append(spec.mesh)
+        return Parameter(
+            module=module,
+            name=name,
+            global_shape=tuple(tensor.shape),
+            local_shape=tuple(local.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            placements=placements.joined(spec.placements) if spec is not None else "",
+            mesh=mesh_text(spec.mesh) if spec is not None else "",
+            global_bytes=tensor.numel() * tensor.element_size(),
+            local_bytes=local.numel() * local.element_size(),
+            requires_grad=tensor.requires_grad,
+            shared_with=shared,
+        )
+
+    @property
+    def meshes(self) -> list[Any]:
+        """Meshes that parameters lie on."""
+        return list({id(mesh): mesh for mesh in self._meshes}.values())
+
+    def calls(self) -> dict[int, int]:
+        """Calls so far, by identity of the entry."""
+        return {id(module): module.calls for module in self._known.values()}
+
+    def in_order(self) -> Iterator[Module]:
+        """All modules, each model's in the order of ``named_modules``, parents before children."""
+        children: dict[int, list[Module]] = {}
+        for module in dict.fromkeys(self._known.values()):
+            if module.root is not None:
+                children.setdefault(id(module.root), []).append(module)
+        for root in self._roots:
+            yield root
+            yield from children.get(id(root), ())
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters of all models met."""
+        return list(self._parameters.values())
+
+
+_following: Modules | None = None
+
+
+def _entering(module: nn.Module, _inputs: Any) -> None:
+    # Inside a compiled region hooks are replayed out of order: there a collective belongs to the compiled module.
+    if _following is not None and not torch.compiler.is_dynamo_compiling():
+        _following.enter(module)
+
+
+def _leaving(module: nn.Module, _inputs: Any, _output: Any) -> None:
+    if _following is not None and not torch.compiler.is_dynamo_compiling():
+        _following.leave(module)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's or checkpointing's wrapper, which are no part of its names."""
+    for name in _WRAPPERS:
+        inner = model._modules.get(name)
+        if inner is not None:
+            return _unwrapped(inner)
+    return model
+
+
+def class_name(model: nn.Module) -> str:
+    """The class as the program wrote it: ``fully_shard`` puts its own, ``FSDP<name>``, in front."""
+    own = type(model)
+    return (own.__bases__[1] if isinstance(model, FSDPModule) and len(own.__bases__) > 1 else own).__name__
+
+
+def _clean(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)

@@ -1,0 +1,273 @@
+"""Every communication op of torch's dispatcher: which collective it is, what it moves, where its group stands.
+
+An op of a communication namespace is either a `Communication` or has a reason in `NOT_COMMUNICATION`; a test
+holds the installed torch to that. `lookup` gives an unknown one a generic entry, so that it is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NAMESPACES = (
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "_dtensor",
+    "fsdp",
+    "symm_mem",
+)
+
+Member = tuple[int, torch.Tensor | None, str]
+"""Message bytes, the tensor they are counted on (for dtype and shape), and the op's plain name."""
+
+Members = Callable[[Sequence[Any], int, str], Iterable[Member]]
+"""From an op's positional arguments, its group's size and its name to the messages it sends: more than one
+where calls were coalesced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """How to read one dispatcher op."""
+
+    op: str
+    members: Members
+    group: int
+    """Position of the process group, or of its name."""
+    async_op: int | None = None
+    """Position of ``async_op``; None: the op always returns before it is done."""
+    always_sync: bool = False
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements, whatever its storage."""
+    return int(tensor.numel()) * tensor.element_size()
+
+
+def _total(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(nbytes(tensor) for tensor in tensors)
+
+
+def _tensor(position: int) -> Members:
+    return lambda args, _n, op: ((nbytes(args[position]), args[position], op),)
+
+
+def _scaled(position: int) -> Members:
+    """The argument is one rank's part of the buffer."""
+    return lambda args, n, op: ((nbytes(args[position]) * n, args[position], op),)
+
+
+def _each(position: int) -> Members:
+    return lambda args, _n, op: ((nbytes(tensor), tensor, op) for tensor in args[position])
+
+
+def _each_scaled(position: int) -> Members:
+    return lambda args, n, op: ((nbytes(tensor) * n, tensor, op) for tensor in args[position])
+
+
+def _each_list(position: int) -> Members:
+    """A list of lists: each inner list makes up one buffer."""
+    return lambda args, _n, op: ((_total(parts), parts[0] if parts else None, op) for parts in args[position])
+
+
+def _larger(sent: int, received: int) -> Members:
+    return lambda args, _n, op: ((max(nbytes(args[sent]), nbytes(args[received])), args[sent], op),)
+
+
+def _larger_list(sent: int, received: int) -> Members:
+    def members(args: Sequence[Any], _n: int, op: str) -> Iterator[Member]:
+        first = args[sent][0] if args[sent] else None
+        yield max(_total(args[sent]), _total(args[received])), first, op
+
+    return members
+
+
+def _all_to_all_single(args: Sequence[Any], _n: int, op: str) -> Iterator[Member]:
+    tensor, output_splits = args[0], args[1]
+    rows = int(tensor.shape[0]) if tensor.dim() else 1
+    received = sum(int(split) for split in output_splits) if output_splits else rows
+    sent = nbytes(tensor)
+    yield max(sent, sent // rows * received if rows else _row_bytes(tensor) * received), tensor, op
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    size = tensor.element_size()
+    for length in tensor.shape[1:]:
+        size *= int(length)
+    return size
+
+
+def _product(args: Sequence[Any], _n: int, op: str) -> Iterator[Member]:
+    """A matmul whose result is scattered: the result's size, in the dtype of its first factor."""
+    left, right = args[0], args[1]
+    yield nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left, op
+
+
+def _p2p_batch(args: Sequence[Any], _n: int, _op: str) -> Iterator[Member]:
+    for name, tensor in zip(args[0], args[3], strict=True):
+        yield nbytes(tensor), tensor, "send" if name == "isend" else "recv"
+
+
+def _nothing(_args: Sequence[Any], _n: int, op: str) -> tuple[Member, ...]:
+    return ((0, None, op),)
+
+
+def _first_tensors(args: Sequence[Any], _n: int, op: str) -> tuple[Member, ...]:
+    """For an op that nobody described: the largest tensor among its arguments."""
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(list(args)) if isinstance(leaf, torch.Tensor)]
+    largest = max(tensors, key=nbytes, default=None)
+    return ((nbytes(largest) if largest is not None else 0, largest, op),)
+
+
+_C10D = {
+    "allreduce_": Communication("all_reduce", _each(0), 1, 4),
+    "allreduce_coalesced_": Communication("all_reduce", _each(0), 1, 3),
+    "allgather_": Communication("all_gather", _each_list(0), 2, 3),
+    "_allgather_base_": Communication("all_gather", _tensor(0), 2, 3),
+    "allgather_coalesced_": Communication("all_gather", _each_scaled(1), 2, 3),
+    "allgather_into_tensor_coalesced_": Communication("all_gather", _each(0), 2, 3),
+    "reduce_scatter_": Communication("reduce_scatter", _each_list(1), 2, 4),
+    "_reduce_scatter_base_": Communication("reduce_scatter", _tensor(1), 2, 4),
+    "reduce_scatter_tensor_coalesced_": Communication("reduce_scatter", _each(1), 2, 4),
+    "broadcast_": Communication("broadcast", _each(0), 1, 4),
+    "reduce_": Communication("reduce", _each(0), 1, 5),
+    "gather_": Communication("gather", _each_scaled(1), 2, 4),
+    "scatter_": Communication("scatter", _each_scaled(0), 2, 4),
+    "alltoall_": Communication("all_to_all", _larger_list(1, 0), 2, 3),
+    "alltoall_base_": Communication("all_to_all", _larger(1, 0), 2, 5),
+    "barrier": Communication("barrier", _nothing, 1, 3),
+    "monitored_barrier_": Communication("barrier", _nothing, 1, always_sync=True),
+    "send": Communication("send", _each(0), 1),
+    "recv_": Communication("recv", _each(0), 1),
+    "recv_any_source_": Communication("recv", _each(0), 1),
+}
+
+_FUNCTIONAL = {
+    "all_reduce": Communication("all_reduce", _tensor(0), 2),
+    "all_reduce_": Communication("all_reduce", _tensor(0), 2),
+    "all_reduce_coalesced": Communication("all_reduce", _each(0), 2),
+    "all_reduce_coalesced_": Communication("all_reduce", _each(0), 2),
+    "all_gather_into_tensor": Communication("all_gather", _scaled(0), 2),
+    "all_gather_into_tensor_out": Communication("all_gather", _scaled(0), 2),
+    "all_gather_into_tensor_coalesced": Communication("all_gather", _each_scaled(0), 2),
+    "reduce_scatter_tensor": Communication("reduce_scatter", _tensor(0), 3),
+    "reduce_scatter_tensor_out": Communication("reduce_scatter", _tensor(0), 3),
+    "reduce_scatter_tensor_coalesced": Communication("reduce_scatter", _each(0), 3),
+    "all_to_all_single": Communication("all_to_all", _all_to_all_single, 3),
+    "broadcast": Communication("broadcast", _tensor(0), 2),
+    "broadcast_": Communication("broadcast", _tensor(0), 2),
+    "isend": Communication("send", _tensor(0), 3),
+    "irecv": Communication("recv", _tensor(0), 3),
+    "batch_p2p_ops": Communication("send", _p2p_batch, 4),
+}
+
+# Signatures: torch/csrc/distributed/c10d/symm_mem and torch/distributed/_symmetric_memory.
+_SYMMETRIC_MEMORY = {
+    "_low_contention_all_gather": Communication("all_gather", _scaled(0), 1),
+    "_low_contention_reduce_scatter": Communication("reduce_scatter", _tensor(0), 2),
+    "fused_all_gather_matmul": Communication("all_gather", _scaled(0), 3),
+    "fused_all_gather_scaled_matmul": Communication("all_gather", _scaled(0), 5),
+    "fused_matmul_reduce_scatter": Communication("reduce_scatter", _product, 4),
+    "fused_scaled_matmul_reduce_scatter": Communication("reduce_scatter", _product, 7),
+    "multimem_all_gather_out": Communication("all_gather", _scaled(0), 1),
+    "multimem_all_reduce_": Communication("all_reduce", _tensor(0), 2),
+    "multimem_one_shot_all_reduce": Communication("all_reduce", _tensor(0), 2),
+    "multimem_one_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
+    "multimem_one_shot_reduce_out": Communication("reduce", _tensor(0), 3),
+    "one_shot_all_reduce": Communication("all_reduce", _tensor(0), 2),
+    "one_shot_all_reduce_copy": Communication("all_reduce", _tensor(1), 3),
+    "one_shot_all_reduce_copy_out": Communication("all_reduce", _tensor(1), 3),
+    "one_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
+    "two_shot_all_reduce_": Communication("all_reduce", _tensor(0), 2),
+    "two_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
+    "reduce_scatter_out": Communication("reduce_scatter", _tensor(0), 1),
+    "tile_reduce": Communication("reduce", _tensor(0), 3),
+    "multi_root_tile_reduce": Communication("reduce", _each(0), 3),
+    "nccl_reduce_scatter_offset": Communication("reduce_scatter", _tensor(0), 2),
+    "nvshmem_broadcast": Communication("broadcast", _tensor(0), 2),
+    "nvshmem_all_to_all": Communication("all_to_all", _tensor(0), 2),
+    "all_to_all_vdev": Communication("all_to_all", _tensor(0), 4),
+    "all_to_all_vdev_2d": Communication("all_to_all", _tensor(0), 4),
+    "all_to_all_vdev_2d_offset": Communication("all_to_all", _tensor(0), 4),
+}
+
+COMMUNICATION: dict[str, Communication] = {
+    **{f"c10d::{name}": entry for name, entry in _C10D.items()},
+    **{f"_c10d_functional::{name}": entry for name, entry in _FUNCTIONAL.items()},
+    "_dtensor::shard_dim_alltoall": Communication("all_to_all", _tensor(0), 3),
+    **{f"symm_mem::{name}": entry for name, entry in _SYMMETRIC_MEMORY.items()},
+}
+
+_ONE_SIDED = "one-sided access to symmetric memory, ordered by the program itself: no collective, no process group"
+_DECOMPOSES = "decomposes into the _c10d_functional op of the same name, which is recorded"
+
+NOT_COMMUNICATION: dict[str, str] = {
+    "c10d::check_for_nan": "looks at a local tensor",
+    "_c10d_functional::wait_tensor": "waits for a collective that was recorded when issued",
+    "_c10d_functional::_wrap_tensor_autograd": "wraps the result of a recorded collective",
+    "_c10d_functional_autograd::all_gather_into_tensor": _DECOMPOSES,
+    "_c10d_functional_autograd::reduce_scatter_tensor": _DECOMPOSES,
+    "_c10d_functional_autograd::all_to_all_single": _DECOMPOSES,
+    **{
+        f"c10d_functional::{name}": _DECOMPOSES
+        for name in (
+            "all_gather_into_tensor",
+            "all_gather_into_tensor_coalesced",
+            "all_reduce",
+            "all_reduce_coalesced",
+            "all_to_all_single",
+            "batch_p2p_ops",
+            "broadcast",
+            "irecv",
+            "isend",
+            "reduce_scatter_tensor",
+            "reduce_scatter_tensor_coalesced",
+            "wait_tensor",
+        )
+    },
+    "_dtensor::mesh_get_process_group": "looks a group up",
+    "fsdp::all_gather_copy_in": "copies local shards into the buffer that is gathered next",
+    "fsdp::chunk_cat": "copies local gradients into the buffer that is scattered next",
+    "fsdp::copy_": "local copy",
+    "fsdp::split_with_sizes_copy": "copies parameters out of the gathered buffer",
+    "symm_mem::_async_input_mm": "local matmul that waits for signals",
+    "symm_mem::_barrier": "device-side barrier of a symmetric-memory block: no data",
+    "symm_mem::_rendezvous": "exchanges handles once when a block is set up",
+    "symm_mem::get_remote_tensors": "maps peers' memory, moves nothing",
+    "symm_mem::memset32_": "writes a local signal",
+    "symm_mem::stream_write_value32_": "writes a local signal",
+    **{
+        f"symm_mem::{name}": _ONE_SIDED
+        for name in (
+            "nccl_get",
+            "nccl_put",
+            "nccl_put_signal",
+            "nccl_put_with_signal",
+            "nccl_wait_for_signal",
+            "nccl_wait_signal",
+            "nvshmem_get",
+            "nvshmem_put",
+            "nvshmem_put_with_signal",
+            "nvshmem_wait_for_signal",
+        )
+    },
+}
+
+
+def op_names() -> list[str]:
+    """Ops of the communication namespaces that this process knows, without overload names."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return sorted(name for name in names if name.partition("::")[0] in NAMESPACES)
+
+
+def lookup(raw_op: str) -> Communication | None:
+    """The entry of an op; a generic one, named ``unknown:<name>``, for an op that nobody described; None where
+    the op is known not to communicate."""
+    entry = COMMUNICATION.get(raw_op)
+    if entry is None and raw_op not in NOT_COMMUNICATION:
+        entry = Communication(f"unknown:{raw_op.partition('::')[2]}", _first_tensors, -1)
+    return entry

@@ -1,0 +1,116 @@
+"""When a collective began and when it was done, on the process group's own terms.
+
+| backend | timing | start | end |
+|---|---|---|---|
+| fake | none | – | – |
+| nccl and others on an accelerator | cuda | event on the issuing stream | event after the work, on the work's stream |
+| gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
+| works without a future (send, recv) | host | host clock at issue | host clock when the call returned |
+
+Nothing waits and nothing synchronises a device here: overlap stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from dsexplore.trace.schema import Timing
+
+Clock = Callable[[], int]
+"""Nanoseconds since the Unix epoch."""
+
+
+class Timed(Protocol):
+    """What a measurement fills in."""
+
+    start: int | None
+    end: int | None
+
+
+def timing_of(backend: str) -> Timing:
+    """How a backend's collectives are measured."""
+    if backend == "fake" or backend.endswith(":fake"):
+        return "none"
+    return "cuda" if "nccl" in backend else "work"
+
+
+def work_of(result: Any) -> Any:
+    """The ``Work`` in a c10d op's result; None where there is none."""
+    candidate = result[-1] if isinstance(result, tuple) and result else result
+    if isinstance(candidate, torch.ScriptObject):
+        try:
+            return dist.Work.unbox(candidate)
+        except (RuntimeError, AttributeError):
+            return None
+    return None
+
+
+def end_at_completion(event: Timed, result: Any, clock: Clock) -> None:
+    """Fill in ``event.end`` when the work is done; at once, if it cannot say when."""
+    work = work_of(result)
+    future = None
+    if work is not None:
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            future = None  # gloo's send and recv have none
+    if future is None:
+        event.end = clock()
+        return
+
+    def done(_future: Any) -> None:
+        event.end = clock()
+
+    future.add_done_callback(done)
+
+
+class CudaSpan:
+    """Start and end of a collective on the device, as CUDA events; read once, at the end of the recording.
+
+    Args:
+        anchor: an event recorded at a known host time, to which both are related.
+    """
+
+    def __init__(self, anchor: CudaAnchor) -> None:
+        self._anchor = anchor
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end: Any = None
+        self._start.record()
+
+    def watch(self, result: Any) -> None:
+        """Record the end behind the work, on the stream that its future's callbacks run on."""
+        work = work_of(result)
+        if work is None:
+            return
+        end = torch.cuda.Event(enable_timing=True)
+
+        def done(_future: Any) -> None:
+            end.record()
+            self._end = end
+
+        work.get_future().then(done)
+
+    def read(self) -> tuple[int | None, int | None]:
+        """Start and end in nanoseconds since the epoch; waits for the device."""
+        if self._end is None:
+            return None, None
+        self._end.synchronize()
+        return self._anchor.when(self._start), self._anchor.when(self._end)
+
+
+class CudaAnchor:
+    """A moment known on both clocks, the host's and the device's."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        self._host = clock()
+        self._event.record()
+
+    def when(self, event: Any) -> int:
+        """Host nanoseconds of a completed event."""
+        return self._host + round(float(self._event.elapsed_time(event)) * 1e6)
