@@ -37,6 +37,8 @@ _P2P_BATCH: Final = 10
 _REDISTRIBUTE_BACKWARD: Final = 11
 _DDP_HOOK: Final = 12
 _PIPELINE: Final = 13
+_BLOCKING: Final = 14
+_COMPILED: Final = 15
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
@@ -49,6 +51,8 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/tensor/_redistribute.py", "backward"): _REDISTRIBUTE_BACKWARD,
     ("distributed/tensor/_dispatch.py", "redistribute_local_args"): _IMPLICIT,
     ("distributed/distributed_c10d.py", "batch_isend_irecv"): _P2P_BATCH,
+    ("distributed/distributed_c10d.py", "send"): _BLOCKING,
+    ("distributed/distributed_c10d.py", "recv"): _BLOCKING,
     **{
         ("distributed/distributed_c10d.py", name): _OBJECT
         for name in (
@@ -85,11 +89,15 @@ def _classify(code: CodeType) -> int:
         part = file[len(_TORCH) :].replace(os.sep, "/")
         if part.startswith(_DDP_HOOKS):
             return _DDP_HOOK
+        if part.startswith("distributed/tensor/") and "op_call" in code.co_varnames[: code.co_argcount]:
+            return _DTENSOR_OP
         return _BY_NAME.get((part, name), _BY_FILE.get(part, _INTERNAL))
     if file.startswith(_OWN):
         return _OWN_CODE
-    if file.startswith(("<frozen ", "<eval_with_key>")) or file == "<string>" or "torchinductor" in file:
+    if file.startswith(("<frozen ", "<eval_with_key>")) or file == "<string>":
         return _INTERNAL
+    if "torchinductor" in file:
+        return _COMPILED
     return _USER
 
 
@@ -105,6 +113,8 @@ class Context:
     cause: str = ""
     implicit: bool = False
     is_object: bool = False
+    is_blocking: bool = False
+    """``send`` and ``recv``, which wait; their op is that of ``isend`` and ``irecv``."""
     batch: int = 0
     """1 for the first member of a batch of point-to-point operations, 2 for the next ones."""
     mesh: Any = None
@@ -170,6 +180,10 @@ def look(depth: int) -> Context:
                 dtensor_op = _op_called(frame)
         elif kind == _OBJECT:
             context.is_object = True
+        elif kind == _BLOCKING:
+            context.is_blocking = True
+        elif kind == _COMPILED:
+            context.cause = "compiled"
         elif kind == _P2P_BATCH:
             names = frame.f_locals
             context.batch = 1 if names.get("p2p_op") is names["p2p_op_list"][0] else 2
@@ -182,6 +196,8 @@ def look(depth: int) -> Context:
         frame = frame.f_back
     if redistribute is not None:
         _read_redistribute(redistribute, dtensor_op, redistribute_backward, context)
+    elif dtensor_op and not context.cause:
+        context.cause = dtensor_op
     return context
 
 

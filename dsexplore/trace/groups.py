@@ -69,7 +69,7 @@ class Groups:
         for mesh in sorted(meshes, key=lambda mesh: -mesh.ndim):
             for name, axis in mesh_groups(mesh):
                 process_group, group = self._groups.get(name, (None, None))
-                if group is not None and not group.axis and process_group is not None and _is_live(name, process_group):
+                if group is not None and not group.axis and _group_of(mesh, name) is process_group:
                     group.axis, group.mesh = axis, mesh_text(mesh)
 
     def release(self) -> None:
@@ -78,11 +78,9 @@ class Groups:
         self._meshes.clear()
 
 
-def _is_live(name: str, process_group: Any) -> bool:
-    try:
-        return resolve(name) is process_group
-    except (RuntimeError, ValueError, KeyError, LookupError):
-        return False
+def _group_of(mesh: DeviceMesh, name: str) -> Any:
+    """The mesh's own group: a mesh of an earlier world may carry the same name for another one."""
+    return mesh._get_root_mesh()._pg_registry.get(name)
 
 
 def resolve(handle: Any) -> Any:

@@ -41,10 +41,11 @@ class Module:
     root: Module | None = None
     path: str = ""
     """Fully qualified name below the root."""
+    position: int = 0
+    """Place in the root's ``named_modules``."""
     label: str = ""
     """For a root: its class, numbered where several models share it."""
     calls: int = 0
-    hooked: bool = False
 
     @property
     def name(self) -> str:
@@ -74,13 +75,18 @@ class _Boundaries(threading.local):
     """Per thread: the modules being called, and where in autograd's numbering each began and ended."""
 
     def __init__(self) -> None:
-        self.stack: list[Module] = []
+        self.stack: list[tuple[Module, int]] = []
+        """With the identity of the object called: a module, or a wrapper that is no part of its name."""
         self.numbers: list[int] = []
         self.modules: list[Module | None] = []
 
+    @property
+    def top(self) -> Module | None:
+        return self.stack[-1][0] if self.stack else None
+
     def mark(self) -> None:
         self.numbers.append(_get_sequence_nr())
-        self.modules.append(self.stack[-1] if self.stack else None)
+        self.modules.append(self.top)
         if len(self.numbers) > _KEPT_BOUNDARIES:
             del self.numbers[: _KEPT_BOUNDARIES // 2], self.modules[: _KEPT_BOUNDARIES // 2]
 
@@ -89,58 +95,58 @@ class _Boundaries(threading.local):
 class Modules:
     """The modules of one process while anything is recorded."""
 
-    _known: dict[int, Module] = field(default_factory=dict)
+    _known: dict[int, tuple[weakref.ref[nn.Module], Module]] = field(default_factory=dict)
     _roots: list[Module] = field(default_factory=list)
     _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
     _meshes: list[Any] = field(default_factory=list)
-    _handles: list[RemovableHandle] = field(default_factory=list)
+    _handles: dict[int, RemovableHandle] = field(default_factory=dict)
+    """By the identity of the hooked object; 0 for the global hook."""
     _boundaries: _Boundaries = field(default_factory=_Boundaries)
-    _last: _Boundaries | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def install(self) -> None:
         """Begin to follow module calls."""
         global _following
         _following = self
-        self._handles.append(register_module_forward_pre_hook(_entering))
+        self._handles[0] = register_module_forward_pre_hook(_entering)
 
     def uninstall(self) -> None:
         """Remove every hook."""
         global _following
         _following = None
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-        for module in self._known.values():
-            module.hooked = False
 
     def enter(self, called: nn.Module) -> None:
         """A forward begins."""
         module = self.find(called)
-        if not module.hooked:
+        identity = id(called)
+        if identity not in self._handles:
             # The module's own last hook: what earlier hooks communicate still belongs to the module.
-            self._handles.append(called.register_forward_hook(_leaving, always_call=True))
-            module.hooked = True
-        module.calls += 1
-        self._boundaries.stack.append(module)
-        self._boundaries.mark()
+            self._handles[identity] = called.register_forward_hook(_leaving, always_call=True)
+        boundaries = self._boundaries
+        if boundaries.top is not module or boundaries.stack[-1][1] == identity:
+            module.calls += 1
+        boundaries.stack.append((module, identity))
+        boundaries.mark()
 
     def leave(self, called: nn.Module) -> None:
         """A forward ended, with or without an exception."""
         stack = self._boundaries.stack
-        module = self._known.get(id(called))
-        if module in stack:
-            while stack.pop() is not module:
+        identity = id(called)
+        if any(entered == identity for _, entered in stack):
+            while stack.pop()[1] != identity:
                 pass
         self._boundaries.mark()
 
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
-        module = self._known.get(id(wanted))
-        if module is not None and module.reference() is wanted:
-            return module
-        with self._lock:
-            return self._discover(wanted)
+        return self._lookup(wanted) or self._discover(wanted)
+
+    def _lookup(self, wanted: nn.Module) -> Module | None:
+        reference, module = self._known.get(id(wanted), (None, None))
+        return module if reference is not None and reference() is wanted else None
 
     def of_node(self, node: Any) -> Module | None:
         """The module whose forward made that autograd node."""
@@ -156,7 +162,7 @@ class Modules:
     def note_node(self, module: Module) -> None:
         """The autograd node made last belongs to that module: for one that runs compiled, out of sight of hooks."""
         boundaries = self._boundaries
-        if (boundaries.stack[-1] if boundaries.stack else None) is module:
+        if boundaries.top is module:
             return
         boundaries.numbers.append(_get_sequence_nr() - 1)
         boundaries.modules.append(module)
@@ -164,8 +170,8 @@ class Modules:
 
     def _holder(self, variable: torch.Tensor) -> Module | None:
         """The module that has this very parameter."""
-        for module in self._known.values():
-            alive = module.reference()
+        for reference, module in self._known.values():
+            alive = reference()
             if alive is not None and any(own is variable for own in alive._parameters.values()):
                 return module
         return None
@@ -176,22 +182,24 @@ class Modules:
         return found[0] if len(found) == 1 else None
 
     def _discover(self, wanted: nn.Module) -> Module:
-        for caller in self._boundaries.stack[:1]:
-            root = caller.root or caller
-            model = root.reference()
-            if model is not None and any(part is wanted for part in model.modules()):
-                self._add_tree(root, model)
-                return self._known[id(wanted)]
-        return self._add_root(wanted)
+        with self._lock:
+            inner = _unwrapped(wanted)
+            if inner is not wanted:
+                module = self.find(inner)
+                self._known[id(wanted)] = weakref.ref(wanted), module
+                return module
+            for caller, _ in self._boundaries.stack[:1]:
+                root = caller.root or caller
+                model = root.reference()
+                if model is not None and any(part is wanted for part in model.modules()):
+                    self._add_tree(root, model)  # it was added to the model after its first call
+                    return self._known[id(wanted)][1]
+            return self._add_root(wanted)
 
     def _add_root(self, model: nn.Module) -> Module:
-        inner = _unwrapped(model)
-        if inner is not model:
-            module = self._known[id(model)] = self.find(inner)
-            return module
         root = Module(weakref.ref(model), class_name(model))
         root.label = self._free_label(root.type)
-        self._known[id(model)] = root
+        self._known[id(model)] = root.reference, root
         self._roots.append(root)
         self._add_tree(root, model)
         return root
@@ -205,30 +213,26 @@ class Modules:
         return label
 
     def _add_tree(self, root: Module, model: nn.Module) -> None:
-        for path, part in model.named_modules():
-            if part is model:
+        for position, (path, part) in enumerate(model.named_modules()):
+            if part is model or _unwrapped(part) is not part:
                 continue
-            module = self._known.get(id(part))
-            if module is None or module.reference() is not part:
-                module = self._known[id(part)] = Module(weakref.ref(part), class_name(part))
-            elif module.root is not None or module is root:
-                continue  # shared with a model that was met before
+            module = self._lookup(part)
+            if module is None:
+                module = Module(weakref.ref(part), class_name(part))
+                self._known[id(part)] = module.reference, module
             elif module in self._roots:
-                self._roots.remove(module)
-                self._adopt(module, root, _clean(path))
-            module.root, module.path = root, _clean(path)
+                self._roots.remove(module)  # it ran on its own before, and is part of a larger model
+            elif module.root in self._roots and module.root is not root:
+                continue  # shared with a model that was met before
+            module.root, module.path, module.position = root, _clean(path), position
         self._add_parameters(model)
-
-    def _adopt(self, former: Module, root: Module, path: str) -> None:
-        """What ran on its own before is part of a larger model."""
-        for module in self._known.values():
-            if module.root is former:
-                module.root, module.path = root, f"{path}.{module.path}"
 
     def _add_parameters(self, model: nn.Module) -> None:
         first: dict[int, Parameter] = {}
         for part in model.modules():
-            module = self._known[id(part)]
+            module = self._lookup(part)
+            if module is None:
+                continue
             for name, tensor in part._parameters.items():
                 if tensor is None:
                     continue
@@ -261,19 +265,22 @@ class Modules:
         """Meshes that parameters lie on."""
         return list({id(mesh): mesh for mesh in self._meshes}.values())
 
+    def _all(self) -> list[Module]:
+        return list(dict.fromkeys(module for _, module in self._known.values()))
+
     def calls(self) -> dict[int, int]:
         """Calls so far, by identity of the entry."""
-        return {id(module): module.calls for module in self._known.values()}
+        return {id(module): module.calls for module in self._all()}
 
     def in_order(self) -> Iterator[Module]:
         """All modules, each model's in the order of ``named_modules``, parents before children."""
-        children: dict[int, list[Module]] = {}
-        for module in dict.fromkeys(self._known.values()):
+        parts: dict[int, list[Module]] = {}
+        for module in self._all():
             if module.root is not None:
-                children.setdefault(id(module.root), []).append(module)
+                parts.setdefault(id(module.root), []).append(module)
         for root in self._roots:
             yield root
-            yield from children.get(id(root), ())
+            yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
 
     def parameters(self) -> list[Parameter]:
         """All parameters of all models met."""

@@ -24,6 +24,7 @@ from typing import Any
 import polars as pl
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import frames, schema
@@ -180,7 +181,7 @@ class Recorder:
             self._groups.add_mesh(context.mesh)
         members = list(entry.members(args, group.size if group is not None else 1, entry.op))
         rank = dist.get_rank() if dist.is_initialized() else 0
-        batch = self._batch(context.batch, len(members))
+        batch = self._batch(context.batch, coalesced="coalesced" in raw_op)
         return [
             Event(
                 op=op,
@@ -195,7 +196,7 @@ class Recorder:
                 cause=context.cause,
                 implicit=context.implicit,
                 sources=context.sources,
-                is_async=_is_async(entry, args),
+                is_async=not context.is_blocking and _is_async(entry, args),
                 is_object=context.is_object,
                 batch=batch,
                 rank=rank,
@@ -226,13 +227,15 @@ class Recorder:
         else:
             trigger = modules.of_node(context.node)
         if owner is None and context.cause == "DDP gradient bucket":
-            owner = modules.wrapper(torch.nn.parallel.DistributedDataParallel)
+            owner = modules.wrapper(DistributedDataParallel)
+        elif isinstance(context.module, DistributedDataParallel) and not context.cause:
+            context.cause = "DDP buffers and bucket order"
         return trigger, owner
 
-    def _batch(self, position: int, members: int) -> int | None:
-        if position == 1 or (not position and members > 1):
+    def _batch(self, position: int, coalesced: bool) -> int | None:
+        if position == 1 or (coalesced and not position):
             self._batches += 1
-        return self._batches if position or members > 1 else None
+        return self._batches if position or coalesced else None
 
     def switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """A collective that the comm layer suppressed: shown, never counted as traffic."""
