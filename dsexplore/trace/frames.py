@@ -226,6 +226,19 @@ def _read_redistribute(names: dict[str, Any], op: str, backward: bool, context: 
     context.cause = f"{within}{asked} {change}"
 
 
+def calls_in_progress() -> int:
+    """How many module calls are on the stack."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        kind = _kinds.get(frame.f_code)
+        if kind is None:
+            kind = _kinds[frame.f_code] = _classify(frame.f_code)
+        calls += kind == _MODULE_CALL
+        frame = frame.f_back
+    return calls
+
+
 _names: dict[str, str] = {}
 
 

@@ -56,8 +56,8 @@ class Groups:
         """All groups met so far, with their axes."""
         groups = [group for _, group in self._groups.values()]
         self._name_axes(self._meshes.values())
-        if any(not group.axis and group.description in _WHOLE_WORLD for group in groups):
-            # A mesh axis that spans the whole world uses the default group, whose description says nothing.
+        if any(not group.mesh and _may_be_axis(group) for group in groups):
+            # Meshes are not registered anywhere: find those that no parameter and no redistribute has shown.
             self._name_axes([mesh for mesh in gc.get_objects() if type(mesh) is DeviceMesh])
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
@@ -76,6 +76,11 @@ class Groups:
         """Drop all references to process groups and meshes; descriptions stay."""
         self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
         self._meshes.clear()
+
+
+def _may_be_axis(group: Group) -> bool:
+    # An axis that spans the whole world uses the default group.
+    return group.description.startswith("mesh_") or group.description in _WHOLE_WORLD
 
 
 def _group_of(mesh: DeviceMesh, name: str) -> Any:

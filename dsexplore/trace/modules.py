@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from dsexplore.trace import placements
+from dsexplore.trace import frames, placements
 from dsexplore.trace.groups import mesh_text
 
 _KEPT_BOUNDARIES = 1_000_000
@@ -126,6 +126,9 @@ class Modules:
             # The module's own last hook: what earlier hooks communicate still belongs to the module.
             self._handles[identity] = called.register_forward_hook(_leaving, always_call=True)
         boundaries = self._boundaries
+        if module.root is None and boundaries.stack:
+            # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
+            del boundaries.stack[frames.calls_in_progress() - 1 :]
         if boundaries.top is not module or boundaries.stack[-1][1] == identity:
             module.calls += 1
         boundaries.stack.append((module, identity))

@@ -1,0 +1,43 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsexplore.units import format_bytes, format_rate, format_seconds, parse_size
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1.0 MiB"), (5 * 2**30, "5 GiB")],
+)
+def test_bytes_are_binary(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@given(st.integers(0, 2**62))
+def test_bytes_stay_short(count: int) -> None:
+    number, unit = format_bytes(count).split()
+    assert float(number) < 1024
+    assert unit[-1] == "B"
+
+
+def test_rate_names_both_units() -> None:
+    assert format_rate(2.5e9) == "2.50 GB/s (2.33 GiB/s)"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (1.5, "1.5 s"), (0.00125, "1.25 ms"), (3e-9, "3 ns")])
+def test_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GiB", 2**30), ("1 GB", 10**9), ("4k", 4096), ("512", 512), (7, 7), ("1.5 MiB", 3 * 2**19), ("2t", 2**41)],
+)
+def test_sizes_are_read(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1 parsec", "-1", "1e3", "inf", -4, "1GiBs"])
+def test_a_size_that_is_none_is_named(text: str | int) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)

@@ -1,0 +1,76 @@
+"""Every op of every communication namespace is classified, and read at the right argument."""
+
+import pytest
+import torch
+import torch.distributed._symmetric_memory  # registers symm_mem's ops
+import torch.distributed.fsdp  # registers fsdp's ops
+
+from dsexplore.trace import registry
+from dsexplore.trace.collectives import OPS
+from dsexplore.trace.substrate import KernelSubstrate  # noqa: F401  registers the functional and _dtensor ops
+
+
+def test_every_op_is_recorded_or_has_a_reason() -> None:
+    names = registry.op_names()
+    assert {name.partition("::")[0] for name in names} == set(registry.NAMESPACES)
+    unclassified = [
+        name for name in names if name not in registry.COMMUNICATION and name not in registry.NOT_COMMUNICATION
+    ]
+    assert not unclassified
+
+
+def test_no_op_is_both() -> None:
+    assert not registry.COMMUNICATION.keys() & registry.NOT_COMMUNICATION.keys()
+    assert all(reason.strip() for reason in registry.NOT_COMMUNICATION.values())
+
+
+@pytest.mark.parametrize("raw_op", sorted(registry.COMMUNICATION))
+def test_positions_agree_with_the_schema(raw_op: str) -> None:
+    if raw_op not in registry.op_names():
+        pytest.fail(f"{raw_op} is classified, but this torch does not have it")
+    entry = registry.COMMUNICATION[raw_op]
+    (schema,) = torch._C._jit_get_schemas_for_operator(raw_op)
+    names = [argument.name for argument in schema.arguments]
+    assert names[entry.group] in ("process_group", "group_name")
+    assert entry.op in OPS
+    has_async = "async_op" in names
+    assert (entry.async_op is not None) == has_async
+    if has_async:
+        assert names[entry.async_op] == "async_op"
+
+
+def test_an_op_that_nobody_described_gets_a_generic_entry() -> None:
+    entry = registry.lookup("c10d::brand_new_")
+    assert entry is not None
+    assert entry.op == "unknown:brand_new_"
+    small, large = torch.ones(2), torch.ones(3, dtype=torch.float64)
+    assert list(entry.members([[small], {"x": large}], 4, entry.op)) == [(24, large, entry.op)]
+    assert list(entry.members([1, "x"], 4, entry.op)) == [(0, None, entry.op)]
+
+
+def test_an_op_that_does_not_communicate_has_no_entry() -> None:
+    assert registry.lookup("_c10d_functional::wait_tensor") is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "message_bytes"),
+    [([2, 2], [2, 2], 4 * 3 * 4), ([4, 0], [1, 1], 4 * 3 * 4), ([1, 1], [3, 4], 7 * 3 * 4), ([], [], 4 * 3 * 4)],
+)
+def test_an_uneven_all_to_all_counts_the_larger_side(sent: list[int], received: list[int], message_bytes: int) -> None:
+    rows = sum(sent) or 4
+    entry = registry.COMMUNICATION["_c10d_functional::all_to_all_single"]
+    ((size, _, _),) = entry.members([torch.empty(rows, 3), received, sent, "0"], 2, entry.op)
+    assert size == message_bytes
+
+
+def test_an_all_to_all_that_sends_nothing_still_receives() -> None:
+    entry = registry.COMMUNICATION["_c10d_functional::all_to_all_single"]
+    ((size, _, _),) = entry.members([torch.empty(0, 3), [5, 0], [0, 0], "0"], 2, entry.op)
+    assert size == 5 * 3 * 4
+
+
+def test_a_fused_matmul_scatters_its_product() -> None:
+    entry = registry.COMMUNICATION["symm_mem::fused_matmul_reduce_scatter"]
+    left, right = torch.empty(8, 16), torch.empty(16, 32)
+    ((size, _, _),) = entry.members([left, right, "sum", 0, "0"], 4, entry.op)
+    assert size == 8 * 32 * 4

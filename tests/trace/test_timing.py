@@ -1,0 +1,78 @@
+"""Start and end come from the work itself, and nothing waits for them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dsexplore.trace import recorder
+from dsexplore.trace.recorder import Recorder, record
+from dsexplore.trace.timing import end_at_completion, timing_of
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that counts its readings."""
+    readings = count(100)
+    monkeypatch.setattr(recorder, "_recorder", Recorder(clock=lambda: next(readings)))
+
+
+@pytest.fixture
+def gloo() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("backend", "timing"),
+    [("fake", "none"), ("cpu:fake", "none"), ("gloo", "work"), ("nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda")],
+)
+def test_backends_are_measured_on_their_own_terms(backend: str, timing: str) -> None:
+    assert timing_of(backend) == timing
+
+
+@pytest.mark.usefixtures("gloo", "ticking")
+def test_works_are_timed_from_issue_to_completion() -> None:
+    with record() as trace:
+        for _ in range(2):
+            dist.all_reduce(torch.ones(4))
+    assert trace.events["start"].to_list() == [100, 102]
+    assert trace.events["end"].to_list() == [101, 103]
+    assert trace.groups["timing"].to_list() == ["work"]
+
+
+@pytest.mark.usefixtures("gloo", "ticking")
+def test_functional_collectives_are_timed_by_the_work_inside() -> None:
+    with record() as trace:
+        out = torch.distributed._functional_collectives.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+        torch.distributed._functional_collectives.wait_tensor(out)
+    assert trace.events["start"].to_list() == [100]
+    assert trace.events["end"].to_list() == [101]
+
+
+@pytest.mark.usefixtures("ticking")
+def test_a_simulation_measures_nothing() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        with record() as trace:
+            dist.all_reduce(torch.ones(4))
+    finally:
+        dist.destroy_process_group()
+    assert trace.events["start"].to_list() == [None]
+    assert trace.groups["timing"].to_list() == ["none"]
+
+
+def test_an_op_without_a_work_ends_when_it_returns() -> None:
+    @dataclass
+    class Timed:
+        start: int | None = None
+        end: int | None = None
+
+    event = Timed(start=1)
+    end_at_completion(event, None, lambda: 7)
+    assert event.end == 7
