@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
+
+if TYPE_CHECKING:
+    from dsexplore.trace.diff import TraceDiff
 
 
 @dataclass(frozen=True)
@@ -110,15 +115,77 @@ class Trace(Displayable):
     def where(self, **conditions: Any) -> Trace:
         """The events that meet all conditions, as a `Trace` with the same modules, parameters and groups.
 
-        Each condition names a column of the events and a value or a list of values. ``module="a.b*"`` matches
-        trigger or owner by shell pattern (the module itself and those inside it).
+        Each condition names a column of the events and a value or a list of values; ``None`` is null.
+        ``module="layers.0"`` matches trigger or owner by shell pattern, with or without the root's name: the module
+        itself and those inside it.
 
         Raises:
-            UsageError: no such column.
+            UsageError: no such column, no such phase or op, or a value of another type than the column's.
         """
         from dsexplore.trace.select import select
 
         return Trace(select(self.tables, conditions))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the trace and return where to: ``step.parquet`` is one file, ``trace/`` gets one file per rank.
+
+        Raises:
+            UsageError: the directory has files of ranks that this trace has not.
+        """
+        from dsexplore.trace.files import save
+
+        return save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a file, or a directory of one file per rank; no code from a file is ever run.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            TraceFileError: a file that is truncated, damaged, foreign or from a newer version.
+        """
+        from dsexplore.trace.files import load
+
+        return load(path)
+
+    @staticmethod
+    def merge(traces: Iterable[Trace]) -> Trace:
+        """One trace from those of several ranks of one recording.
+
+        Raises:
+            UsageError: none given, a rank given twice, or traces of different worlds.
+        """
+        from dsexplore.trace.files import merge
+
+        return merge(traces)
+
+    def diff(self, other: Trace) -> TraceDiff:
+        """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase."""
+        from dsexplore.trace.diff import diff
+
+        return diff(self, other)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""
+        from dsexplore.trace.exports import write_csv
+
+        return write_csv(self.tables, path)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
+        """Write a timeline for https://ui.perfetto.dev or chrome://tracing and return the path.
+
+        One process per rank, one track per group; without measured times, events stand in program order, 1 µs each.
+        A path that ends with ``.gz`` is compressed.
+        """
+        from dsexplore.trace.exports import write_perfetto
+
+        return write_perfetto(self.tables, path)
+
+    def to_torch_json(self, path: str | os.PathLike[str] = "comm_mode_log.json") -> Path:
+        """Write the module tree in the form of torch's ``CommDebugMode.generate_json_dump`` and return the path."""
+        from dsexplore.trace.torch_form import write_torch_json
+
+        return write_torch_json(self.tables, path)
 
     def by_module(self) -> pl.DataFrame:
         """Count and bytes per owner module and axis."""

@@ -1,0 +1,126 @@
+"""Traces for other tools: comma-separated values, and Chrome's trace format, which Perfetto reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import polars as pl
+
+from dsexplore.trace.atomic import writing
+from dsexplore.trace.model import Tables
+
+_SLICE = 1000
+"""Nanoseconds that an event without measured times is drawn with: one microsecond, the format's unit."""
+
+_ARGUMENTS = (
+    ("step", "seq", "raw_op", "phase", "trigger", "owner", "axis", "group", "group_size", "message_bytes")
+    + ("wire_bytes", "dtype", "shape", "implicit", "cause", "source", "is_async", "is_object", "batch")
+)  # fmt: skip
+
+
+def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
+    """The events with a header line; shapes as ``8x1024``, nulls as nothing."""
+    shape = pl.col("shape").cast(pl.List(pl.String)).list.join("x")
+    with writing(path) as partial:
+        tables.events.with_columns(shape).write_csv(partial)
+    return Path(path)
+
+
+def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
+    """A timeline: one process per rank, and in it one track per process group.
+
+    Where every event has times, they are drawn, counted from the first start (``otherData.epoch_ns``). Else
+    every event stands at its place in its rank's program order, one microsecond long, and
+    ``otherData.time`` says so. A track cannot show two events at once unless one holds the other, so a group whose
+    collectives overlap gets more tracks: each event takes the first one that is free. Worked example: starts and
+    ends (0, 10), (2, 5), (6, 12) take tracks 0, 1, 1.
+    """
+    measured = (
+        tables.events.height > 0 and tables.events.select("start", "end").null_count().sum_horizontal().item() == 0
+    )
+    events = _timed(tables.events, measured)
+    other = {
+        "time": "measured" if measured else "program order: one microsecond per event, not a duration",
+        "epoch_ns": int(tables.events["start"].min() or 0) if measured else 0,
+        "info": asdict(tables.info),
+    }
+    opener: Callable[..., Any] = gzip.open if Path(path).suffix == ".gz" else open
+    with writing(path) as partial, opener(partial, "wt", encoding="utf-8") as out:
+        out.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(other)}, "traceEvents": [\n')
+        _write_joined(out, _track_names(events, tables.groups), _slices(events))
+        out.write("\n]}\n")
+    return Path(path)
+
+
+def _write_joined(out: IO[str], *parts: Iterable[str]) -> None:
+    comma = ""
+    for part in parts:
+        for line in part:
+            out.write(comma + line)
+            comma = ",\n"
+
+
+def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
+    """The events with ``ts`` and ``dur`` in nanoseconds, and the track ``tid`` within their rank, from 1."""
+    if measured:
+        times = [pl.col("start") - pl.col("start").min(), (pl.col("end") - pl.col("start")).clip(0)]
+    else:
+        times = [pl.int_range(pl.len()).over("rank") * _SLICE, pl.lit(_SLICE, pl.Int64)]
+    events = events.with_columns(times[0].alias("ts"), times[1].alias("dur"))
+    events = events.with_columns(_lanes(events) if measured else pl.lit(0).alias("lane"))
+    tracks = events.select("rank", "group", "lane").unique().sort("rank", "group", "lane")
+    tracks = tracks.with_columns((pl.int_range(pl.len()).over("rank") + 1).alias("tid"))
+    return events.join(tracks, on=("rank", "group", "lane"), how="left", maintain_order="left")
+
+
+def _lanes(events: pl.DataFrame) -> pl.Series:
+    """For each event, the first track of its rank and group that is free when it starts."""
+    lanes = [0] * events.height
+    busy: dict[tuple[int, str], list[int]] = {}
+    ordered = events.with_row_index().sort("ts", "dur", "index")
+    for index, rank, group, start, length in ordered.select("index", "rank", "group", "ts", "dur").iter_rows():
+        until = busy.setdefault((rank, group), [])
+        lane = next((lane for lane, end in enumerate(until) if end <= start), len(until))
+        until[lane : lane + 1] = [start + length]
+        lanes[index] = lane
+    return pl.Series("lane", lanes, dtype=pl.Int64)
+
+
+def _track_names(events: pl.DataFrame, groups: pl.DataFrame) -> Iterator[str]:
+    known = {row["group"]: row for row in groups.iter_rows(named=True)}
+    for rank in events["rank"].unique().sort():
+        yield json.dumps({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
+        yield json.dumps({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
+    tracks = events.select("rank", "tid", "group", "lane").unique().sort("rank", "tid")
+    for rank, tid, group, lane in tracks.iter_rows():
+        name = _group_label(group, known.get(group)) + (f" ({lane + 1})" if lane else "")
+        yield json.dumps({"ph": "M", "pid": rank, "tid": tid, "name": "thread_name", "args": {"name": name}})
+        yield json.dumps({"ph": "M", "pid": rank, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
+
+
+def _group_label(name: str, group: dict[str, Any] | None) -> str:
+    if group is None:
+        return f"group {name}"
+    axis = f"{group['axis']} · " if group["axis"] else ""
+    return f"{axis}{group['size']} ranks · {group['backend']} · group {name}"
+
+
+def _slices(events: pl.DataFrame, at_once: int = 100_000) -> Iterator[str]:
+    slice_ = pl.struct(
+        pl.col("op").alias("name"),
+        pl.col("phase").alias("cat"),
+        pl.lit("X").alias("ph"),
+        pl.col("rank").alias("pid"),
+        pl.col("tid"),
+        (pl.col("ts") / 1000).alias("ts"),
+        (pl.col("dur") / 1000).alias("dur"),
+        pl.struct(_ARGUMENTS).alias("args"),
+    )
+    for part in events.iter_slices(at_once):
+        yield from part.select(slice_.struct.json_encode())[:, 0]

@@ -1,0 +1,257 @@
+"""Trace files: Parquet with metadata, so that any Parquet reader opens the events.
+
+One file holds one trace. Its rows are the events; its key-value metadata holds the rest:
+
+| key | value |
+|---|---|
+| ``dsexplore.format`` | the format's version, a whole number |
+| ``dsexplore.info`` | `TraceInfo` as JSON |
+| ``dsexplore.parameters``, ``.modules``, ``.groups`` | that table as Parquet, in base64 |
+
+A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
+Only Parquet and JSON are read, so loading never runs code from a file. A file is written beside its place
+and moved there when complete: readers meet the old file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dsexplore.errors import TraceFileError, UsageError
+from dsexplore.trace import schema
+from dsexplore.trace.atomic import writing
+from dsexplore.trace.merge import merge_tables, ranks_of
+from dsexplore.trace.model import Tables, Trace, TraceInfo
+
+_PREFIX = "dsexplore."
+_MAGIC = b"PAR1"
+_SIDE_TABLES = ("parameters", "modules", "groups")
+
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace: one file, or a directory with one file per rank, which are merged.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without
+            trace files, or with files that do not belong to one recording.
+    """
+    source = Path(path)
+    if source.is_dir():
+        return Trace(_read_directory(source))
+    if not source.exists():
+        raise FileNotFoundError(f"no trace at {source}: give a file that Trace.save wrote, or a directory of them")
+    return Trace(_read(source))
+
+
+def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
+    """Write a trace and return where to.
+
+    A path with a suffix, such as ``step.parquet``, becomes one file with all ranks. A directory, or a path that
+    ends with a separator or has no suffix, gets one file per rank; missing directories are made.
+
+    Raises:
+        UsageError: the directory has files of ranks that this trace has not: loading it would mix two traces.
+    """
+    target = Path(path)
+    tables = trace.tables
+    if not names_directory(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(tables, target)
+        return target
+    parts = split_ranks(tables)
+    stale = sorted(_rank_files(target) - {rank_file(rank) for rank in parts})
+    if stale:
+        raise UsageError(
+            f"{target} already has {stale[0]}, of a rank that this trace has not: save into an empty directory"
+        )
+    for rank, part in parts.items():
+        _write_rank(part, target, rank)
+    return target
+
+
+def save_recording(trace: Trace, path: str | os.PathLike[str], rank: int) -> Path:
+    """Write what this rank recorded: into its own file of a directory, or into the one file that ``path`` names."""
+    if not names_directory(path):
+        return save(trace, path)
+    return _write_rank(trace.tables, Path(path), rank)
+
+
+def check_destination(path: str | os.PathLike[str], processes: int) -> None:
+    """Refuse, before anything is recorded, a path where a recording by that many processes cannot be saved.
+
+    Raises:
+        UsageError: several processes would overwrite one file.
+    """
+    if processes > 1 and not names_directory(path):
+        raise UsageError(
+            f"save={os.fspath(path)!r} names one file, but {processes} processes record: name a directory, "
+            f"such as {str(Path(path).with_suffix(''))!r}, where each rank writes a file"
+        )
+
+
+def names_directory(path: str | os.PathLike[str]) -> bool:
+    """Whether a save to that path makes one file per rank: a directory, a path that ends with /, or no suffix."""
+    text = os.fspath(path)
+    return text.endswith(("/", os.sep)) or Path(path).is_dir() or not Path(path).suffix
+
+
+def rank_file(rank: int) -> str:
+    """The name of a rank's file in a directory: ``rank-00003.parquet``."""
+    return f"rank-{rank:05d}.parquet"
+
+
+def split_ranks(tables: Tables) -> dict[int, Tables]:
+    """A trace per rank; all of them keep the modules and groups, which have no rank."""
+    ranks = ranks_of(tables) or (0,)
+    return {
+        rank: replace(
+            tables,
+            events=tables.events.filter(pl.col("rank") == rank),
+            parameters=tables.parameters.filter(pl.col("rank") == rank),
+            info=replace(tables.info, ranks=(rank,) if ranks_of(tables) else ()),
+        )
+        for rank in ranks
+    }
+
+
+def _write_rank(tables: Tables, directory: Path, rank: int) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / rank_file(rank)
+    _write(tables, target)
+    return target
+
+
+def _rank_files(directory: Path) -> set[str]:
+    return {file.name for file in directory.glob("rank-*.parquet")}
+
+
+def _write(tables: Tables, target: Path) -> None:
+    with writing(target) as partial:
+        tables.events.write_parquet(partial, compression="zstd", metadata=_metadata(tables))
+
+
+def _metadata(tables: Tables) -> dict[str, str]:
+    side = {_PREFIX + name: _to_text(getattr(tables, name)) for name in _SIDE_TABLES}
+    return {_PREFIX + "format": str(schema.FORMAT_VERSION), _PREFIX + "info": json.dumps(asdict(tables.info)), **side}
+
+
+def _to_text(table: pl.DataFrame) -> str:
+    packed = io.BytesIO()
+    table.write_parquet(packed, compression="zstd")
+    return base64.b64encode(packed.getvalue()).decode("ascii")
+
+
+def _read_directory(source: Path) -> Tables:
+    files = sorted(source.glob("*.parquet"))
+    if not files:
+        raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
+    parts = [_read(file) for file in files]
+    try:
+        return merge_tables(parts)
+    except UsageError as error:
+        raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
+
+
+def _read(file: Path) -> Tables:
+    """One file. Whatever is wrong with it ends as a `TraceFileError` that names it."""
+    _check_frame(file)
+    metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
+    if _PREFIX + "format" not in metadata:
+        raise TraceFileError(f"{file} is a Parquet file, but not a dsexplore trace: Trace.save writes those")
+    _check_version(file, metadata[_PREFIX + "format"])
+    events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
+    side = {name: _guarded(file, lambda name=name: _from_text(metadata[_PREFIX + name])) for name in _SIDE_TABLES}
+    info = _guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
+    for name, table in (("events", events), *side.items()):
+        _check_columns(file, name, table)
+    return Tables(events=events, info=info, **side)
+
+
+def _check_frame(file: Path) -> None:
+    """Parquet's frame: it begins and ends with PAR1, and the footer it announces lies within the file."""
+    size = file.stat().st_size
+    with file.open("rb") as raw:
+        head = raw.read(4)
+        raw.seek(max(0, size - 8))
+        tail = raw.read(8)
+    if head != _MAGIC[: len(head)] or (size and not head):
+        raise TraceFileError(f"{file} is not a dsexplore trace: it is no Parquet file; Trace.save writes those")
+    if size < 12 or tail[4:] != _MAGIC or int.from_bytes(tail[:4], "little") > size - 12:
+        raise TraceFileError(f"{file} is truncated: {size} bytes without a Parquet footer; copy or record it again")
+
+
+def _check_version(file: Path, written: str) -> None:
+    if not written.isascii() or not written.isdigit():
+        raise TraceFileError(f"{file} is damaged: its format version is {written!r}; copy or record it again")
+    if int(written) > schema.FORMAT_VERSION:
+        raise TraceFileError(
+            f"{file} has trace format {written}, newer than format {schema.FORMAT_VERSION} that this dsexplore reads: "
+            "upgrade dsexplore"
+        )
+
+
+def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:
+    if dict(table.schema) != schema.TABLES[name]:
+        wrong = sorted(set(table.schema.items()) ^ set(schema.TABLES[name].items()), key=str)
+        what = f"column {wrong[0][0]!r} is missing, foreign or of another type" if wrong else "columns out of order"
+        raise TraceFileError(f"{file} is damaged: in its table {name}, {what}; copy or record it again")
+
+
+def _guarded(file: Path, read: Any) -> Any:
+    """The result of reading a part; any failure to do so means a damaged file."""
+    try:
+        return read()
+    except MemoryError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise TraceFileError(f"{file} is damaged ({reason}): copy or record it again") from error
+
+
+def _from_text(text: str) -> pl.DataFrame:
+    return pl.read_parquet(io.BytesIO(base64.b64decode(text, validate=True)))
+
+
+def info_from_json(text: str) -> TraceInfo:
+    """`TraceInfo` from JSON, each value checked for its type; a key that is not known is ignored.
+
+    Raises:
+        ValueError: not JSON, not an object, or a value of another type.
+    """
+    read = json.loads(text)
+    if not isinstance(read, dict):
+        raise ValueError("the info is not an object")
+    values: dict[str, Any] = {}
+    for field in fields(TraceInfo):
+        if field.name in read:
+            values[field.name] = _typed(field.name, read[field.name], type(getattr(TraceInfo(), field.name)))
+    return TraceInfo(**values)
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if kind is tuple:
+        member = int if name == "ranks" else str
+        if isinstance(value, list) and all(type(each) is member for each in value):
+            return tuple(value)
+    elif type(value) is kind:
+        return value
+    raise ValueError(f"the info's {name} is {value!r}")
+
+
+def merge(traces: Iterable[Trace]) -> Trace:
+    """One trace from those of several ranks of one recording; see `dsexplore.trace.merge`.
+
+    Raises:
+        UsageError: none given, a rank given twice, or traces of different worlds.
+    """
+    return Trace(merge_tables([trace.tables for trace in traces]))

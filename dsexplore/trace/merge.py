@@ -1,0 +1,105 @@
+"""One trace from the traces of several ranks.
+
+Events and parameters carry their rank and are put together, in the order of ranks. Modules and groups have
+none: what all ranks say of a module becomes one row, with the largest number of calls, and parents stay before
+children. Process groups are named by each process for itself, so two ranks may use one name for different
+groups; then the later one is renamed ``name@rank``, in its events too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.model import Tables, TraceInfo
+
+
+def ranks_of(tables: Tables) -> tuple[int, ...]:
+    """The ranks that a trace says it has, and those that its rows have, in order."""
+    seen = {*tables.info.ranks, *tables.events["rank"].unique(), *tables.parameters["rank"].unique()}
+    return tuple(sorted(rank for rank in seen if rank is not None))
+
+
+def merge_tables(parts: Sequence[Tables]) -> Tables:
+    """One content from those of several ranks.
+
+    Raises:
+        UsageError: no parts, a rank that is in two of them, or parts of different worlds.
+    """
+    if not parts:
+        raise UsageError("merge was given no traces: give one or more, each of another rank")
+    parts = sorted(parts, key=ranks_of)
+    info = _merged_info(parts)
+    if len(parts) == 1:
+        return parts[0]
+    parts = _distinct_groups(parts)
+    return Tables(
+        events=pl.concat([part.events for part in parts]),
+        parameters=pl.concat([part.parameters for part in parts]),
+        modules=merge_modules([part.modules for part in parts]),
+        groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
+        info=info,
+    )
+
+
+def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """One row per module: the largest number of calls, parents before children, siblings as first met."""
+    rows = (
+        pl.concat(tables)
+        .group_by("module", maintain_order=True)
+        .agg(pl.col("parent", "type", "depth").first(), pl.col("calls").max())
+    )
+    children: dict[str, list[int]] = {}
+    for index, parent in enumerate(rows["parent"]):
+        children.setdefault(parent, []).append(index)
+    names = rows["module"].to_list()
+    known = set(names)
+    order: list[int] = []
+    waiting = [i for parent, below in reversed(children.items()) if parent not in known for i in reversed(below)]
+    while waiting:
+        index = waiting.pop()
+        order.append(index)
+        waiting += reversed(children.get(names[index], []))
+    return rows[order]
+
+
+def _merged_info(parts: Sequence[Tables]) -> TraceInfo:
+    infos = [part.info for part in parts]
+    first = infos[0]
+    seen: set[int] = set()
+    for part in parts:
+        for rank in ranks_of(part):
+            if rank in seen:
+                raise UsageError(f"rank {rank} is in two of the traces: merge one trace per rank")
+            seen.add(rank)
+    for name in ("world_size", "mesh", "simulated"):
+        values = list(dict.fromkeys(getattr(info, name) for info in infos))
+        if len(values) > 1:
+            raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")
+    notes = list(dict.fromkeys(note for info in infos for note in info.notes))
+    versions = list(dict.fromkeys(info.torch_version for info in infos))
+    missing = first.world_size - len(seen)
+    if len(parts) > 1 and missing > 0 and not first.simulated:
+        absent = next(rank for rank in range(first.world_size) if rank not in seen)
+        notes.append(f"{missing} of {first.world_size} ranks left no trace, rank {absent} first")
+    return replace(first, ranks=tuple(sorted(seen)), torch_version=", ".join(versions), notes=tuple(notes))
+
+
+def _distinct_groups(parts: Sequence[Tables]) -> list[Tables]:
+    """The parts, with a group renamed where an earlier part has other ranks under its name."""
+    known: dict[str, list[int]] = {}
+    result = []
+    for part in parts:
+        renamed: dict[str, str] = {}
+        for name, ranks in part.groups.select("group", "ranks").iter_rows():
+            if known.setdefault(name, ranks) != ranks:
+                renamed[name] = f"{name}@{next(iter(ranks_of(part)), 0)}"
+                known[renamed[name]] = ranks
+        if renamed:
+            new = pl.col("group").replace(renamed)
+            part = replace(part, events=part.events.with_columns(new), groups=part.groups.with_columns(new))
+        result.append(part)
+    return result
