@@ -263,6 +263,17 @@ class Modules:
             shared_with=shared,
         )
 
+    def running(self) -> Module | None:
+        """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
+        stack = self._boundaries.stack
+        if stack:
+            return stack[-1]
+        return self.of_node(torch._C._current_autograd_node()) if torch._C._current_graph_task_id() != -1 else None
+
+    def in_forward(self) -> bool:
+        """Whether a module's forward runs in this thread."""
+        return bool(self._boundaries.stack)
+
     @property
     def meshes(self) -> list[Any]:
         """Meshes that parameters lie on."""

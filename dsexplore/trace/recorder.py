@@ -269,6 +269,11 @@ class Recorder:
                 recording.notes.append(message)
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+    @property
+    def modules(self) -> Modules:
+        """The modules that were met since the first open recording began."""
+        return self._modules
+
     def tables(self, recording: Recording) -> Tables:
         """The recording's content as of now."""
         groups = self._groups.described()
@@ -439,6 +444,21 @@ def record(
 def is_recording() -> bool:
     """Whether a recording is open in this process."""
     return _recorder.active
+
+
+def followed() -> list[Module]:
+    """The modules that were met while anything is recorded, parents before children."""
+    return list(_recorder.modules.in_order())
+
+
+def running_module() -> Module | None:
+    """The module that runs in this thread; in backward, the one whose forward made the running autograd node."""
+    return _recorder.modules.running()
+
+
+def is_in_forward() -> bool:
+    """Whether a module's forward runs in this thread, of its own or as recomputation."""
+    return _recorder.modules.in_forward()
 
 
 def note_switched_off(op: str, process_group: Any, comm_switch: str) -> None:
