@@ -1,0 +1,1 @@
+"""Where a program runs: here, on N simulated ranks, or on N local processes."""

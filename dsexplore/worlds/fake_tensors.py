@@ -1,0 +1,143 @@
+"""What torch needs changed so that a program runs on fake tensors: those with shapes, but without memory.
+
+Measured on torch 2.13, where under ``FakeTensorMode``
+
+* making and slicing a `DeviceMesh` raises, because it reads values of its rank table: here it steps out of
+  the mode for that moment;
+* ``module.to(dtype)`` raises, because a parameter cannot be swapped while the mode refers to it: here the
+  parameter takes the new data and stays the same object, as on real tensors;
+* ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks
+  are made when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, overload
+
+import torch
+import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dsexplore.worlds.patches import Patches
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MESH_METHODS = (
+    "__init__",
+    "__getitem__",
+    "__repr__",
+    "__setstate__",
+    "_concatenate",
+    "_flatten",
+    "_get_all_submeshes",
+    "_unflatten",
+    "from_group",
+)
+
+
+def outside_fake_mode(function: F) -> F:
+    """That function, run outside a `FakeTensorMode` where one is entered."""
+
+    @wraps(function)
+    def real(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return real  # type: ignore[return-value]  # wraps keeps the signature
+
+
+def patch_meshes(patches: Patches) -> None:
+    """Let a `DeviceMesh` step out of the fake mode wherever it reads its rank table."""
+    for name in _MESH_METHODS:
+        method = vars(DeviceMesh).get(name)
+        if isinstance(method, staticmethod):
+            patches.attribute(DeviceMesh, name, staticmethod(outside_fake_mode(method.__func__)))
+        elif method is not None:
+            patches.attribute(DeviceMesh, name, outside_fake_mode(method))
+    table = DeviceMesh.mesh
+    assert isinstance(table, property)
+    assert table.fget is not None
+    patches.attribute(DeviceMesh, "mesh", property(outside_fake_mode(table.fget), doc=table.__doc__))
+
+
+def patch_conversion(patches: Patches) -> None:
+    """Let ``module.to`` and its kin convert fake parameters in place."""
+    original = nn.Module._apply
+
+    def apply(module: nn.Module, function: Callable[..., Any], recurse: bool = True) -> nn.Module:
+        fakes: dict[str, Any] = {name: p for name, p in module._parameters.items() if isinstance(p, FakeTensor)}
+        try:
+            for name in fakes:
+                module._parameters[name] = None
+            original(module, function, recurse)  # type: ignore[no-untyped-call]  # torch's is not typed
+        finally:
+            module._parameters.update(fakes)
+        for name, parameter in fakes.items():
+            module._parameters[name] = _converted(parameter, function)
+        return module
+
+    patches.attribute(nn.Module, "_apply", apply)
+
+
+def _converted(parameter: FakeTensor, function: Callable[..., Any]) -> nn.Parameter:
+    """The same parameter with new data; or, as torch does it, a new one where it comes from another world (meta)."""
+    with torch.no_grad():
+        data = function(parameter)
+        grad = None if parameter.grad is None else function(parameter.grad)
+    kept: Any = parameter
+    if torch._has_compatible_shallow_copy_type(parameter, data):
+        parameter.grad = None
+        parameter.data = data
+        parameter.fake_device = data.fake_device
+    else:
+        kept = nn.Parameter(data, parameter.requires_grad)
+    kept.grad = grad
+    return kept  # type: ignore[no-any-return]  # a FakeTensor that is a Parameter
+
+
+class Chunks(Sequence[torch.Tensor]):
+    """What ``torch.chunk`` gives, padded with empty tensors to a number of chunks, each made when asked for."""
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+        self._length = -(-tensor.size(dim) // count)  # of each but the last; 0 where the dim is empty
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        position = range(self._count)[index]
+        size = self._tensor.size(self._dim)
+        start = position * self._length
+        if start >= size > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._length, size - start))
+
+
+def patch_sharding(patches: Patches) -> None:
+    """Let ``fully_shard`` make only the chunks that this rank keeps."""
+    patches.attribute(fsdp_param, "_chunk_with_empty", Chunks)
+
+
+@contextmanager
+def fake_mode() -> Iterator[FakeTensorMode]:
+    """A `FakeTensorMode` that can be left even if the user's program entered a mode and did not leave it."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.__enter__()
+    try:
+        yield mode
+    finally:
+        if mode in _get_current_dispatch_mode_stack():
+            mode.__exit__(None, None, None)

@@ -1,0 +1,207 @@
+"""`simulate`: one process plays one rank of a world of N, and nothing is sent.
+
+Requirements on this module:
+
+* the world is torch's own: the mesh is torch's `DeviceMesh`, the groups are torch's "fake" backend, so TP, SP,
+  FSDP2, DDP and their combinations run unchanged, and what they communicate is what they would;
+* a training script that sets up its group itself gets the simulated one (``takeover``);
+* groups have names that no other world has, so a model of a closed world can never use the next one, and says
+  so when used (``closed``);
+* opening and closing take all or nothing, and closing takes everything back on success, exception and Ctrl-C:
+  groups, modes, patches, ``sys.excepthook``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.tensor._random as tensor_random
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds import closed, fake_tensors
+from dsexplore.worlds.ddp import patch_ddp
+from dsexplore.worlds.interrupts import uninterrupted
+from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.spec import resolve
+from dsexplore.worlds.takeover import Takeover
+
+_numbers = count(1)
+_current: World | None = None
+
+
+def current_world() -> World | None:
+    """The simulated world that is open now, or None."""
+    return _current
+
+
+@contextmanager
+def simulate(
+    world_size: int | None = None,
+    mesh: str | Mapping[str, int] | None = None,
+    rank: int = 0,
+    fake: bool = False,
+) -> Iterator[DeviceMesh]:
+    """Open a simulated world for the block, and give its device mesh.
+
+    This process plays one rank: collectives are issued, and can be traced, but nothing is sent. So counts, bytes,
+    groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
+
+    Args:
+        world_size: number of ranks; may be left out where ``mesh`` tells.
+        mesh: the axes, outermost first: ``"dp=2,tp=4"``, or a mapping. Without one the mesh has a single axis
+            without a name.
+        rank: the rank to play.
+        fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
+
+    Yields:
+        A CPU ``torch.distributed.device_mesh.DeviceMesh`` over all ranks.
+
+    Raises:
+        UsageError: the numbers do not fit together, or a process group is there already.
+    """
+    world = World(world_size, mesh, rank, fake)
+    try:
+        yield world.open()
+    finally:
+        world.close()
+
+
+class World:
+    """One simulated world; `simulate` is its usual form, `open` and `close` are for who cannot use a block.
+
+    Attributes:
+        size: number of ranks.
+        spec: the mesh that the user named.
+        rank: the rank that this process plays.
+        fake: whether tensors are fake.
+    """
+
+    def __init__(
+        self,
+        world_size: int | None = None,
+        mesh: str | Mapping[str, int] | None = None,
+        rank: int = 0,
+        fake: bool = False,
+    ) -> None:
+        self.size, self.spec = resolve(world_size, mesh, rank)
+        self.rank, self.fake = rank, fake
+        self._exit = ExitStack()
+        self._watch = closed.Watch()
+
+    def __str__(self) -> str:
+        ranks = f"{self.size} rank{'s' if self.size > 1 else ''}"
+        return f"{ranks} ({self.spec})" if self.spec.axes else ranks
+
+    def open(self) -> DeviceMesh:
+        """Set the world up, and return its mesh.
+
+        Raises:
+            UsageError: a process group is there already.
+        """
+        with uninterrupted():
+            _refuse_second(self)
+            try:
+                return self._open()
+            except BaseException:
+                self._exit.close()
+                raise
+
+    def _open(self) -> DeviceMesh:
+        global _current
+        _current = self
+        self._exit.callback(_forget)
+        patches = Patches()
+        self._exit.callback(patches.undo)
+        takeover = Takeover(patches, self.size, str(self))
+        self._patch(patches)
+        self._exit.callback(_clear_caches)
+        self._exit.callback(self._destroy, takeover)
+        takeover.initialise("fake", store=FakeStore(), rank=self.rank, world_size=self.size)
+        mesh = device_mesh.init_device_mesh(
+            "cpu", self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
+        )
+        if self.fake:
+            self._exit.enter_context(fake_tensors.fake_mode())
+        return mesh
+
+    def close(self) -> None:
+        """Take everything back; a second call does nothing."""
+        with uninterrupted():
+            self._exit.close()
+
+    def __enter__(self) -> DeviceMesh:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _patch(self, patches: Patches) -> None:
+        number = next(_numbers)
+        patches.function(c10d._process_group_name, partial(_name_groups, number))
+        patches.callback(_restore_excepthook, sys.excepthook)
+        patches.attribute(tensor_random, "_rng_tracker", tensor_random._rng_tracker)
+        fake_tensors.patch_meshes(patches)
+        fake_tensors.patch_sharding(patches)
+        if self.fake:
+            fake_tensors.patch_conversion(patches)
+        self._watch.install(patches)
+        patch_ddp(patches, self._watch.module, self.fake)
+
+    def _destroy(self, takeover: Takeover) -> None:
+        if dist.is_initialized():
+            takeover.destroy()
+        self._watch.close(str(self))
+
+
+def _forget() -> None:
+    global _current
+    _current = None
+
+
+def _refuse_second(world: World) -> None:
+    if _current is not None:
+        raise UsageError(
+            f"a simulated world of {_current} is open: close it first (leave its block, or %commtrace --close), "
+            "or use it as it is"
+        )
+    if dist.is_initialized():
+        raise UsageError(
+            f"a process group of {dist.get_world_size()} ranks (backend {dist.get_backend()}) is initialised already, "
+            f"so no world of {world} can be simulated: call torch.distributed.destroy_process_group() first, "
+            "or record that group with a bare commtrace"
+        )
+
+
+def _name_groups(number: int, original: Callable[..., str]) -> Callable[..., str]:
+    return lambda *args, **kwargs: closed.GROUP_NAME.format(number=number, name=original(*args, **kwargs))
+
+
+def _restore_excepthook(before: Any) -> None:
+    if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
+        sys.excepthook = before
+
+
+def _clear_caches() -> None:
+    """Let go of the meshes that DTensor's caches hold."""
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # torch's is not typed
+    clear_redistribute_planner_cache()
+    _gen_transform_infos.cache_clear()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()

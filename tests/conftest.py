@@ -1,0 +1,121 @@
+"""What holds for every test: nothing that it opened is open afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+HOOK_OWNERS = ("torch.nn.modules.module", "torch.optim.optimizer")
+OF_PYTHON = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+SLOW = {"children", "temporary files"}
+"""What a process that was told to end may still hold for a moment."""
+PATCHED = (
+    (dist, ("init_process_group", "destroy_process_group")),
+    (torch.distributed.device_mesh, ("init_device_mesh",)),
+    (torch.distributed.device_mesh.DeviceMesh, ("__init__", "__getitem__")),
+    (torch.nn.Module, ("_apply", "__call__")),
+    (torch.nn.parallel.DistributedDataParallel, ("__init__", "forward")),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests a folder for temporary files of their own, so that what they leave there can be seen."""
+    folder = tempfile.mkdtemp(prefix="dsexplore-tests-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Compare what torch and this process hold before and after a test."""
+    before = held()
+    yield
+    left = differences(before)
+    deadline = time.monotonic() + 2
+    while left and left.keys() <= SLOW and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = differences(before)
+    assert not left, f"left behind by this test (before, after): {left}"
+
+
+def differences(before: dict[str, Any]) -> dict[str, Any]:
+    """What is held now and was not before, or the other way round."""
+    after = held()
+    return {what: (before[what], after[what]) for what in after if before[what] != after[what]}
+
+
+def held() -> dict[str, Any]:
+    """Everything that a part of dsexplore may open or change, by a description of it."""
+    return {
+        "dispatch modes": [*map(repr, _get_current_dispatch_mode_stack())],
+        "function modes": [*map(repr, _get_current_function_mode_stack())],
+        "global hooks": global_hooks(),
+        "kernels": {name: torch._C._dispatch_dump(name) for name in communication_ops()},
+        "process groups": [group.group_name for group in c10d._world.pg_map],
+        "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
+        "excepthook": sys.excepthook,
+        "children": child_processes(),
+        "temporary files": temporary_files(),
+    }
+
+
+def global_hooks() -> dict[str, list[Any]]:
+    """The hooks on every module and on every optimizer, by the registry that holds them."""
+    registries = {
+        f"{owner}.{name}": registry
+        for owner in HOOK_OWNERS
+        for name, registry in vars(import_module(owner)).items()
+        if name.startswith("_global_") and isinstance(registry, dict)
+    }
+    return {name: list(registry.values()) for name, registry in registries.items()}
+
+
+def communication_ops() -> list[str]:
+    """All communication ops that the dispatcher knows."""
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.split("::")[0] in COMMUNICATION]
+
+
+def code_of(function: Any) -> Any:
+    """What runs when that function is called, through decorators."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function.__code__
+
+
+def child_processes() -> set[str]:
+    """Children of this process that run; multiprocessing's own two helpers stay for the life of the process."""
+    pids = {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
+    commands = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in pids}
+    return {f"{pid} {text}" for pid, text in commands.items() if text and not any(own in text for own in OF_PYTHON)}
+
+
+def temporary_files() -> set[str]:
+    """What stands at the top of the folder for temporary files; pytest's and the compiler's caches are theirs."""
+    return {
+        e.name for e in Path(tempfile.gettempdir()).iterdir() if not e.name.startswith(("pytest-of-", "torchinductor_"))
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""  # it ended meanwhile
