@@ -123,6 +123,11 @@ class Context:
     sources: list[tuple[str, int]] = field(default_factory=list)
 
 
+def mark_ddp_hook(hook: CodeType) -> None:
+    """Tell that what this code sends are DDP's gradient buckets."""
+    _kinds[hook] = _DDP_HOOK
+
+
 def look(depth: int) -> Context:
     """Read the stack above the caller.
 
