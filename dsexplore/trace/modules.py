@@ -265,9 +265,8 @@ class Modules:
 
     def running(self) -> Module | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
-        stack = self._boundaries.stack
-        if stack:
-            return stack[-1]
+        if self._boundaries.top is not None:
+            return self._boundaries.top
         return self.of_node(torch._C._current_autograd_node()) if torch._C._current_graph_task_id() != -1 else None
 
     def in_forward(self) -> bool:

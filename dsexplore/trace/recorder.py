@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -29,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.errors import UsageError
 from dsexplore.trace import frames, schema
 from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.groups import Group, Groups
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
@@ -425,6 +425,9 @@ def record(
     """
     if stack_depth < 1:
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if save is not None:
+        check_destination(save, dist.get_world_size() if dist.is_initialized() else 1)
     recording = Recording(stack_depth, simulated, mesh_spec, {})
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
     _recorder.open(recording)
@@ -436,9 +439,7 @@ def record(
     finally:
         trace.finish(_recorder.close(recording))
         if save is not None:
-            from dsexplore.trace.files import save_rank
-
-            save_rank(trace, Path(save))
+            save_recording(trace, save, rank)
 
 
 def is_recording() -> bool:

@@ -158,9 +158,9 @@ def module_tree(tables: Tables) -> dict[str, Node]:
         parent = around[-1] if around else GLOBAL
         tree[name] = Node(name, len(around) + 1, f"class '{kind}'", parents={GLOBAL, *around})
         tree[parent].children.append(name)
-    for module, name, placements in tables.parameters.select("module", "name", "placements").unique(
-        maintain_order=True
-    ).iter_rows():
+    for module, name, placements in (
+        tables.parameters.select("module", "name", "placements").unique(maintain_order=True).iter_rows()
+    ):
         if placements and module in tree:
             tree[module].placements[name.removeprefix(f"{module}.")] = long_placements(placements)
     return tree

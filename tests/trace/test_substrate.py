@@ -8,18 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.trace import recorder, registry
 from dsexplore.trace.recorder import Recorder, record
 from dsexplore.trace.substrate import KernelSubstrate, ModeSubstrate
+from dsexplore.worlds.simulate import simulate
 
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
+    with simulate(world_size=4):
+        yield
 
 
 def dispatcher_state() -> dict[str, str]:
@@ -96,7 +95,7 @@ def test_results_are_those_of_the_original() -> None:
 
 def test_a_collective_that_fails_is_no_traffic() -> None:
     with record() as trace, pytest.raises((RuntimeError, ValueError)):
-        torch.ops._c10d_functional.all_reduce(torch.ones(2), "no such reduction", "0")
+        torch.ops._c10d_functional.all_reduce(torch.ones(2), "no such reduction", dist.group.WORLD)
     assert len(trace) == 0
 
 

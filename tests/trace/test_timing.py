@@ -1,5 +1,6 @@
 """Start and end come from the work itself, and nothing waits for them."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -7,11 +8,11 @@ from itertools import count
 import pytest
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.trace import recorder
 from dsexplore.trace.recorder import Recorder, record
 from dsexplore.trace.timing import end_at_completion, timing_of
+from dsexplore.worlds.simulate import simulate
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gloo() -> Iterator[None]:
+def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -57,12 +59,8 @@ def test_functional_collectives_are_timed_by_the_work_inside() -> None:
 
 @pytest.mark.usefixtures("ticking")
 def test_a_simulation_measures_nothing() -> None:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    try:
-        with record() as trace:
-            dist.all_reduce(torch.ones(4))
-    finally:
-        dist.destroy_process_group()
+    with simulate(world_size=4), record() as trace:
+        dist.all_reduce(torch.ones(4))
     assert trace.events["start"].to_list() == [None]
     assert trace.groups["timing"].to_list() == ["none"]
 
