@@ -80,6 +80,9 @@ _FSDP_REASONS = {
     "finalize_backward": "post_backward",
 }
 
+Source = tuple[str, int]
+"""File and line."""
+
 _kinds: dict[CodeType, int] = {}
 
 
@@ -120,7 +123,7 @@ class Context:
     mesh: Any = None
     node: Any = None
     """The autograd node that is running, in backward."""
-    sources: list[tuple[str, int]] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
 
 
 def mark_ddp_hook(hook: CodeType) -> None:
@@ -231,6 +234,20 @@ def _read_redistribute(names: dict[str, Any], op: str, backward: bool, context: 
     context.cause = f"{within}{asked} {change}"
 
 
+def call_site() -> Source | None:
+    """The user's line that is running, innermost."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        kind = _kinds.get(code)
+        if kind is None:
+            kind = _kinds[code] = _classify(code)
+        if kind == _USER:
+            return code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
 def calls_in_progress() -> int:
     """How many module calls are on the stack."""
     calls = 0
@@ -247,7 +264,7 @@ def calls_in_progress() -> int:
 _names: dict[str, str] = {}
 
 
-def source_text(sources: list[tuple[str, int]]) -> str:
+def source_text(sources: list[Source]) -> str:
     """``"train.py:12"``, outermost last, joined by `` ← ``."""
     return " ← ".join(f"{file_name(file)}:{line}" for file, line in sources)
 

@@ -26,6 +26,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from dsexplore.trace import frames, placements
+from dsexplore.trace.frames import Source
 from dsexplore.trace.groups import mesh_text
 
 _KEPT_BOUNDARIES = 1_000_000
@@ -75,10 +76,11 @@ class _Boundaries(threading.local):
     """Per thread: the modules being called, and where in autograd's numbering each began and ended."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Module, int]] = []
-        """With the identity of the object called: a module, or a wrapper that is no part of its name."""
+        self.stack: list[tuple[Module, int, Source | None]] = []
+        """With the identity of the object called (a module, or a wrapper around it), and from where."""
         self.numbers: list[int] = []
         self.modules: list[Module | None] = []
+        self.sites: list[Source | None] = []
 
     @property
     def top(self) -> Module | None:
@@ -87,8 +89,10 @@ class _Boundaries(threading.local):
     def mark(self) -> None:
         self.numbers.append(_get_sequence_nr())
         self.modules.append(self.top)
+        self.sites.append(self.stack[-1][2] if self.stack else None)
         if len(self.numbers) > _KEPT_BOUNDARIES:
-            del self.numbers[: _KEPT_BOUNDARIES // 2], self.modules[: _KEPT_BOUNDARIES // 2]
+            half = _KEPT_BOUNDARIES // 2
+            del self.numbers[:half], self.modules[:half], self.sites[:half]
 
 
 @dataclass
@@ -131,14 +135,14 @@ class Modules:
             del boundaries.stack[frames.calls_in_progress() - 1 :]
         if boundaries.top is not module or boundaries.stack[-1][1] == identity:
             module.calls += 1
-        boundaries.stack.append((module, identity))
+        boundaries.stack.append((module, identity, frames.call_site()))
         boundaries.mark()
 
     def leave(self, called: nn.Module) -> None:
         """A forward ended, with or without an exception."""
         stack = self._boundaries.stack
         identity = id(called)
-        if any(entered == identity for _, entered in stack):
+        if any(entered == identity for _, entered, _ in stack):
             while stack.pop()[1] != identity:
                 pass
         self._boundaries.mark()
@@ -151,24 +155,25 @@ class Modules:
         reference, module = self._known.get(id(wanted), (None, None))
         return module if reference is not None and reference() is wanted else None
 
-    def of_node(self, node: Any) -> Module | None:
-        """The module whose forward made that autograd node."""
+    def of_node(self, node: Any) -> tuple[Module | None, Source | None]:
+        """The module whose forward made that autograd node, and the user's line that called it."""
         if node is None:
-            return None
+            return None, None
         variable = getattr(node, "variable", None)
         if variable is not None:
-            return self._holder(variable)
+            return self._holder(variable), None
         boundaries = self._boundaries
         position = bisect_right(boundaries.numbers, node._sequence_nr()) - 1
-        return boundaries.modules[position] if position >= 0 else None
+        return (boundaries.modules[position], boundaries.sites[position]) if position >= 0 else (None, None)
 
-    def note_node(self, module: Module) -> None:
+    def note_node(self, module: Module, site: Source | None) -> None:
         """The autograd node made last belongs to that module: for one that runs compiled, out of sight of hooks."""
         boundaries = self._boundaries
         if boundaries.top is module:
             return
         boundaries.numbers.append(_get_sequence_nr() - 1)
         boundaries.modules.append(module)
+        boundaries.sites.append(site)
         boundaries.mark()
 
     def _holder(self, variable: torch.Tensor) -> Module | None:
@@ -191,7 +196,7 @@ class Modules:
                 module = self.find(inner)
                 self._known[id(wanted)] = weakref.ref(wanted), module
                 return module
-            for caller, _ in self._boundaries.stack[:1]:
+            for caller, _, _ in self._boundaries.stack[:1]:
                 root = caller.root or caller
                 model = root.reference()
                 if model is not None and any(part is wanted for part in model.modules()):
@@ -267,7 +272,9 @@ class Modules:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
         if self._boundaries.top is not None:
             return self._boundaries.top
-        return self.of_node(torch._C._current_autograd_node()) if torch._C._current_graph_task_id() != -1 else None
+        if torch._C._current_graph_task_id() == -1:
+            return None
+        return self.of_node(torch._C._current_autograd_node())[0]
 
     def in_forward(self) -> bool:
         """Whether a module's forward runs in this thread."""

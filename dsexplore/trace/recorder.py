@@ -52,7 +52,7 @@ class Event:
     owner: Module | None
     cause: str
     implicit: bool
-    sources: list[tuple[str, int]]
+    sources: list[frames.Source]
     is_async: bool
     is_object: bool
     batch: int | None
@@ -223,9 +223,11 @@ class Recorder:
         if context.module is not None:
             trigger: Module | None = modules.find(context.module)
             if trigger is not None and trigger.calls == 0:
-                modules.note_node(trigger)
+                modules.note_node(trigger, context.sources[0] if context.sources else None)
         else:
-            trigger = modules.of_node(context.node)
+            trigger, site = modules.of_node(context.node)
+            if site is not None:
+                context.sources.insert(0, site)  # loss.backward() alone would tell nothing
         if owner is None and context.cause == "DDP gradient bucket":
             owner = modules.wrapper(DistributedDataParallel)
         elif isinstance(context.module, DistributedDataParallel) and not context.cause:

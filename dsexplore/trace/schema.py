@@ -38,7 +38,8 @@ EVENTS: dict[str, pl.DataType] = {
     "shape": pl.List(pl.Int64()),  # of the tensor that message_bytes counts; see collectives.py
     "implicit": pl.Boolean(),  # a DTensor redistribute that the program did not ask for
     "cause": pl.String(),  # DTensor op or redistribute with placements "S(0)→R", FSDP's reason, …; "" unknown
-    "source": pl.String(),  # "file:line" of the user's frame, deepest first, joined by " ← "
+    "source": pl.String(),  # "file:line" of the user's frames, innermost first, joined by " ← "; in backward the first
+    # one is the line of the forward that called the trigger
     "is_async": pl.Boolean(),
     "is_object": pl.Boolean(),  # part of an object collective (all_gather_object and friends)
     "batch": pl.Int64(),  # members of one coalesced call share it; null outside one

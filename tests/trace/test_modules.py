@@ -128,7 +128,7 @@ def node_names(modules: Modules, output: torch.Tensor) -> list[str]:
         node = nodes.pop(0)
         if node is None or type(node).__name__ == "AccumulateGrad":
             continue
-        module = modules.of_node(node)
+        module, _ = modules.of_node(node)
         names.append(f"{node.name().removesuffix('Backward0')} {module.name if module else '-'}")
         nodes.extend(parent for parent, _ in node.next_functions)
     return names
@@ -145,7 +145,7 @@ def test_autograd_nodes_belong_to_the_module_that_made_them(modules: Modules) ->
 def test_a_gradient_accumulator_belongs_to_the_holder_of_its_parameter(modules: Modules) -> None:
     model = Model(1)
     accumulator = (model(torch.ones(1, 4))).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    found = modules.of_node(accumulator)
+    found, _ = modules.of_node(accumulator)
     assert found is not None
     assert found.name == "Model.layers.0.down"
 
@@ -226,3 +226,14 @@ def test_outputs_are_not_replaced(modules: Modules) -> None:
 
     tensor = torch.ones(1)
     assert Several()(tensor)[0] is tensor
+
+
+def test_a_node_knows_the_line_that_called_its_module(modules: Modules) -> None:
+    block = Block()
+    lines = []
+    for out in (block(torch.ones(1, 4)), block(torch.ones(1, 4))):
+        _, site = modules.of_node(out.grad_fn)
+        assert site is not None
+        assert site[0] == __file__
+        lines.append(site[1])
+    assert lines[0] == Block.forward.__code__.co_firstlineno + 1
