@@ -83,7 +83,16 @@ _FSDP_REASONS = {
 Source = tuple[str, int]
 """File and line."""
 
-_kinds: dict[CodeType, int] = {}
+_kinds: dict[int, int] = {}
+"""By the identity of a code object: hashing one reads all of its bytecode."""
+_classified: list[CodeType] = []
+"""Keeps those identities from being used again."""
+
+
+def _kind(code: CodeType) -> int:
+    kind = _kinds[id(code)] = _classify(code)
+    _classified.append(code)
+    return kind
 
 
 def _classify(code: CodeType) -> int:
@@ -128,7 +137,8 @@ class Context:
 
 def mark_ddp_hook(hook: CodeType) -> None:
     """Tell that what this code sends are DDP's gradient buckets."""
-    _kinds[hook] = _DDP_HOOK
+    _kinds[id(hook)] = _DDP_HOOK
+    _classified.append(hook)
 
 
 def look(depth: int) -> Context:
@@ -150,9 +160,9 @@ def look(depth: int) -> Context:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        kind = _kinds.get(code)
+        kind = _kinds.get(id(code))
         if kind is None:
-            kind = _kinds[code] = _classify(code)
+            kind = _kind(code)
         if kind == _USER:
             if len(context.sources) < depth:
                 context.sources.append((code.co_filename, frame.f_lineno))
@@ -239,9 +249,9 @@ def call_site() -> Source | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        kind = _kinds.get(code)
+        kind = _kinds.get(id(code))
         if kind is None:
-            kind = _kinds[code] = _classify(code)
+            kind = _kind(code)
         if kind == _USER:
             return code.co_filename, frame.f_lineno
         frame = frame.f_back
@@ -253,9 +263,9 @@ def calls_in_progress() -> int:
     calls = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        kind = _kinds.get(frame.f_code)
+        kind = _kinds.get(id(frame.f_code))
         if kind is None:
-            kind = _kinds[frame.f_code] = _classify(frame.f_code)
+            kind = _kind(frame.f_code)
         calls += kind == _MODULE_CALL
         frame = frame.f_back
     return calls
