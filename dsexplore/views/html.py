@@ -1,1 +1,120 @@
-"""What every static view shares: escaping, theme, ids that depend on content, and the page around a fragment."""
+"""What every static view shares: escaping, theme, ids that depend on content, and the page around a fragment.
+
+The demands on every fragment:
+
+* complete without JavaScript, kernel or network, and readable as text where a renderer strips the style;
+* names are data: they are escaped, isolated for writing direction, and cut when they are absurdly long;
+* light and dark follow the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme;
+* colour never stands alone: a letter or a hatch says the same (Okabe-Ito palette);
+* the same content gives the same bytes, ids included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from collections.abc import Iterable
+
+LONGEST_NAME = 160
+"""Characters of a name that are shown; a longer one loses its middle."""
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+STYLE = """
+.dsx{--dsx-fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText));
+--dsx-bg:var(--jp-layout-color0,var(--vscode-editor-background,Canvas));
+--dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);
+--dsx-dim:color-mix(in srgb,var(--dsx-fg) 68%,var(--dsx-bg));
+--dsx-shade:color-mix(in srgb,var(--dsx-fg) 6%,transparent);
+--dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,#0072b2));
+--dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace));
+color:var(--dsx-fg);background:var(--dsx-bg);
+font:13px/1.45 var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
+max-width:100%;text-align:left}
+.dsx *{box-sizing:border-box}
+.dsx p,.dsx h4{margin:.3em 0;font-size:inherit}
+.dsx .dim{color:var(--dsx-dim)}
+.dsx .scroll{overflow-x:auto;max-width:100%}
+.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
+.dsx summary{cursor:pointer}
+.dsx :focus-visible{outline:2px solid var(--dsx-focus);outline-offset:-2px}
+.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0}
+.dsx th,.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
+background:none;color:inherit;white-space:nowrap}
+.dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
+.dsx .l{text-align:left}
+.dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
+.dsx tr:hover>td{background:var(--dsx-shade)}
+"""
+
+
+def escape(text: object, longest: int = LONGEST_NAME) -> str:
+    """Text made safe for an element or a quoted attribute; control characters become ``�``.
+
+    Args:
+        text: any name or message.
+        longest: characters kept; of a longer text the middle is replaced by ``…``. 0 keeps all.
+    """
+    plain = _UNPRINTABLE.sub("�", str(text))
+    if longest and len(plain) > longest:
+        head = longest * 2 // 3
+        plain = f"{plain[:head]}…{plain[len(plain) - (longest - head - 1) :]}"
+    return html.escape(plain, quote=True)
+
+
+def name(text: object, longest: int = LONGEST_NAME) -> str:
+    """An escaped name whose writing direction does not spill into what stands beside it."""
+    return f"<bdi>{escape(text, longest)}</bdi>"
+
+
+def plain(text: object, longest: int = LONGEST_NAME) -> str:
+    """A name for ``text/plain``: on one line, without control characters, cut as in `escape`."""
+    return html.unescape(escape(" ".join(str(text).split()), longest))
+
+
+def content_id(*parts: object) -> str:
+    """An id that depends on the content alone, so that two runs of a notebook give the same HTML."""
+    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode("utf-8", "replace"))
+    return f"dsx-{digest.hexdigest()[:12]}"
+
+
+def fragment(body: str, style: str = "") -> str:
+    """The root element of a view, with the shared style and the view's own."""
+    return f'<div class="dsx"><style>{_squeeze(STYLE + style)}</style>{body}</div>'
+
+
+def table(
+    head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,), wrap: Iterable[int] = ()
+) -> str:
+    """An HTML table of cells that are HTML already.
+
+    Args:
+        head: column titles, plain text.
+        rows: cells, escaped by the caller.
+        left: columns set flush left; the others are numbers.
+        wrap: columns (flush left) whose text may break into lines.
+    """
+    kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
+    titles = "".join(f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' for i, title in enumerate(head))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kinds.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def page(title: str, body: str) -> str:
+    """One self-contained HTML document around a fragment: nothing is fetched, nothing runs."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">'
+        f"<title>{escape(title)}</title>"
+        "<style>:root{color-scheme:light dark}body{margin:16px;background:Canvas}</style>"
+        f"</head><body>{body}</body></html>\n"
+    )
+
+
+def _squeeze(css: str) -> str:
+    return re.sub(r"\s*\n\s*", "", css)

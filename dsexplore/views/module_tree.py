@@ -1,0 +1,214 @@
+"""The module tree of a trace as arrays: who owns how many collectives and bytes, alone and with its children.
+
+Every event is booked on its owner (the module whose parameters move, else the one that was running). Rows are
+in preorder, so a subtree is the slice ``[i, ends[i])`` and each total a difference of two prefix sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.trace import schema
+from dsexplore.trace.model import Tables
+
+OUTSIDE = "(outside any module)"
+"""The label of what was sent while no module ran."""
+
+NO_AXIS = "no axis"
+"""The label of groups that are no axis of a mesh."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ModuleTree:
+    """n modules in preorder; arrays have n rows."""
+
+    names: list[str]
+    """Fully qualified; ``""`` is what ran outside any module."""
+    labels: list[str]
+    """The name less the parent's."""
+    types: list[str]
+    parents: Ints
+    """Row of the parent, −1 for a root."""
+    depths: Ints
+    ends: Ints
+    """One past the last row of the subtree."""
+    calls: Ints
+    axes: list[str]
+    """Axes in the events, most bytes first; `NO_AXIS` stands for none."""
+    own_counts: Ints
+    """(n, phases) collectives, summed over the recorded ranks."""
+    own_phase_bytes: Ints
+    """(n, phases) message bytes."""
+    own_axis_bytes: Ints
+    """(n, axes) message bytes."""
+    own_wire_bytes: Ints
+    own_local_bytes: Ints
+    """Parameters that one rank holds: the largest of the recorded ranks; shared ones counted once."""
+    own_global_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def children(self, row: int) -> list[int]:
+        """Rows of the direct children, in order."""
+        found, at = [], row + 1
+        while at < self.ends[row]:
+            found.append(at)
+            at = int(self.ends[at])
+        return found
+
+    @property
+    def roots(self) -> list[int]:
+        """Rows without a parent."""
+        return [int(i) for i in np.flatnonzero(self.parents < 0)]
+
+    @cached_property
+    def counts(self) -> Ints:
+        """(n, phases) with children."""
+        return self._with_children(self.own_counts)
+
+    @cached_property
+    def phase_bytes(self) -> Ints:
+        """(n, phases) with children."""
+        return self._with_children(self.own_phase_bytes)
+
+    @cached_property
+    def axis_bytes(self) -> Ints:
+        """(n, axes) with children."""
+        return self._with_children(self.own_axis_bytes)
+
+    @cached_property
+    def wire_bytes(self) -> Ints:
+        """(n,) with children."""
+        return self._with_children(self.own_wire_bytes)
+
+    @cached_property
+    def local_bytes(self) -> Ints:
+        """(n,) with children."""
+        return self._with_children(self.own_local_bytes)
+
+    @cached_property
+    def global_bytes(self) -> Ints:
+        """(n,) with children."""
+        return self._with_children(self.own_global_bytes)
+
+    def _with_children(self, own: Ints) -> Ints:
+        before = np.concatenate([np.zeros((1, *own.shape[1:]), np.int64), np.cumsum(own, axis=0)])
+        total: Ints = before[self.ends] - before[:-1]
+        return total
+
+
+def module_tree(tables: Tables) -> ModuleTree:
+    """The tree of all modules that are listed, that own an event, or that hold a parameter."""
+    events, parameters = tables.events, tables.parameters
+    owned = events.group_by("owner", "phase", "axis").agg(
+        pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("wire_bytes").sum()
+    )
+    held = _held(parameters)
+    listed = tables.modules.unique("module", keep="first", maintain_order=True)
+    parents = _parents(listed, events["owner"].unique(maintain_order=True).to_list(), held["module"].to_list())
+    names, rows_of_parents, depths, ends = _preorder(parents)
+    row_of = {name: row for row, name in enumerate(names)}
+    axes = _axes(owned)
+
+    owner = np.fromiter((row_of[name] for name in owned["owner"]), np.int64, owned.height)
+    phase_index = {name: i for i, name in enumerate(schema.PHASES)}
+    phase = np.fromiter((phase_index.get(p, len(schema.PHASES) - 1) for p in owned["phase"]), np.int64, owned.height)
+    axis = np.fromiter((axes.index(a or NO_AXIS) for a in owned["axis"]), np.int64, owned.height)
+    size, wire = owned["message_bytes"].to_numpy(), owned["wire_bytes"].to_numpy()
+    holder = np.fromiter((row_of[name] for name in held["module"]), np.int64, held.height)
+    types = dict(zip(listed["module"], listed["type"], strict=True))
+    calls = dict(zip(listed["module"], listed["calls"], strict=True))
+    n = len(names)
+    return ModuleTree(
+        names=names,
+        labels=[
+            _label(name, names[parent] if parent >= 0 else "")
+            for name, parent in zip(names, rows_of_parents, strict=True)
+        ],
+        types=[types.get(name, "") for name in names],
+        parents=rows_of_parents,
+        depths=depths,
+        ends=ends,
+        calls=np.array([calls.get(name) or 0 for name in names], np.int64),
+        axes=axes,
+        own_counts=_scatter((n, len(schema.PHASES)), (owner, phase), owned["count"].to_numpy()),
+        own_phase_bytes=_scatter((n, len(schema.PHASES)), (owner, phase), size),
+        own_axis_bytes=_scatter((n, len(axes)), (owner, axis), size),
+        own_wire_bytes=_scatter((n,), (owner,), wire),
+        own_local_bytes=_scatter((n,), (holder,), held["local_bytes"].to_numpy()),
+        own_global_bytes=_scatter((n,), (holder,), held["global_bytes"].to_numpy()),
+    )
+
+
+def _held(parameters: pl.DataFrame) -> pl.DataFrame:
+    return (
+        parameters.filter(pl.col("shared_with") == "")
+        .group_by("module", "rank", maintain_order=True)
+        .agg(pl.col("local_bytes").sum(), pl.col("global_bytes").sum())
+        .group_by("module", maintain_order=True)
+        .agg(pl.col("local_bytes").max(), pl.col("global_bytes").max())
+    )
+
+
+def _axes(owned: pl.DataFrame) -> list[str]:
+    totals = owned.group_by("axis").agg(pl.col("message_bytes").sum())
+    ranked = totals.sort("message_bytes", "axis", descending=[True, False])["axis"].to_list()
+    return [axis or NO_AXIS for axis in ranked]
+
+
+def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:
+    """Name → parent's name, None for a root; names that no table lists go below their nearest listed prefix."""
+    known = set(listed["module"])
+    parents: dict[str, str | None] = {
+        name: (parent if parent in known and parent != name else None)
+        for name, parent in zip(listed["module"], listed["parent"], strict=True)
+    }
+    for name in sorted({name for names in more for name in names} - known):
+        prefix = name.rpartition(".")[0]
+        while prefix and prefix not in parents:
+            prefix = prefix.rpartition(".")[0]
+        parents[name] = prefix or None
+    return parents
+
+
+def _preorder(parents: dict[str, str | None]) -> tuple[list[str], Ints, Ints, Ints]:
+    children: dict[str | None, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(name)
+    names: list[str] = []
+    rows: list[int] = []
+    depths: list[int] = []
+    roots = children.get(None, [])
+    pending = [(name, -1, 0) for name in reversed([*(r for r in roots if r), *(r for r in roots if not r)])]
+    while pending:
+        name, parent_row, depth = pending.pop()
+        row = len(names)
+        names.append(name)
+        rows.append(parent_row)
+        depths.append(depth)
+        pending.extend((child, row, depth + 1) for child in reversed(children.get(name, ())))
+    ends = np.arange(1, len(names) + 1, dtype=np.int64)
+    for row in range(len(names) - 1, -1, -1):
+        if rows[row] >= 0:
+            ends[rows[row]] = max(ends[rows[row]], ends[row])
+    return names, np.array(rows, np.int64), np.array(depths, np.int64), ends
+
+
+def _label(name: str, parent: str) -> str:
+    if not name:
+        return OUTSIDE
+    return name.removeprefix(f"{parent}.") if parent else name
+
+
+def _scatter(shape: tuple[int, ...], at: tuple[Ints, ...], values: npt.NDArray[np.int64]) -> Ints:
+    total = np.zeros(shape, np.int64)
+    np.add.at(total, at, values)
+    return total

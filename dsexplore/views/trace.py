@@ -1,0 +1,63 @@
+"""A trace at rest: what it is about, and its modules as a tree of ``<details>`` with bytes per axis and phase."""
+
+from __future__ import annotations
+
+from dsexplore.display import View
+from dsexplore.trace.model import Tables, Trace
+from dsexplore.units import format_bytes
+from dsexplore.views import html
+from dsexplore.views.static_tree import STYLE, tree_html
+
+_NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
+
+
+class TraceView(View):
+    """How a `Trace` and its slices are shown."""
+
+    title = "Trace"
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def text(self) -> str:
+        """What was sent, by op and axis: a dozen lines at most."""
+        tables = self._trace.tables
+        lines = [f"Trace: {_summary(tables)}"]
+        totals = Trace(tables)._totals("op", "axis").head(8).iter_rows(named=True)
+        lines += [
+            f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
+            f"{format_bytes(row['message_bytes'])}"
+            for row in totals
+        ]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """The summary and the module tree."""
+        tables = self._trace.tables
+        return html.fragment(_header(tables) + tree_html(tables), STYLE)
+
+
+def _summary(tables: Tables) -> str:
+    events, info = tables.events, tables.info
+    if events.is_empty():
+        return f"no collectives; {_world(tables)}"
+    return (
+        f"{events.height:,} collective{'s' if events.height != 1 else ''}, "
+        f"{format_bytes(int(events['message_bytes'].sum()))} in messages "
+        f"({format_bytes(int(events['wire_bytes'].sum()))} on the wire); {_world(tables)}"
+        + (", simulated" if info.simulated else "")
+    )
+
+
+def _world(tables: Tables) -> str:
+    info = tables.info
+    ranks = f"rank {info.ranks[0]}" if len(info.ranks) == 1 else f"{len(info.ranks)} ranks"
+    mesh = f" ({html.plain(info.mesh)})" if info.mesh else ""
+    return f"{ranks} of {info.world_size:,}{mesh}"
+
+
+def _header(tables: Tables) -> str:
+    quiet = [_NOT_REAL] if tables.info.simulated else []
+    lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
+    lines += [f'<p class="dim">{html.escape(line, 600)}</p>' for line in (*quiet, *tables.info.notes)]
+    return "".join(lines)
