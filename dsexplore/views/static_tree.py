@@ -31,7 +31,8 @@ padding-left:calc(var(--d,0)*14px + 16px);text-indent:-16px}
 .dsx .tree summary::-webkit-details-marker{display:none}
 .dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
 .dsx .tree details[open]>summary .n::before{content:"▾"}
-.dsx .row .c{flex:0 0 76px;min-width:0;overflow-wrap:anywhere;text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.dsx .row .c{flex:0 0 76px;min-width:0;overflow-wrap:anywhere;text-align:right;
+font-variant-numeric:tabular-nums;white-space:nowrap}
 .dsx .row .c.z{color:var(--dsx-dim)}
 .dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
 .dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 32px)}
