@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "simulate": "dsexplore.worlds.simulate",
-    "commtrace": "dsexplore.trace.recorder",
+    "commtrace": "dsexplore.worlds.tracing",
     "CommDebugMode": "dsexplore.trace.comm_debug_mode",
     "Trace": "dsexplore.trace.model",
     "load": "dsexplore.trace.files",
@@ -19,19 +19,21 @@ _HOMES = {
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
     "load_ipython_extension": "dsexplore.magics",
+    "unload_ipython_extension": "dsexplore.magics",
 }
 
 if TYPE_CHECKING:
     from dsexplore import aio as aio
     from dsexplore import comm as comm
     from dsexplore.magics import load_ipython_extension as load_ipython_extension
+    from dsexplore.magics import unload_ipython_extension as unload_ipython_extension
     from dsexplore.sharding.plan import sharding as sharding
     from dsexplore.trace.comm_debug_mode import CommDebugMode as CommDebugMode
     from dsexplore.trace.expect import expect_comms as expect_comms
     from dsexplore.trace.files import load as load
     from dsexplore.trace.model import Trace as Trace
-    from dsexplore.trace.recorder import commtrace as commtrace
     from dsexplore.worlds.simulate import simulate as simulate
+    from dsexplore.worlds.tracing import commtrace as commtrace
 
 __all__ = ["__version__", *_HOMES]
 

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.errors import UsageError
+from dsexplore.trace.frames import mark_ddp_hook
 from dsexplore.worlds.closed import translated
 from dsexplore.worlds.patches import Patches
 
@@ -66,3 +67,6 @@ def average(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Futur
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(gradients)
     return done
+
+
+mark_ddp_hook(average.__code__)

@@ -75,7 +75,7 @@ def patch_conversion(patches: Patches) -> None:
         try:
             for name in fakes:
                 module._parameters[name] = None
-            original(module, function, recurse)  # type: ignore[no-untyped-call]  # torch's is not typed
+            original(module, function, recurse)
         finally:
             module._parameters.update(fakes)
         for name, parameter in fakes.items():

@@ -200,7 +200,7 @@ def _restore_excepthook(before: Any) -> None:
 
 def _clear_caches() -> None:
     """Let go of the meshes that DTensor's caches hold."""
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # torch's is not typed
+    _clear_sharding_prop_cache()
     clear_redistribute_planner_cache()
     _gen_transform_infos.cache_clear()
     MeshTopoInfo.build_from_mesh.cache_clear()

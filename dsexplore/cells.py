@@ -1,0 +1,87 @@
+"""Run the body of a cell magic as IPython runs a cell: in the user's namespace, with the user's line numbers.
+
+``shell.run_cell`` swallows errors and prints its own traceback beside the magic's. So the body is compiled and
+executed here; an error leaves with the frames of the user's program only.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from types import CodeType, TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+_AWAITS = (
+    "this cell awaits at its top level, which %%commtrace cannot run: write "
+    "`with dsexplore.commtrace(...) as trace:` around the awaiting lines in a plain cell instead"
+)
+
+
+class CellSyntaxError(Exception):
+    """A cell that does not parse, shown as IPython shows it: file, line and caret, no frame of ours."""
+
+    def __init__(self, shell: InteractiveShell, error: SyntaxError) -> None:
+        super().__init__(str(error))
+        self._lines: list[str] = shell.SyntaxTB.structured_traceback(type(error), error, [])
+
+    def _render_traceback_(self) -> list[str]:
+        return self._lines
+
+
+def run(shell: InteractiveShell, cell: str) -> Any:
+    """Execute a cell's body and return the value of its last expression, or None.
+
+    Raises:
+        UsageError: the cell awaits at its top level.
+        CellSyntaxError: it does not parse.
+        BaseException: whatever the cell raises, with a traceback that begins in the cell.
+    """
+    try:
+        body, last = _compile(shell, cell)
+    except SyntaxError as error:
+        raise CellSyntaxError(shell, error) from None
+    try:
+        exec(body, shell.user_ns)
+        return eval(last, shell.user_ns) if last is not None else None
+    except BaseException as error:
+        _show_only_user_frames(shell, error)
+        raise
+
+
+def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:
+    # The magic's own line is line 1 of the cell, so the body begins at line 2.
+    source = "\n" + shell.transform_cell(cell)
+    name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
+    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    codes = [compile(tree, name, "exec", flags, dont_inherit=True)]
+    if isinstance(last, ast.Expr):
+        codes.append(compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True))
+    if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+        raise UsageError(_AWAITS)
+    return codes[0], codes[1] if len(codes) > 1 else None
+
+
+def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:
+    """Let IPython render the error from the cell's own frame on; IPython asks for this very attribute."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+
+    def render() -> list[str]:
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+        return lines
+
+    _attach(error, trace, render)
+
+
+def _attach(error: BaseException, trace: TracebackType | None, render: Any) -> None:
+    error.__traceback__ = trace
+    try:
+        error._render_traceback_ = render  # type: ignore[attr-defined]  # a protocol of IPython's
+    except AttributeError:
+        return  # an exception with slots: IPython shows our frames too

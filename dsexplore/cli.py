@@ -1,0 +1,160 @@
+"""``dsexplore lab | demo | show | aio``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from dsexplore.errors import TraceFileError, UsageError
+
+TOUR = "01_first_trace.ipynb"
+
+Start = Callable[[list[str]], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: its line in the help, its arguments, and what it does."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0, or 2 for bad input."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        chosen = commands.add_parser(name, help=command.help, description=command.help)
+        if given[:1] == [name]:  # the others' modules stay unloaded
+            command.add_arguments(chosen)
+    options, rest = parser.parse_known_args(given)
+    if rest and options.command != "lab":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    try:
+        return COMMANDS[options.command].run(options) or 0
+    except (UsageError, TraceFileError, FileNotFoundError) as error:
+        print(f"dsexplore {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _lab_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Other arguments go to JupyterLab: dsexplore lab --no-browser"
+
+
+def _lab(options: argparse.Namespace) -> None:
+    open_lab(options.rest)
+
+
+def open_lab(arguments: list[str], start: Start | None = None) -> None:
+    """Replace this process by JupyterLab with the tour notebook open.
+
+    Args:
+        arguments: for JupyterLab.
+        start: replaces the process; takes the command line.
+
+    Raises:
+        UsageError: JupyterLab is not installed.
+    """
+    if find_spec("jupyterlab") is None:
+        raise UsageError("JupyterLab is not installed: pip install 'dsexplore[lab]'")
+    command = [sys.executable, "-m", "jupyterlab", str(tour(Path.cwd())), *arguments]
+    if os.geteuid() == 0 and "--allow-root" not in arguments:
+        command.append("--allow-root")  # a container's only user; Jupyter still asks for its token
+    (start or _replace_process)(command)
+
+
+def _replace_process(command: list[str]) -> None:
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def tour(folder: Path) -> Path:
+    """The tour notebook: in the source tree where it is; else a copy in ``folder``, which is never overwritten."""
+    package = Path(__file__).parent
+    in_sources = package.parent / "notebooks" / TOUR
+    if in_sources.exists() and (package.parent / "pyproject.toml").exists():
+        return in_sources
+    copy = folder / "dsexplore-notebooks"
+    copy.mkdir(exist_ok=True)
+    for notebook in sorted((package / "notebooks").glob("*.ipynb")):
+        if not (copy / notebook.name).exists():
+            shutil.copyfile(notebook, copy / notebook.name)
+    return copy / TOUR
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mesh", default="dp=2,tp=4", help="axes dp and tp of the simulated world (%(default)s)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    import torch
+
+    from dsexplore.worlds import demo
+    from dsexplore.worlds.simulate import simulate
+    from dsexplore.worlds.spec import parse_mesh
+    from dsexplore.worlds.tracing import commtrace
+
+    if parse_mesh(options.mesh).axes != ("dp", "tp"):
+        raise UsageError(f"--mesh {options.mesh}: the demo shards over the axes dp and tp: write it like dp=2,tp=4")
+    with simulate(mesh=options.mesh) as mesh:
+        torch.manual_seed(0)
+        model = demo.Llama()
+        demo.shard_tensors(model, mesh["tp"])
+        demo.shard_parameters(model, mesh["dp"])
+        with commtrace() as trace:
+            demo.train_step(model, torch.randint(256, (2, 33)))
+    _report(trace, options.html)
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="a trace file, or a folder that commtrace(save=…) wrote")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
+
+
+def _show(options: argparse.Namespace) -> None:
+    import dsexplore
+
+    _report(dsexplore.load(options.path), options.html)
+
+
+def _report(trace: object, html: Path | None) -> None:
+    """Print a trace as text, and write its page where asked."""
+    from dsexplore.trace.model import Trace
+
+    assert isinstance(trace, Trace)
+    if html is not None and not html.parent.is_dir():
+        raise UsageError(f"--html {html}: there is no folder {html.parent}")
+    print(trace._repr_mimebundle_()["text/plain"])
+    if html is not None:
+        print(f"wrote {trace.to_html(html)}")
+
+
+def _aio_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.aio.command import add_arguments
+
+    add_arguments(parser)
+
+
+def _aio(options: argparse.Namespace) -> int | None:
+    from dsexplore.aio.command import run
+
+    return run(options)
+
+
+COMMANDS = {
+    "lab": Command("open JupyterLab on the tour notebook", _lab_arguments, _lab),
+    "demo": Command("trace one step of a small Llama on simulated ranks", _demo_arguments, _demo),
+    "show": Command("show a saved trace", _show_arguments, _show),
+    "aio": Command("measure how fast the disk can feed a program", _aio_arguments, _aio),
+}
