@@ -1,0 +1,62 @@
+# Two commands, each with all its own set-up: `make lab` and `make test`. They need Python 3.11 or newer.
+
+VENV ?= .venv
+BUILD ?= build
+ARGS ?=
+PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(shell \
+	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $(name))))
+
+BIN := $(VENV)/bin
+PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help lab test check package size clean
+
+help:
+	@echo "make lab    set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
+	@echo "make test   set up $(VENV) and run everything that CI runs"
+	@echo "make check  the style and type checks of make test alone"
+	@echo "make size   download what make lab and make test need, and print how much it is"
+	@echo "make clean  remove what these made, $(VENV) included"
+
+lab: $(VENV)/.lab
+	$(BIN)/dsexplore lab $(ARGS)
+
+test: check package
+	$(BIN)/python -m pytest --nbval --nbval-current-env tests notebooks $(ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The package as users get it: built, installed where nothing else is, and asked to do the main job.
+package: $(VENV)/.test
+	rm -rf $(BUILD)/dist $(BUILD)/empty
+	$(BIN)/python -m build --no-isolation --outdir $(BUILD)/dist . >/dev/null
+	$(PYTHON) -m venv $(BUILD)/empty
+	$(BUILD)/empty/bin/python $(PIP) $(BUILD)/dist/*.whl
+	$(BUILD)/empty/bin/dsexplore demo --html $(BUILD)/demo.html
+	rm -rf $(BUILD)/empty
+
+size: $(VENV)/bin/python
+	@for extra in lab dev,ranks; do \
+		rm -rf $(BUILD)/download && \
+		$(BIN)/python -m pip --disable-pip-version-check download --quiet --constraint constraints.txt \
+			--dest $(BUILD)/download ".[$$extra]" && \
+		du -sh --apparent-size $(BUILD)/download | sed "s|	.*| for dsexplore[$$extra]|"; \
+	done; rm -rf $(BUILD)/download
+
+clean:
+	rm -rf $(VENV) $(BUILD)
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "dsexplore needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python $(PIP) --editable '.[lab]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python $(PIP) --editable '.[dev,ranks]'
+	@touch $@
