@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import torch.distributed as dist
 
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.trace import schema
@@ -79,24 +80,34 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def save_recording(trace: Trace, path: str | os.PathLike[str], rank: int) -> Path:
-    """Write what this rank recorded: into its own file of a directory, or into the one file that ``path`` names."""
+def save_recording(trace: Trace, path: str | os.PathLike[str]) -> Path:
+    """Write what this process recorded: into its own files of a directory, or into the one file ``path`` names."""
     if not names_directory(path):
         return save(trace, path)
-    return _write_rank(trace.tables, Path(path), rank)
+    for rank, part in split_ranks(trace.tables).items():
+        _write_rank(part, Path(path), rank)
+    return Path(path)
 
 
-def check_destination(path: str | os.PathLike[str], processes: int) -> None:
-    """Refuse, before anything is recorded, a path where a recording by that many processes cannot be saved.
+def check_destination(path: str | os.PathLike[str]) -> None:
+    """Refuse, before anything is recorded, a path where this process's recording cannot be saved.
 
     Raises:
-        UsageError: several processes would overwrite one file.
+        UsageError: several processes record, and would overwrite one file.
     """
+    processes = _processes()
     if processes > 1 and not names_directory(path):
         raise UsageError(
             f"save={os.fspath(path)!r} names one file, but {processes} processes record: name a directory, "
-            f"such as {str(Path(path).with_suffix(''))!r}, where each rank writes a file"
+            f"such as {os.fspath(Path(path).with_suffix('')) + '/'!r}, where each rank writes a file"
         )
+
+
+def _processes() -> int:
+    """Processes of this program: those of the process group or, before there is one, of the launcher."""
+    if dist.is_initialized():
+        return 1 if dist.get_backend() == "fake" else dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def names_directory(path: str | os.PathLike[str]) -> bool:
@@ -111,14 +122,14 @@ def rank_file(rank: int) -> str:
 
 
 def split_ranks(tables: Tables) -> dict[int, Tables]:
-    """A trace per rank; all of them keep the modules and groups, which have no rank."""
+    """A trace per rank; all of them keep the modules and groups, which have no rank. One that names no rank is 0's."""
     ranks = ranks_of(tables) or (0,)
     return {
         rank: replace(
             tables,
             events=tables.events.filter(pl.col("rank") == rank),
             parameters=tables.parameters.filter(pl.col("rank") == rank),
-            info=replace(tables.info, ranks=(rank,) if ranks_of(tables) else ()),
+            info=replace(tables.info, ranks=(rank,)),
         )
         for rank in ranks
     }

@@ -283,6 +283,8 @@ class Recorder:
         initialized = dist.is_initialized()
         if not ranks and initialized:
             ranks = [dist.get_rank()]
+        elif not ranks and "RANK" in os.environ:  # started by a launcher, and has no process group yet or no more
+            ranks = [int(os.environ["RANK"])]
         used = {id(event.group) for event in recording.events}
         return Tables(
             events=_events_frame(recording),
@@ -290,7 +292,7 @@ class Recorder:
             modules=_modules_frame(self._modules, recording.earlier_calls),
             groups=_groups_frame([group for group in groups if id(group) in used]),
             info=TraceInfo(
-                world_size=dist.get_world_size() if initialized else max((g.size for g in groups), default=1),
+                world_size=_world_size(groups),
                 ranks=tuple(ranks),
                 mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
                 simulated=recording.simulated or any(group.backend == "fake" for group in groups),
@@ -298,6 +300,13 @@ class Recorder:
                 notes=tuple(recording.notes),
             ),
         )
+
+
+def _world_size(groups: list[Group]) -> int:
+    """Ranks of the process group; where there is none, those that the launcher or the groups seen tell."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
 
 
 def _may_be_group(arg: Any) -> bool:
@@ -414,7 +423,8 @@ def record(
     """Record every collective of this process inside the block.
 
     Args:
-        save: a directory; at the end of the block this rank's events are written there (see ``files``).
+        save: a directory, where every rank writes a file when its block ends, also by an exception; or, where only
+            one process records, a file such as ``step.parquet``.
         stack_depth: frames of the user's code to keep per event.
         simulated: whether the process group simulates its ranks.
         mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
@@ -423,13 +433,12 @@ def record(
         a `Trace`, readable at any time, final when the block ends.
 
     Raises:
-        UsageError: a ``stack_depth`` below 1.
+        UsageError: a ``stack_depth`` below 1, or a ``save`` that several processes would overwrite.
     """
     if stack_depth < 1:
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
-    rank = dist.get_rank() if dist.is_initialized() else 0
     if save is not None:
-        check_destination(save, dist.get_world_size() if dist.is_initialized() else 1)
+        check_destination(save)
     recording = Recording(stack_depth, simulated, mesh_spec, {})
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
     _recorder.open(recording)
@@ -441,7 +450,7 @@ def record(
     finally:
         trace.finish(_recorder.close(recording))
         if save is not None:
-            save_recording(trace, save, rank)
+            save_recording(trace, save)
 
 
 def is_recording() -> bool:
