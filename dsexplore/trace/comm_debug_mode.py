@@ -12,35 +12,21 @@ What must hold, on success and on exception:
 from __future__ import annotations
 
 import os
-import re
-import weakref
 from collections import defaultdict
-from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
 from torch._guards import detect_fake_mode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsexplore.errors import UsageError
-from dsexplore.trace import recorder, torch_form
-from dsexplore.trace.atomic import writing
+from dsexplore.trace import comm_table, recorder, torch_form
+from dsexplore.trace.comm_table import Operation, trivial_ops
+from dsexplore.trace.comm_tracker import CommModeModuleTracker
 from dsexplore.trace.model import Trace
 from dsexplore.trace.modules import Module
-from dsexplore.trace.torch_form import (
-    COUNTED,
-    GLOBAL,
-    NATIVE_TO_PY_MAPPING,
-    OPERATION_LISTS,
-    ModuleCounts,
-    Node,
-    Op,
-    c10d_collective_ops,
-)
+from dsexplore.trace.torch_form import COUNTED, GLOBAL, NATIVE_TO_PY_MAPPING, ModuleCounts, Op, c10d_collective_ops
 
 __all__ = [
     "NATIVE_TO_PY_MAPPING",
@@ -49,162 +35,6 @@ __all__ = [
     "c10d_collective_ops",
     "trivial_ops",
 ]
-
-trivial_ops = {
-    f"aten.{name}"
-    for name in (
-        "_to_copy.default",
-        "as_strided.default",
-        "detach.default",
-        "t.default",
-        "transpose.int",
-        "view.default",
-    )
-}
-"""Operations that only the highest noise level shows."""
-
-Operation = dict[str, Any]
-
-_COLOURS = re.compile(r"\033\[[0-9;]*m")
-
-
-class CommModeModuleTracker:
-    """Which modules ran inside the block, with their parameters and placements, under torch's attribute names.
-
-    Everything is read when asked for, during the block and after it; a model that is gone has no parameters.
-    """
-
-    def __init__(self) -> None:
-        self.trace = Trace()
-        self._open: ExitStack | None = None
-        self._references: dict[str, weakref.ref[nn.Module]] = {}
-        self._tree: dict[str, Node] = {}
-
-    def __enter__(self) -> CommModeModuleTracker:
-        if self._open is not None:
-            raise UsageError("this mode is already active: nest another CommDebugMode() instead of the same one")
-        with ExitStack() as stack:
-            self.trace = stack.enter_context(recorder.record())
-            self._open = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        stack, self._open = self._open, None
-        if stack is not None:
-            try:
-                self._refresh()
-            finally:
-                stack.__exit__(kind, error, traceback)
-
-    @property
-    def tree(self) -> dict[str, Node]:
-        """`GLOBAL` and the modules that ran, parents before children; empty before the first block."""
-        if self._open is not None:
-            self._refresh()
-        return self._tree
-
-    def _refresh(self) -> None:
-        tree = torch_form.module_tree(self.trace.tables)
-        self._references = {module.name: module.reference for module in recorder.followed() if module.name in tree}
-        for name, model in self._alive(self._references):
-            tree[name].type = str(type(model)).strip("<>")
-            tree[name].placements = {
-                key: str(parameter.placements)
-                for key, parameter in model.named_parameters(recurse=False)
-                if isinstance(parameter, DTensor)
-            }
-        self._tree = tree
-
-    @staticmethod
-    def _alive(references: dict[str, weakref.ref[nn.Module]]) -> list[tuple[str, nn.Module]]:
-        return [(name, model) for name, reference in references.items() if (model := reference()) is not None]
-
-    @property
-    def module_helper_dict(self) -> dict[str, dict[str, Any]]:
-        """Module → its depth, type, and the placements of its parameters as text."""
-        return {
-            name: {
-                **({"module_type": node.type} if node.type else {}),
-                "depth": node.depth,
-                **({"parameters": dict(node.placements)} if node.placements else {}),
-            }
-            for name, node in self.tree.items()
-        }
-
-    @property
-    def module_depth_dict(self) -> dict[str, int]:
-        """Module → depth, 0 for `GLOBAL`."""
-        return {name: node.depth for name, node in self.tree.items()}
-
-    @property
-    def module_parents_dict(self) -> dict[str, set[str]]:
-        """Module → itself and all that surrounds it."""
-        return {name: node.parents | ({name} if node.parents else set()) for name, node in self.tree.items()}
-
-    @property
-    def parent_dict(self) -> dict[str, list[str]]:
-        """Module → the modules directly inside it, each once."""
-        return {name: list(node.children) for name, node in self.tree.items() if node.children}
-
-    @property
-    def module_parameters_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Module → its own parameters' data, for modules that still exist."""
-        tree = self.tree
-        alive = dict(self._alive(self._references))
-        parameters = {
-            name: {key: parameter.data for key, parameter in alive[name].named_parameters(recurse=False)}
-            for name in tree
-            if name in alive
-        }
-        return {name: own for name, own in parameters.items() if own}
-
-    @property
-    def sharding_dict(self) -> dict[str, tuple[Any, ...]]:
-        """Parameter → its placements, for DTensors of modules that still exist."""
-        return {
-            f"{name}.{key}": data.placements
-            for name, own in self.module_parameters_dict.items()
-            for key, data in own.items()
-            if isinstance(data, DTensor)
-        }
-
-    @property
-    def is_bw(self) -> bool:
-        """Whether autograd is running a backward pass in this thread."""
-        return torch._C._current_graph_task_id() != -1
-
-    @property
-    def activation_checkpointing(self) -> bool:
-        """Whether a module's forward runs inside backward."""
-        return self.is_bw and recorder.is_in_forward()
-
-    @property
-    def name(self) -> str:
-        """The module that is running; in backward, the one whose forward made the running node."""
-        module = recorder.running_module() if self._open is not None else None
-        return module.name if module is not None else GLOBAL
-
-    @property
-    def parents(self) -> set[str]:
-        """`GLOBAL`, the module that is running, and all that surrounds it."""
-        name = self.name
-        return {GLOBAL, name, *torch_form.outer_modules(name)}
-
-    def print_parameter_info(self) -> None:
-        """Print `module_parameters_dict`."""
-        print(self.module_parameters_dict)
-
-    print_paramater_info = print_parameter_info
-
-    def print_sharding_info(self) -> None:
-        """Print a line per parameter that is a DTensor."""
-        for name, placements in self.sharding_dict.items():
-            print(f"{name}: {placements}")
 
 
 class CommDebugMode(TorchDispatchMode):
@@ -293,7 +123,7 @@ class CommDebugMode(TorchDispatchMode):
         self._comm_module_counts.update(torch_form.module_counts(found, tree))
 
     def _refresh_if_open(self) -> None:
-        if self.advanced_module_tracker._open is not None:
+        if self.advanced_module_tracker.active:
             self._refresh()
 
     @property
@@ -354,12 +184,7 @@ class CommDebugMode(TorchDispatchMode):
 
     def generate_module_tracing_table(self) -> str:
         """The modules, indented, each with its collectives: the table of earlier versions."""
-        lines = []
-        for name, node in self.advanced_module_tracker.tree.items():
-            lines.append("  " * node.depth + name)
-            counts = self.comm_module_counts.get(name, ModuleCounts()).total()
-            lines += [_yellow("  " * (node.depth + 1) + f"*{op}: {count}") for op, count in counts.items()]
-        return "".join(f"{line}\n" for line in lines)
+        return comm_table.earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
         """The modules, indented, each with collectives and operations of forward, backward and so on.
@@ -368,27 +193,16 @@ class CommDebugMode(TorchDispatchMode):
             noise_level: 0: collectives; 1: and types, parameters, and operations on DTensors; 2: and other operations;
                 3: and trivial ones, see `trivial_ops`.
         """
-        counts = self.comm_module_counts
-        operations = self._shown_operations(noise_level)
-        lines = []
-        for name, node in self.advanced_module_tracker.tree.items():
-            lines += _module_lines(node, noise_level > 0)
-            lines += _phase_lines(node.depth, counts.get(name, ModuleCounts()), operations.get(name, []))
-        return "".join(f"{line}\n" for line in lines)
+        return comm_table.table(
+            self.advanced_module_tracker.tree,
+            self.comm_module_counts,
+            self._shown_operations(noise_level),
+            with_modules=noise_level > 0,
+        )
 
     def _shown_operations(self, noise_level: int) -> dict[str, list[Operation]]:
-        """Per module, the operations that a noise level shows."""
-
-        def shown(operation: Operation) -> bool:
-            if noise_level > 2:
-                return True
-            trivial = str(operation["name"]) in trivial_ops
-            return not trivial and (noise_level > 1 or (noise_level > 0 and bool(operation["input_sharding"])))
-
-        return {
-            name: [operation for operation in lists["operations_list"] if shown(operation)]
-            for name, lists in self.comm_module_operation_counts.items()
-        }
+        listed = self.comm_module_operation_counts
+        return {name: comm_table.shown(lists["operations_list"], noise_level) for name, lists in listed.items()}
 
     def generate_json_dump(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
@@ -403,62 +217,11 @@ class CommDebugMode(TorchDispatchMode):
         self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3
     ) -> None:
         """Write `generate_comm_debug_tracing_table` without its colours."""
-        _write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
+        comm_table.write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
 
     def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
         """Write `generate_module_tracing_table` without its colours."""
-        _write_plain(self.generate_module_tracing_table(), file_name)
+        comm_table.write_plain(self.generate_module_tracing_table(), file_name)
 
     def __repr__(self) -> str:
         return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"
-
-
-def _write_plain(table: str, file_name: str | os.PathLike[str]) -> None:
-    with writing(Path(file_name)) as partial:
-        partial.write_text(_COLOURS.sub("", table), encoding="utf-8")
-
-
-def _yellow(text: str) -> str:
-    return f"\033[1;33m{text}\033[0m"
-
-
-def _red(text: str) -> str:
-    return f"\033[1;31m{text}\033[0m"
-
-
-def _module_lines(node: Node, with_module: bool) -> list[str]:
-    indent = "    " * node.depth
-    lines = [f"{indent}{node.name}"]
-    if with_module and node.type:
-        lines.append(f"{indent}*module type: {node.type}")
-    if with_module and node.placements:
-        lines.append(f"{indent}*Parameter List")
-        lines += [f"{indent} *{name}: {placements}" for name, placements in node.placements.items()]
-    return lines
-
-
-_SECTIONS = (
-    ("FORWARD PASS", "forward", "operations_forward"),
-    ("BACKWARD PASS", "backward", "operations_backward"),
-    ("ACTIVATION CHECKPOINTING", "recompute", "operations_checkpointing"),
-    ("OPTIMIZER", "optimizer", None),
-)
-"""Heading, key of the counts, key of the operations."""
-
-
-def _phase_lines(depth: int, counts: ModuleCounts, operations: list[Operation]) -> list[str]:
-    indent = "    " * depth
-    lines = []
-    for heading, phase, key in _SECTIONS:
-        collectives = counts.get(phase, {})
-        listed = [operation for operation in operations if key is not None and OPERATION_LISTS[key](operation)]
-        if collectives or listed:
-            lines.append(f"{indent}  {heading}")
-        lines += [_yellow(f"{indent}    *{op}: {count}") for op, count in collectives.items()]
-        for operation in listed:
-            lines.append(_yellow(f"{indent}    **{operation['name']}"))
-            if operation["input_shape"]:
-                lines.append(_red(f"{indent}      shape: {operation['input_shape']}"))
-                lines.append(_red(f"{indent}      sharding: {operation['input_sharding']}"))
-                lines.append(_red(f"{indent}      device mesh: {operation['device_mesh']}"))
-    return lines

@@ -13,6 +13,7 @@ from dsexplore.errors import ExpectationError, UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.recorder import record
 from dsexplore.trace.select import select
 from dsexplore.units import format_bytes
 
@@ -46,8 +47,6 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
         ExpectationError: a table of expected against seen, and the source lines of what was not expected.
     """
     expectations = [each for op, wanted in ops.items() for each in _parse(op, wanted)]
-    from dsexplore.trace.recorder import record
-
     with record(stack_depth=stack_depth) as trace:
         yield trace
     _check(trace.tables, expectations, no_implicit_redistribute)

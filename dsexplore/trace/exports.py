@@ -12,16 +12,15 @@ from typing import IO, Any
 
 import polars as pl
 
+from dsexplore.trace import schema
 from dsexplore.trace.atomic import writing
 from dsexplore.trace.model import Tables
 
 _SLICE = 1000
 """Nanoseconds that an event without measured times is drawn with: one microsecond, the format's unit."""
 
-_ARGUMENTS = (
-    ("step", "seq", "raw_op", "phase", "trigger", "owner", "axis", "group", "group_size", "message_bytes")
-    + ("wire_bytes", "dtype", "shape", "implicit", "cause", "source", "is_async", "is_object", "batch")
-)  # fmt: skip
+_OUTSIDE_ARGUMENTS = frozenset({"rank", "op", "start", "end"})
+"""Columns that the slice itself shows."""
 
 
 def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
@@ -41,13 +40,12 @@ def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
     collectives overlap gets more tracks: each event takes the first one that is free. Worked example: starts and
     ends (0, 10), (2, 5), (6, 12) take tracks 0, 1, 1.
     """
-    measured = (
-        tables.events.height > 0 and tables.events.select("start", "end").null_count().sum_horizontal().item() == 0
-    )
+    times = tables.events.select("start", "end")
+    measured = times.height > 0 and not any(times[name].null_count() for name in times.columns)
     events = _timed(tables.events, measured)
     other = {
         "time": "measured" if measured else "program order: one microsecond per event, not a duration",
-        "epoch_ns": int(tables.events["start"].min() or 0) if measured else 0,
+        "epoch_ns": min(times["start"].to_list()) if measured else 0,
         "info": asdict(tables.info),
     }
     opener: Callable[..., Any] = gzip.open if Path(path).suffix == ".gz" else open
@@ -120,7 +118,7 @@ def _slices(events: pl.DataFrame, at_once: int = 100_000) -> Iterator[str]:
         pl.col("tid"),
         (pl.col("ts") / 1000).alias("ts"),
         (pl.col("dur") / 1000).alias("dur"),
-        pl.struct(_ARGUMENTS).alias("args"),
+        pl.struct([name for name in schema.EVENTS if name not in _OUTSIDE_ARGUMENTS]).alias("args"),
     )
     for part in events.iter_slices(at_once):
         yield from part.select(slice_.struct.json_encode())[:, 0]

@@ -75,7 +75,7 @@ def _merged_info(parts: Sequence[Tables]) -> TraceInfo:
             if rank in seen:
                 raise UsageError(f"rank {rank} is in two of the traces: merge one trace per rank")
             seen.add(rank)
-    for name in ("world_size", "mesh", "simulated"):
+    for name in ("world_size", "simulated"):
         values = list(dict.fromkeys(getattr(info, name) for info in infos))
         if len(values) > 1:
             raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")
@@ -85,7 +85,8 @@ def _merged_info(parts: Sequence[Tables]) -> TraceInfo:
     if len(parts) > 1 and missing > 0 and not first.simulated:
         absent = next(rank for rank in range(first.world_size) if rank not in seen)
         notes.append(f"{missing} of {first.world_size} ranks left no trace, rank {absent} first")
-    return replace(first, ranks=tuple(sorted(seen)), torch_version=", ".join(versions), notes=tuple(notes))
+    mesh = next((info.mesh for info in infos if info.mesh), "")
+    return replace(first, mesh=mesh, ranks=tuple(sorted(seen)), torch_version=", ".join(versions), notes=tuple(notes))
 
 
 def _distinct_groups(parts: Sequence[Tables]) -> list[Tables]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,13 +195,13 @@ def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, 
     """Counts per module, each with those of the modules inside it; `GLOBAL` has all."""
     counts = {GLOBAL: ModuleCounts()}
     for owner, phase, op, count in found:
-        around = tree[owner].parents if owner in tree else {GLOBAL}
-        for name in {*around, *([owner] if owner else [])}:
+        outer = [name for name in outer_modules(owner) if name in tree]
+        for name in (GLOBAL, *outer, *([owner] if owner else [])):
             counts.setdefault(name, ModuleCounts()).add(phase, op, count)
     return counts
 
 
-OPERATION_LISTS = {
+OPERATION_LISTS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "operations_forward": lambda op: not op["is_bw"],
     "operations_backward": lambda op: op["is_bw"] and not op["is_activation_checkpointing"],
     "operations_checkpointing": lambda op: op["is_activation_checkpointing"],
@@ -224,7 +224,8 @@ def json_tree(
     """
 
     def node(name: str) -> dict[str, Any]:
-        module, own, listed = tree[name], counts.get(name, {}), operations.get(name, [])
+        module, listed = tree[name], operations.get(name, [])
+        own = counts.get(name, ModuleCounts())
         return {
             "fqn": name,
             "module_type": module.type if with_modules else "",
