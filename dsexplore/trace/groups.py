@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.trace.schema import Timing
 
+_DIM = re.compile(r"dim_\d+")
 _WHOLE_WORLD = ("default_pg", "mesh_default", "undefined", "")
 
 
@@ -62,6 +64,7 @@ class Groups:
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
                 group.axis = group.description.removeprefix("mesh_")
+        _name_parts(groups)
         return groups
 
     def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
@@ -76,6 +79,16 @@ class Groups:
         """Drop all references to process groups and meshes; descriptions stay."""
         self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
         self._meshes.clear()
+
+
+def _name_parts(groups: list[Group]) -> None:
+    """A group of an unnamed mesh inside a named axis, such as FSDP's for ``reshard_after_forward=2``, is part of it."""
+    named = [group for group in groups if group.axis and not _DIM.fullmatch(group.axis)]
+    for group in groups:
+        if _DIM.fullmatch(group.axis):
+            whole = next((other for other in named if set(group.ranks) < set(other.ranks)), None)
+            if whole is not None:
+                group.axis, group.mesh = whole.axis, whole.mesh
 
 
 def _may_be_axis(group: Group) -> bool:

@@ -2,10 +2,13 @@
 
 import sys
 
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.trace.groups import Groups, mesh_text
@@ -63,6 +66,18 @@ def test_an_unnamed_mesh_counts_its_dims() -> None:
         mesh = init_device_mesh("cpu", (2, 4))
         assert axis_of(mesh.get_group(1)) == "dim_1"
         assert mesh_text(mesh) == "dim_0=2,dim_1=4"
+
+
+def test_a_part_of_a_named_axis_is_that_axis() -> None:
+    """FSDP2 with ``reshard_after_forward=2`` gathers in backward over pairs of the sharding axis."""
+    with simulate(8, "replicate=2,shard=4") as mesh:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        for layer in model:
+            fully_shard(layer, mesh=mesh["shard"], reshard_after_forward=2)
+        with record() as trace:
+            model(torch.ones(2, 8)).sum().backward()
+    gathers = trace.events.filter(pl.col("op") == "all_gather").select("phase", "axis", "group_size").unique()
+    assert sorted(gathers.rows()) == [("backward", "shard", 2), ("forward", "shard", 4)]
 
 
 def test_handles_of_every_form_are_the_same_group() -> None:
