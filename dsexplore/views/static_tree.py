@@ -20,10 +20,10 @@ MOST_AXES = 6
 
 STYLE = """
 .dsx .tree{min-width:var(--dsx-width);border-top:1px solid var(--dsx-line)}
-.dsx .row{display:flex;align-items:baseline;padding:1px 4px;gap:8px}
+.dsx .row{display:flex;align-items:baseline;padding:1px 4px;gap:4px}
 .dsx .row:hover{background:var(--dsx-shade)}
 .dsx .row.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
-.dsx .row .n{flex:1 1 0;min-width:170px;overflow-wrap:anywhere;
+.dsx .row .n{flex:1 1 0;min-width:200px;overflow-wrap:break-word;
 padding-left:calc(var(--d,0)*14px + 16px);text-indent:-16px}
 .dsx .row .n *{text-indent:0}
 .dsx .row .n::before{content:"";display:inline-block;width:16px;text-indent:0}
@@ -31,7 +31,7 @@ padding-left:calc(var(--d,0)*14px + 16px);text-indent:-16px}
 .dsx .tree summary::-webkit-details-marker{display:none}
 .dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
 .dsx .tree details[open]>summary .n::before{content:"▾"}
-.dsx .row .c{flex:0 0 76px;min-width:0;overflow-wrap:anywhere;text-align:right;
+.dsx .row .c{flex:0 0 66px;font-size:12px;min-width:0;overflow-wrap:anywhere;text-align:right;
 font-variant-numeric:tabular-nums;white-space:nowrap}
 .dsx .row .c.z{color:var(--dsx-dim)}
 .dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
@@ -81,7 +81,7 @@ def tree_html(tables: Tables) -> str:
     )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="module tree">'
-        f'<div class="tree" style="--dsx-width:{190 + columns * 84}px">{_head(drawing)}{rows}</div></div>{more}'
+        f'<div class="tree" style="--dsx-width:{230 + columns * 70}px">{_head(drawing)}{rows}</div></div>{more}'
     )
 
 

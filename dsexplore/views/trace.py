@@ -5,7 +5,8 @@ from __future__ import annotations
 from dsexplore.display import View
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
-from dsexplore.views import html
+from dsexplore.views import draw, html
+from dsexplore.views.communication import communication_html
 from dsexplore.views.static_tree import STYLE, tree_html
 
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
@@ -32,9 +33,9 @@ class TraceView(View):
         return "\n".join(lines)
 
     def html(self) -> str:
-        """The summary and the module tree."""
+        """The summary, the module tree, and what was sent; complete in itself."""
         tables = self._trace.tables
-        return html.fragment(_header(tables) + tree_html(tables), STYLE)
+        return html.fragment(_header(tables) + tree_html(tables) + communication_html(tables), STYLE + draw.STYLE)
 
 
 def _summary(tables: Tables) -> str:

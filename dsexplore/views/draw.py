@@ -1,0 +1,152 @@
+"""Bars, heatmaps and lanes as HTML and inline SVG: the numbers stand there as text too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dsexplore.views import html
+from dsexplore.views.palette import PHASES, phase_mark
+from dsexplore.views.tally import Grid, Lanes
+
+STYLE = (
+    """
+.dsx .part>summary{font-weight:600;padding:3px 4px;border-top:1px solid var(--dsx-line)}
+.dsx .part>div,.dsx .part>p{margin:4px 0 8px 18px}
+.dsx .heat td{padding:2px 8px;text-align:right;border:1px solid var(--dsx-line)}
+.dsx .heat th{padding:2px 8px}
+.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0}
+.dsx .bar{display:flex;height:16px;min-width:2px}
+.dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
+.dsx .bars td.track{width:42%;min-width:160px}
+.dsx .bars{width:100%}
+.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
+.dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
+.dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
+.dsx .lane>svg{flex:1 1 0;min-width:0;height:12px;background:var(--dsx-shade)}
+"""
+    + "".join(
+        f".dsx .p{i}{{background:{m.hatch + ',' if m.hatch else ''}{m.colour};color:{m.ink}}}\n"
+        for i, m in enumerate(PHASES.values())
+    )
+    + "".join(f".dsx .lane .q{i}{{fill:{m.colour}}}\n" for i, m in enumerate(PHASES.values()))
+)
+
+_INDEX = {phase: i for i, phase in enumerate(PHASES)}
+
+
+def part(title: str, body: str, opened: bool = False) -> str:
+    """A section that opens and closes; nothing where there is nothing to show."""
+    return (
+        f'<details class="part"{" open" if opened else ""}><summary>{html.escape(title)}</summary>{body}</details>'
+        if body
+        else ""
+    )
+
+
+def phase_key(phases: Sequence[str]) -> str:
+    """The legend: letter, hatch and name of each phase."""
+    return (
+        '<p class="dim">'
+        + " ".join(
+            f'<span class="key p{_INDEX.get(p, 4)}">{phase_mark(p).letter}</span>{html.escape(p)}' for p in phases
+        )
+        + "</p>"
+    )
+
+
+def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bool = True) -> str:
+    """A table whose cells are shaded by value; the value stands in each cell."""
+    if not grid.rows or not grid.columns:
+        return ""
+    top = float(grid.values.max()) or 1.0
+    head = "".join(f'<th scope="col">{html.name(c, 32)}</th>' for c in grid.columns)
+    body = "".join(
+        f'<tr><th scope="row">{html.name(row, 96)}</th>'
+        + "".join(_heat_cell(float(v), top, write, log) for v in values)
+        + "</tr>"
+        for row, values in zip(grid.rows, grid.values, strict=True)
+    )
+    return (
+        f'<div class="scroll"><table class="heat"><thead><tr><th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _heat_cell(value: float, top: float, write: Callable[[float], str], log: bool) -> str:
+    if not value:
+        return '<td class="dim">–</td>'
+    shade = round(8 + 37 * (value / top) ** (1 / 3 if log else 1))
+    return f'<td style="background:color-mix(in srgb,#0072b2 {shade}%,transparent)">{write(value)}</td>'
+
+
+def stacked_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], Sequence[str]]], head: Sequence[str]) -> str:
+    """One bar per row, split by phase.
+
+    Args:
+        rows: (label, [(phase, value)], cells of text right of the bar).
+        head: titles of label, bar and those cells.
+    """
+    top = max((sum(v for _, v in parts) for _, parts, _ in rows), default=0) or 1
+    titles = "".join(f'<th scope="col"{" class=l" if i < 2 else ""}>{html.escape(t)}</th>' for i, t in enumerate(head))
+    body = "".join(
+        f'<tr><td class="l">{html.name(label, 40)}</td><td class="l track"><div class="bar">{_segments(parts, top)}</div></td>'
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "</tr>"
+        for label, parts, cells in rows
+    )
+    return (
+        f'<div class="scroll"><table class="bars"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _segments(parts: Sequence[tuple[str, float]], top: float) -> str:
+    return "".join(
+        f'<span class="p{_INDEX.get(phase, 4)}" style="width:{100 * value / top:.2f}%">'
+        f"{phase_mark(phase).letter if value / top > 0.04 else ''}</span>"
+        for phase, value in parts
+        if value
+    )
+
+
+def lanes_html(lanes: Lanes) -> str:
+    """One strip per rank, group and op; the colour and the first strip's letters tell the phase."""
+    if not lanes.labels:
+        return ""
+    several = len({rank for rank, _, _ in lanes.labels}) > 1
+    rows = "".join(_lane(lanes, row, several) for row in range(len(lanes.labels)))
+    hidden = f'<p class="dim">{lanes.hidden:,} more lanes are not drawn.</p>' if lanes.hidden else ""
+    return f'<div class="scroll"><div style="min-width:420px">{rows}</div></div>{hidden}'
+
+
+def _lane(lanes: Lanes, row: int, several: bool) -> str:
+    rank, lane, op = lanes.labels[row]
+    label = (f"rank {rank} · " if several else "") + f"{lane} · {op}" if lane else op
+    paths: dict[str, list[str]] = {}
+    top = int(lanes.bytes.max()) or 1
+    for column, size in enumerate(lanes.bytes[row]):
+        if lanes.counts[row, column]:
+            height = round(3 + 9 * (int(size) / top) ** (1 / 3))
+            paths.setdefault(lanes.phases[row][column], []).append(f"M{column} {12 - height}h1v{height}h-1z")
+    marks = "".join(f'<path class="q{_INDEX.get(p, 4)}" d="{"".join(d)}"/>' for p, d in sorted(paths.items()))
+    spoken = f"{lanes.counts[row].sum():,} × {op} on {lane}"
+    return (
+        f'<div class="lane"><span>{html.name(label, 60)}</span>'
+        f'<svg viewBox="0 0 {lanes.bytes.shape[1]} 12" preserveAspectRatio="none" role="img" '
+        f'aria-label="{html.escape(spoken)}">{marks}</svg></div>'
+    )
+
+
+def phase_strip(lanes: Lanes) -> str:
+    """The band above the lanes: which phase each bin belongs to, with its letter."""
+    if not lanes.labels:
+        return ""
+    bins = lanes.bytes.shape[1]
+    found = [next((row[column] for row in lanes.phases if row[column]), "") for column in range(bins)]
+    runs: list[list[object]] = []
+    for phase in found:
+        if runs and (runs[-1][0] == phase or not phase):
+            runs[-1][1] = int(runs[-1][1]) + 1  # type: ignore[call-overload]
+        else:
+            runs.append([phase, 1])
+    segments = _segments([(str(p), float(n)) for p, n in runs], float(bins))  # type: ignore[arg-type]
+    return f'<div class="lane"><span class="dim">phase</span><div class="bar" style="flex:1 1 0;min-width:0">{segments}</div></div>'

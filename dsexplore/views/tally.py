@@ -1,0 +1,209 @@
+"""Small tables for drawing, counted from a trace's events; shared by the static views, figures and the explorer.
+
+Each has at most a few hundred rows, whatever the number of events: what is drawn is binned here, in Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.trace.model import Tables
+from dsexplore.views.fold import ranges
+from dsexplore.views.module_tree import NO_AXIS, OUTSIDE
+
+MOST_ROWS = 16
+OTHERS = "(all others)"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers with named rows and columns."""
+
+    rows: list[str]
+    columns: list[str]
+    values: npt.NDArray[np.float64]
+    """(rows, columns)"""
+
+
+def pattern_of(name: pl.Expr) -> pl.Expr:
+    """``Net.layers.3.up`` → ``Net.layers.*.up``: the numbered siblings of one place together."""
+    return pl.when(name == "").then(pl.lit(OUTSIDE)).otherwise(name.str.replace_all(r"\.\d+(\.|$)", ".*${1}"))
+
+
+def module_by_axis(events: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
+    """Message bytes per place in the model (layers together) and mesh axis, largest first."""
+    totals = events.group_by("owner", "axis").agg(pl.col("message_bytes").sum())
+    return _grid(totals.with_columns(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column")), most)
+
+
+def op_by_phase(events: pl.DataFrame) -> pl.DataFrame:
+    """Count and bytes per op and phase; ops in order of their bytes. Columns: op phase count message_bytes."""
+    return (
+        events.group_by("op", "phase")
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+        .with_columns(pl.col("message_bytes").sum().over("op").alias("all"))
+        .sort("all", "op", "phase", descending=[True, False, False])
+        .drop("all")
+    )
+
+
+def message_sizes(events: pl.DataFrame) -> pl.DataFrame:
+    """Messages per op and power of two. Columns: op, size (lower bound in bytes, 0 for empty), count, message_bytes."""
+    return (
+        events.group_by("op", _power_of_two().alias("size"))
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+        .sort("size", "op")
+    )
+
+
+def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
+    """Median bus bandwidth per op and power of two, where durations were measured.
+
+    Columns: op, size (bytes), count, gb_per_s (1e9 bytes; wire bytes over duration).
+    """
+    timed = events.filter((pl.col("end") > pl.col("start")) & (pl.col("message_bytes") > 0))
+    return (
+        timed.group_by("op", _power_of_two().alias("size"))
+        .agg(
+            pl.len().alias("count"),
+            (pl.col("wire_bytes") / (pl.col("end") - pl.col("start"))).median().alias("gb_per_s"),
+        )
+        .sort("size", "op")
+    )
+
+
+def implicit(events: pl.DataFrame) -> pl.DataFrame:
+    """Redistributes that nobody asked for, layers together, most bytes first.
+
+    Columns: module, op, axis, phase, cause, source, count, message_bytes.
+    """
+    keys = ("module", "op", "axis", "phase", "cause", "source")
+    return (
+        events.filter(pl.col("implicit"))
+        .with_columns(pattern_of(pl.col("trigger")).alias("module"))
+        .group_by(keys)
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+        .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
+    )
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Who sent when: one row per rank, group and op, columns are equal bins of program order or time."""
+
+    labels: list[tuple[int, str, str]]
+    """(rank, axis or group, op) per row."""
+    bytes: npt.NDArray[np.int64]
+    """(rows, bins) message bytes."""
+    counts: npt.NDArray[np.int64]
+    """(rows, bins) collectives."""
+    phases: list[list[str]]
+    """(rows, bins) the phase of the first collective in a bin; "" where there is none."""
+    unit: str
+    """``seq`` for program order, ``ns`` for time since the first start."""
+    first: float
+    last: float
+    hidden: int
+    """Rows left out."""
+
+
+def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[float, float] | None = None) -> Lanes:
+    """Bin the events by time where every one was timed, else by program order.
+
+    Args:
+        window: only this part of the axis, in its unit.
+    """
+    timed = events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
+    at = (pl.col("start") - pl.col("start").min()) if timed else pl.col("seq")
+    rows = events.lazy().select(
+        "rank", "op", "phase", "message_bytes", pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane"),
+        at.cast(pl.Float64).alias("at"),
+    ).collect()  # fmt: skip
+    first, last = window or (
+        (float(rows["at"].min() or 0), float(rows["at"].max() or 0)) if rows.height else (0.0, 0.0)
+    )  # type: ignore[arg-type]
+    width = max(last - first, 1e-9) / bins if timed or last - first >= bins else 1.0
+    keys = ("rank", "lane", "op")
+    binned = (
+        rows.filter(pl.col("at").is_between(first, last))
+        .with_columns(((pl.col("at") - first) / width).floor().clip(0, bins - 1).cast(pl.Int32).alias("bin"))
+        .group_by(*keys, "bin")
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("phase").first())
+    )
+    every = binned.group_by(keys).agg(pl.col("message_bytes").sum()).sort(*keys)
+    shown = every.sort("rank", maintain_order=True).head(most)
+    row_of = {key: row for row, key in enumerate(shown.select(keys).iter_rows())}
+    shape = (len(row_of), bins if width != 1.0 or last - first >= bins else int(last - first) + 1)
+    size, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    phases = [[""] * shape[1] for _ in row_of]
+    for rank, lane, op, column, number, total, phase in binned.sort(*keys, "bin").iter_rows():
+        row = row_of.get((rank, lane, op))
+        if row is not None:
+            size[row, column], count[row, column], phases[row][column] = total, number, phase
+    return Lanes(list(row_of), size, count, phases, "ns" if timed else "seq", first, last, every.height - len(row_of))
+
+
+def between_ranks(tables: Tables, most: int = MOST_ROWS) -> Grid:
+    """Wire bytes from each recorded rank to each peer, a group's traffic shared equally among its other ranks.
+
+    Equal peers are one column, equal senders are not joined. Point-to-point in a group of more than two ranks
+    counts the same way, because a trace does not hold the peer.
+    """
+    members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
+    sent = tables.events.group_by("rank", "group").agg(pl.col("wire_bytes").sum()).sort("rank", "group")
+    sent = sent.filter(pl.col("wire_bytes") > 0)
+    senders = sent["rank"].unique().sort().to_list()[:most]
+    row_of = {rank: row for row, rank in enumerate(senders)}
+    world = max([tables.info.world_size, *(max(ranks, default=0) + 1 for ranks in members.values())])
+    matrix = np.zeros((len(senders), world))
+    for rank, group, total in sent.iter_rows():
+        peers = [peer for peer in members.get(group, ()) if peer != rank]
+        if rank in row_of and peers:
+            matrix[row_of[rank], peers] += total / len(peers)
+    columns: dict[tuple[float, ...], list[int]] = {}
+    for peer in range(world if len(senders) else 0):
+        columns.setdefault(tuple(matrix[:, peer]), []).append(peer)
+    kept = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])[: 2 * most]
+    return Grid(
+        [f"rank {rank}" for rank in senders],
+        [ranges(peers, 4) for _, peers in kept],
+        np.array([values for values, _ in kept]).T.reshape(len(senders), len(kept)),
+    )
+
+
+def _grid(totals: pl.DataFrame, most: int) -> Grid:
+    """Columns row, column, message_bytes → a grid, rows and columns by their bytes; rows past ``most`` in one."""
+    rows = _ranked(totals, "row")
+    columns = _ranked(totals, "column")
+    if len(rows) > most:
+        kept = rows[: most - 1]
+        totals = totals.with_columns(
+            pl.when(pl.col("row").is_in(kept)).then("row").otherwise(pl.lit(OTHERS)).alias("row")
+        )
+        rows = [*kept, OTHERS]
+    values = np.zeros((len(rows), len(columns)))
+    row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
+    for row, column, total in totals.group_by("row", "column").agg(pl.col("message_bytes").sum()).iter_rows():
+        values[row_of[row], column_of[column]] = total
+    return Grid(rows, columns, values)
+
+
+def _ranked(totals: pl.DataFrame, key: str) -> list[str]:
+    ordered = (
+        totals.group_by(key).agg(pl.col("message_bytes").sum()).sort("message_bytes", key, descending=[True, False])
+    )
+    return [str(name) for name in ordered[key]]
+
+
+def _axis() -> pl.Expr:
+    return pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
+
+
+def _power_of_two() -> pl.Expr:
+    size = pl.col("message_bytes")
+    floor = pl.lit(2.0).pow(size.cast(pl.Float64).log(2.0).floor())
+    return pl.when(size > 0).then(floor).otherwise(0).cast(pl.Int64)
