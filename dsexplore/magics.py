@@ -95,10 +95,10 @@ class CommtraceMagics(Magics):
             if given:
                 raise UsageError(f"{name} belongs to a cell that is traced: write it after %%commtrace, on top of one")
         if options.close:
-            closed = self.close()
-            print(f"closed the world of {closed}" if closed else "no world is open")
+            if not self._close_and_tell():
+                print("no world is open")
         elif _opens(options):
-            self.close()
+            self._close_and_tell()
             world = _world(options)
             self._bind(world)
             self._world = world
@@ -112,15 +112,19 @@ class CommtraceMagics(Magics):
         self._unbind.close()
         return str(world) if world is not None else ""
 
+    def _close_and_tell(self) -> bool:
+        closed = self.close()
+        if closed:
+            print(f"closed the world of {closed}")
+        return bool(closed)
+
     def _cell(self, options: argparse.Namespace, cell: str) -> None:
         if options.close:
             raise UsageError("--close belongs to the line form: write %commtrace --close in a line of its own")
         if not _opens(options):
             self._trace(options, cell)
             return
-        closed = self.close()
-        if closed:
-            print(f"closed the world of {closed}")
+        self._close_and_tell()
         try:
             self._bind(_world(options))
             self._trace(options, cell)
