@@ -36,7 +36,6 @@ PRELOAD = (
     "torch.distributed.tensor.parallel",
     "torch.testing._internal.distributed.fake_pg",
     "torch._dynamo",
-    "polars",
     "dsexplore.comm",
 )
 CELL = "<rank cell>"

@@ -1,0 +1,52 @@
+"""Errors of collectives, told with the op, the group and the rank they happened on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as td
+
+_SHOWN_RANKS = 16
+
+
+def explain(error: Exception, call: str, group: Any) -> None:
+    """Put op, group and rank, and what to do, into an error's message; its type stays, for ``except`` clauses."""
+    if getattr(error, "_told_by_dsexplore", False):
+        return
+    text = str(error)
+    error.args = (f"{call} on {describe(group)} failed on {_this_rank()}: {text}{_advice(text)}",)
+    error._told_by_dsexplore = True  # type: ignore[attr-defined]
+
+
+def describe(group: Any) -> str:
+    """``"group '2' (ranks 0, 3)"``; never raises."""
+    try:
+        chosen = td.group.WORLD if group is None else group
+        if chosen is None:
+            return "the world group"
+        if chosen == td.GroupMember.NON_GROUP_MEMBER:
+            return "a group that this rank is not in"
+        ranks = td.get_process_group_ranks(chosen)
+        shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
+        more = f", … {len(ranks)} in all" if len(ranks) > _SHOWN_RANKS else ""
+        return f"group {chosen.group_name!r} (ranks {shown}{more})"
+    except Exception:
+        return f"group {group!r}"
+
+
+def _this_rank() -> str:
+    try:
+        return f"rank {td.get_rank()}"
+    except Exception:
+        return "a rank without a process group"
+
+
+def _advice(text: str) -> str:
+    lowered = text.lower()
+    if "has not been initialized" in lowered:
+        return " Call dsexplore.comm.init_distributed() first."
+    if "connection" in lowered and ("reset" in lowered or "closed" in lowered or "refused" in lowered):
+        return " A peer has ended: look at the output of the other ranks of this group."
+    if "timed out" in lowered or "timeout" in lowered:
+        return " A peer did not join in time: see that every rank of the group makes this call, in the same order."
+    return ""

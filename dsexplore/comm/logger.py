@@ -1,0 +1,263 @@
+"""The comms logger: which calls are recorded, and what is known of each.
+
+Requirements, hardest first:
+
+1. Logging keeps overlap: an asynchronous op is timed from its issue to its completion, by events on its stream
+   or by its own completion, and nothing here waits for it.
+2. A record belongs to its call: turning profiling on or off, or resetting the log, between start and end of an
+   op is safe.
+3. Threads may call collectives at the same time: records are appended and numbered by operations that are
+   atomic in the interpreter.
+4. An op that nobody has heard of is logged under its own name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as td
+
+from dsexplore.comm.bandwidth import bandwidth, plain_op
+from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.comm.device_clock import CudaClock
+from dsexplore.comm.records import SWITCHED_OFF, GroupInfo, Record, in_backward
+from dsexplore.comm.spellings import Message, Spelling
+from dsexplore.units import format_bytes
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from dsexplore.comm.summary import CommsSummary
+    from dsexplore.trace.model import Trace
+
+_HERE = str(Path(__file__).parent) + os.sep
+
+
+def epoch_clock() -> Callable[[], int]:
+    """A clock in nanoseconds since the Unix epoch that never runs backwards."""
+    offset = time.time_ns() - time.perf_counter_ns()
+    now = time.perf_counter_ns
+    return lambda: now() + offset
+
+
+class CommsLogger:
+    """Records collectives with their sizes, groups and times. `dsexplore.comm.comms_logger` is the one in use.
+
+    Args:
+        config: what to record; off by default.
+        clock: nanoseconds since the Unix epoch; tests bring their own.
+    """
+
+    def __init__(self, config: CommsLoggerConfig | None = None, clock: Callable[[], int] | None = None) -> None:
+        self.enabled = False
+        self.prof_all = True
+        self.prof_ops: list[str] = []
+        self.verbose = False
+        self.debug = False
+        self.clock = clock or epoch_clock()
+        self._cuda = CudaClock(self.clock)
+        self._records: list[Record] = []
+        self._seq = itertools.count()
+        self._batches = itertools.count()
+        self._groups: dict[tuple[str, int], GroupInfo] = {}
+        self.configure(config or CommsLoggerConfig())
+
+    def configure(self, config: CommsLoggerConfig) -> None:
+        """Take over a configuration; what has been recorded stays."""
+        self.prof_all = config.prof_all
+        self.prof_ops = list(config.prof_ops)
+        self.verbose = config.verbose
+        self.debug = config.debug
+        self.enabled = config.enabled
+
+    def start_profiling_comms(self) -> None:
+        """Record every op."""
+        self.prof_all = True
+
+    def stop_profiling_comms(self) -> None:
+        """Record only the ops that were asked for by name or with ``prof=True``."""
+        self.prof_all = False
+
+    def start_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
+        """Record these ops too: plain names, spellings, or the calls' ``log_name``."""
+        wanted = [op_name_list] if isinstance(op_name_list, str) else list(op_name_list)
+        self.prof_ops = [*self.prof_ops, *(op for op in wanted if op not in self.prof_ops)]
+
+    def stop_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
+        """No longer record these ops by name."""
+        unwanted = {op_name_list} if isinstance(op_name_list, str) else set(op_name_list)
+        self.prof_ops = [op for op in self.prof_ops if op not in unwanted]
+
+    def wants(self, spelling: Spelling, log_name: str, prof: bool) -> bool:
+        """Whether a call is to be recorded."""
+        if not self.enabled:
+            return False
+        if self.prof_all or prof:
+            return True
+        return log_name in self.prof_ops or spelling.name in self.prof_ops or spelling.op in self.prof_ops
+
+    def begin(self, spelling: Spelling, message: Message, group: Any, log_name: str, caller: str | None) -> Record:
+        """Record a call that is about to be issued; its clock starts when this returns."""
+        record = Record(next(self._seq), spelling.op, spelling.name, log_name, self._group(group), message)
+        record.is_object = spelling.is_object
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+            frame = frame.f_back
+        record.code, record.line = frame.f_code, frame.f_lineno
+        if self.debug:
+            record.name = f"{log_name} | [Caller Func: {caller or frame.f_code.co_name}]"
+        if in_backward():
+            record.phase = "backward"
+        self._records.append(record)
+        return record
+
+    def start_clock(self, record: Record, tensor: torch.Tensor | None) -> None:
+        """The op is being issued now."""
+        if record.group.timing == "cuda" and tensor is not None and tensor.is_cuda:
+            record.device = self._cuda.begin(tensor.get_device())
+        record.start = self.clock()
+
+    def end(self, record: Record) -> None:
+        """The op is known to be over; the first to say so counts."""
+        if record.end is None and record.device is None:
+            record.end = self.clock()
+            if self.verbose:
+                self._tell(record)
+
+    def fail(self, record: Record, error: BaseException) -> None:
+        """The op raised: it counts as a call, not as a measurement."""
+        record.failed = True
+        record.cause = f"failed: {type(error).__name__}"
+        record.end = record.end or self.clock()
+
+    def note_switched_off(self, spelling: Spelling, group: Any, log_name: str, switch: str) -> None:
+        """Record a call that a switch kept from being made: no bytes, no time."""
+        record = self.begin(spelling, Message(0), group, log_name, None)
+        record.op = SWITCHED_OFF + spelling.op
+        record.name = SWITCHED_OFF + log_name
+        record.cause = f"switched off by {switch}"
+        record.start = record.end = self.clock()
+
+    def append(
+        self, raw_name: str, record_name: str, latency: float, msg_size: int, group_size: int | None = None
+    ) -> None:
+        """Add a measurement made elsewhere: latency in milliseconds, size S in bytes, whole world by default.
+
+        A name that is not known is logged under that name.
+        """
+        world = td.group.WORLD if td.is_available() and td.is_initialized() else None
+        info = self._group(world) if world is not None else GroupInfo("", (0,), "", "host")
+        if group_size is not None and group_size != info.size:
+            info = GroupInfo(f"{group_size} ranks", tuple(range(group_size)), info.backend, "host")
+        record = Record(next(self._seq), plain_op(raw_name), raw_name, record_name, info, Message(msg_size))
+        record.end = self.clock()
+        record.start = record.end - max(1, round(latency * 1e6))
+        self._records.append(record)
+        if self.verbose:
+            self._tell(record)
+
+    def next_batch(self) -> int:
+        """A number for the members of one coalesced call."""
+        return next(self._batches)
+
+    @property
+    def records(self) -> list[Record]:
+        """A copy of the log, in the order of issue on each thread."""
+        return self._records.copy()
+
+    def reset_data(self) -> None:
+        """Forget all records; ops that are under way end without one."""
+        self._records = []
+
+    def has_data(self) -> bool:
+        """Whether anything was recorded."""
+        return bool(self._records)
+
+    def get_operation_names(self) -> list[str]:
+        """The names that ops were logged under, in order of first appearance."""
+        return list(dict.fromkeys(record.name for record in self._records))
+
+    def get_total_operations(self) -> int:
+        """How many calls were recorded."""
+        return len(self._records)
+
+    def summary(self) -> CommsSummary:
+        """The log as a table: one row per op, group and message size."""
+        from dsexplore.comm.summary import CommsSummary
+
+        return CommsSummary(self.records)
+
+    def to_frame(self) -> pl.DataFrame:
+        """The table of `summary` as a polars frame."""
+        return self.summary().to_frame()
+
+    def figure(self, **options: Any) -> Any:
+        """A plotly figure of `summary`."""
+        return self.summary().figure(**options)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.summary()._repr_mimebundle_(include, exclude)
+
+    def trace(self) -> Trace:
+        """The log as a `Trace`: the same events, for the explorer, files and analyses."""
+        from dsexplore.comm.to_trace import to_trace
+
+        return to_trace(self.records)
+
+    def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
+        """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's."""
+        from dsexplore.comm.summary import raw_data
+
+        return raw_data(self.records)
+
+    def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
+        """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
+        from dsexplore.comm.summary import operation_summaries
+
+        return operation_summaries(self.records).get(operation_name)
+
+    def log_all(
+        self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
+    ) -> Mapping[str, Any] | None:
+        """Print the log, return it as a dict, or both.
+
+        Args:
+            print_log: print the table.
+            show_straggler: add what ranks waited for each other. Every rank of the world must then make this call.
+            return_dict: return ``{"summary": {name: {S: {...}}}, "straggler_analysis": ..., "metadata": ...}``, in
+                DeepSpeed's shape. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
+                and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
+        """
+        from dsexplore.comm.report import report
+
+        return report(self.records, print_log, show_straggler, return_dict)
+
+    def _group(self, group: Any) -> GroupInfo:
+        key = (group.group_name, group.size())
+        info = self._groups.get(key)
+        if info is None:
+            info = self._groups[key] = GroupInfo.of(group)
+        return info
+
+    def _tell(self, record: Record) -> None:
+        if td.is_initialized() and td.get_rank() != 0:
+            return
+        seconds = record.seconds
+        if seconds is None:
+            return
+        algbw, busbw = bandwidth(record.op, record.message.bytes, seconds, record.group.size)
+        size = format_bytes(record.message.bytes)
+        print(
+            f"{record.name} | group {record.group.name} | {size} | {seconds * 1e3:.3f} ms"
+            f" | algbw {algbw:.2f} GB/s | busbw {busbw:.2f} GB/s"
+        )
+
+
+comms_logger = CommsLogger()

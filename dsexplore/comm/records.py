@@ -1,0 +1,120 @@
+"""One logged call: what moved, over which group, from when to when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as td
+
+from dsexplore.comm.spellings import Message
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """A process group, as plain data that outlives it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    timing: str
+    """How its ops are timed: ``cuda`` or ``work``, see `dsexplore.trace.schema.Timing`."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self.ranks)
+
+    @classmethod
+    def of(cls, group: Any) -> GroupInfo:
+        """Describe a live group."""
+        backend = str(td.get_backend(group))
+        timing = "cuda" if "nccl" in backend else "work"
+        return cls(group.group_name, tuple(td.get_process_group_ranks(group)), backend, timing)
+
+
+class DeviceInterval(Protocol):
+    """Start and end of an op on a device's own clock, known some time after the op was issued."""
+
+    def nanoseconds(self) -> tuple[int, int] | None:
+        """Start and end in the logger's clock; None until the op is over."""
+
+
+class Record:
+    """One call. Times are nanoseconds of the logger's clock; ``end`` is None until the op is known to be over."""
+
+    __slots__ = (
+        "batch",
+        "call",
+        "cause",
+        "code",
+        "device",
+        "end",
+        "failed",
+        "group",
+        "is_async",
+        "is_object",
+        "line",
+        "message",
+        "name",
+        "op",
+        "phase",
+        "seq",
+        "start",
+    )
+
+    def __init__(self, seq: int, op: str, call: str, name: str, group: GroupInfo, message: Message) -> None:
+        self.seq = seq
+        self.op = op
+        self.call = call  # the spelling
+        self.name = name  # what it is logged under
+        self.group = group
+        self.message = message
+        self.is_async = False
+        self.is_object = False
+        self.batch: int | None = None
+        self.phase = "other"
+        self.cause = ""
+        self.code: CodeType | None = None
+        self.line = 0
+        self.failed = False
+        self.device: DeviceInterval | None = None
+        self.start: int | None = None
+        self.end: int | None = None
+
+    @property
+    def switched_off(self) -> bool:
+        """Whether a switch kept the call from being made."""
+        return self.op.startswith(SWITCHED_OFF)
+
+    @property
+    def times(self) -> tuple[int, int] | None:
+        """Start and end, where both are known and the op succeeded."""
+        if self.device is not None and self.end is None:
+            interval = self.device.nanoseconds()
+            if interval is not None:
+                self.start, self.end = interval
+        if self.failed or self.switched_off or self.start is None or self.end is None:
+            return None
+        return self.start, max(self.end, self.start + 1)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; at least one nanosecond, so that rates exist."""
+        times = self.times
+        return None if times is None else (times[1] - times[0]) / 1e9
+
+    @property
+    def source(self) -> str:
+        """``"file:line"`` of the call in the user's code."""
+        return f"{self.code.co_filename}:{self.line}" if self.code is not None else ""
+
+
+SWITCHED_OFF = "switched_off:"
+
+
+def in_backward() -> bool:
+    """Whether autograd is running on this thread."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,44 @@
+"""DeepSpeed's enumeration of reductions, and its way to torch's.
+
+``dsexplore.comm.ReduceOp`` is torch's own class, which every torch API takes; the enumeration here is for code
+that imports ``deepspeed.comm.reduce_op``. The collectives of `dsexplore.comm` take either.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch.distributed as td
+
+from dsexplore.errors import UsageError
+
+
+class ReduceOp(Enum):
+    """How the tensors of the ranks become one."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    AVG = 7
+    UNUSED = 8
+
+    @property
+    def torch(self) -> Any:
+        """The reduction of that name in torch.
+
+        Raises:
+            UsageError: UNUSED, which is a place holder.
+        """
+        if self is ReduceOp.UNUSED:
+            raise UsageError("ReduceOp.UNUSED is no reduction: use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR")
+        return getattr(td.ReduceOp, self.name)
+
+
+def to_torch(op: Any) -> Any:
+    """torch's reduction for one of either kind; anything else is handed on for torch to judge."""
+    return op.torch if isinstance(op, ReduceOp) else op

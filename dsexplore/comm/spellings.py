@@ -1,0 +1,179 @@
+"""Every way to write a collective: which op it is, which arguments are tensors, how large its message is.
+
+Sizes are S of `dsexplore.trace.collectives`. A spelling names its tensor arguments by position, since that is
+how `dsexplore.comm.issue` hands them to torch.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as td
+
+from dsexplore.comm.bandwidth import plain_op
+
+
+class Message(NamedTuple):
+    """What a call moves."""
+
+    bytes: int
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    """Of the buffer that ``bytes`` counts; tensors of several shapes count as one of one dim."""
+
+
+Measure = Callable[[Sequence[Any], int], Message]
+"""From a call's positional arguments and the group's size to its message."""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One function that makes a collective."""
+
+    name: str
+    op: str
+    call: Callable[..., Any]
+    measure: Measure
+    reads: tuple[int, ...] = ()
+    """Positions of tensor arguments that are only read."""
+    writes: tuple[int, ...] = ()
+    """Positions of tensor arguments that are written, or both."""
+    is_object: bool = False
+    """Moves Python objects: measured when it is over, since receivers know the size only then."""
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Positions of all tensor arguments."""
+        return self.reads + self.writes
+
+
+def spelling(name: str, call: Callable[..., Any], measure: Measure, **traits: Any) -> Spelling:
+    """A spelling whose op follows from its name."""
+    return Spelling(name, plain_op(name), call, measure, **traits)
+
+
+def tensor_at(position: int) -> Measure:
+    """S is one tensor."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        tensor = args[position]
+        return Message(tensor.nbytes, tensor.dtype, tensor.shape)
+
+    return measure
+
+
+def tensors_at(position: int) -> Measure:
+    """S is all tensors of a list."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        return together(args[position])
+
+    return measure
+
+
+def per_rank_part_at(position: int) -> Measure:
+    """S is n × one tensor."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        tensor = args[position]
+        return Message(group_size * tensor.nbytes, tensor.dtype, (group_size, *tensor.shape))
+
+    return measure
+
+
+def larger_of(first: Measure, second: Measure) -> Measure:
+    """S is the larger of what the rank sends and receives."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        return max(first(args, group_size), second(args, group_size), key=lambda message: message.bytes)
+
+    return measure
+
+
+def nothing(args: Sequence[Any], group_size: int) -> Message:
+    """No payload."""
+    return Message(0)
+
+
+def together(tensors: Sequence[torch.Tensor]) -> Message:
+    """Several tensors as one message."""
+    if not tensors:
+        return Message(0)
+    first = tensors[0]
+    size = sum(tensor.nbytes for tensor in tensors)
+    if all(tensor.shape == first.shape for tensor in tensors):
+        return Message(size, first.dtype, (len(tensors), *first.shape))
+    return Message(size, first.dtype, (sum(tensor.numel() for tensor in tensors),))
+
+
+_LENGTH_BYTES = 8  # torch sends the length of each pickle ahead of it
+
+
+def _pickled(thing: Any) -> int:
+    return len(pickle.dumps(thing)) + _LENGTH_BYTES
+
+
+def objects_at(position: int) -> Measure:
+    """S is the pickles of a list's objects with their lengths; objects are pickled once more to be measured."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        return Message(sum(map(_pickled, args[position])), torch.uint8)
+
+    return measure
+
+
+def largest_object_at(*positions: int) -> Measure:
+    """S is n × the largest pickle, to which all are padded; of the objects that this rank has seen."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        seen: list[Any] = []
+        for position in positions:
+            value = args[position]
+            seen.extend(value if isinstance(value, list) else [value])
+        return Message(group_size * max(map(_pickled, seen), default=0), torch.uint8)
+
+    return measure
+
+
+ALL_REDUCE = spelling("all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
+INFERENCE_ALL_REDUCE = spelling("inference_all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
+REDUCE = spelling("reduce", td.reduce, tensor_at(0), writes=(0,))
+BROADCAST = spelling("broadcast", td.broadcast, tensor_at(0), writes=(0,))
+ALL_GATHER = spelling("all_gather", td.all_gather, tensors_at(0), writes=(0,), reads=(1,))
+REDUCE_SCATTER = spelling("reduce_scatter", td.reduce_scatter, tensors_at(1), writes=(0,), reads=(1,))
+GATHER = spelling("gather", td.gather, per_rank_part_at(0), writes=(1,), reads=(0,))
+SCATTER = spelling("scatter", td.scatter, per_rank_part_at(0), writes=(0,), reads=(1,))
+ALL_TO_ALL_SINGLE = spelling(
+    "all_to_all_single", td.all_to_all_single, larger_of(tensor_at(1), tensor_at(0)), writes=(0,), reads=(1,)
+)
+ALL_TO_ALL = spelling("all_to_all", td.all_to_all, larger_of(tensors_at(1), tensors_at(0)), writes=(0,), reads=(1,))
+BARRIER = spelling("barrier", td.barrier, nothing)
+MONITORED_BARRIER = spelling("monitored_barrier", td.monitored_barrier, nothing)
+
+# The functions under torch's newer names do the work without a deprecation warning for each call.
+_gather_into = getattr(td, "all_gather_single", td.all_gather_into_tensor)
+_reduce_into = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
+ALL_GATHER_INTO_TENSOR, ALL_GATHER_BASE, ALL_GATHER_SINGLE = (
+    spelling(name, _gather_into, tensor_at(0), writes=(0,), reads=(1,))
+    for name in ("all_gather_into_tensor", "all_gather_base", "all_gather_single")
+)
+REDUCE_SCATTER_TENSOR, REDUCE_SCATTER_SINGLE = (
+    spelling(name, _reduce_into, tensor_at(1), writes=(0,), reads=(1,))
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single")
+)
+
+SEND = spelling("send", td.send, tensor_at(0), reads=(0,))
+ISEND = spelling("isend", td.isend, tensor_at(0), reads=(0,))
+RECV = spelling("recv", td.recv, tensor_at(0), writes=(0,))
+IRECV = spelling("irecv", td.irecv, tensor_at(0), writes=(0,))
+
+ALL_GATHER_OBJECT = spelling("all_gather_object", td.all_gather_object, largest_object_at(0), is_object=True)
+BROADCAST_OBJECT_LIST = spelling("broadcast_object_list", td.broadcast_object_list, objects_at(0), is_object=True)
+GATHER_OBJECT = spelling("gather_object", td.gather_object, largest_object_at(0, 1), is_object=True)
+SCATTER_OBJECT_LIST = spelling("scatter_object_list", td.scatter_object_list, largest_object_at(0), is_object=True)
+SEND_OBJECT_LIST = spelling("send_object_list", td.send_object_list, objects_at(0), is_object=True)
+RECV_OBJECT_LIST = spelling("recv_object_list", td.recv_object_list, objects_at(0), is_object=True)

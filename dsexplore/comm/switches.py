@@ -1,0 +1,136 @@
+"""Turning a collective off, to ask how long the step is without it.
+
+A switch acts on the calls that go through `dsexplore.comm`, in every spelling of its collective. The tensors
+stay as they are, so what the program computes is wrong while a switch is off: only its duration means something.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from dsexplore.errors import UsageError
+
+SWITCHES: dict[str, tuple[str, ...]] = {
+    "all_gather": ("all_gather",),
+    "reduce_scatter": ("reduce_scatter",),
+    "broadcast": ("broadcast",),
+    "all_reduce": ("all_reduce",),
+    "reduce": ("reduce",),
+    "backward": ("all_gather", "reduce_scatter"),
+}
+"""Each switch and the ops it turns off; ``backward`` is what a sharded backward pass sends."""
+
+off: dict[str, str] = {}
+"""The ops that are off, and the switch function that turned each off. Empty in normal operation."""
+
+_warned: set[str] = set()
+_lock = threading.Lock()
+
+
+class Noop:
+    """The handle of a call that was switched off: done already."""
+
+    def wait(self, timeout: Any = None) -> None:
+        """Return at once."""
+        return
+
+    def is_completed(self) -> bool:
+        """Always true."""
+        return True
+
+    def is_success(self) -> bool:
+        """Always true."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[None]:
+        """A future that is done."""
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+def all_gather_comm_off(flag: bool = False) -> None:
+    """True turns every all_gather off, False on again."""
+    _turn("all_gather", flag)
+
+
+def reduce_scatter_comm_off(flag: bool = False) -> None:
+    """True turns every reduce_scatter off, False on again."""
+    _turn("reduce_scatter", flag)
+
+
+def broadcast_comm_off(flag: bool = False) -> None:
+    """True turns every broadcast off, False on again."""
+    _turn("broadcast", flag)
+
+
+def all_reduce_comm_off(flag: bool = False) -> None:
+    """True turns every all_reduce off, False on again."""
+    _turn("all_reduce", flag)
+
+
+def reduce_comm_off(flag: bool = False) -> None:
+    """True turns every reduce off, False on again."""
+    _turn("reduce", flag)
+
+
+def backward_comm_off(flag: bool = False) -> None:
+    """True turns every all_gather and reduce_scatter off, False on again."""
+    _turn("backward", flag)
+
+
+@contextmanager
+def comm_off(*switches: str) -> Iterator[None]:
+    """Turn collectives off inside a ``with`` block; afterwards all are as they were, also after an exception.
+
+    Args:
+        switches: of ``all_gather``, ``reduce_scatter``, ``broadcast``, ``all_reduce``, ``reduce``, ``backward``.
+
+    Raises:
+        UsageError: no such switch.
+    """
+    for switch in switches:
+        if switch not in SWITCHES:
+            raise UsageError(f"comm_off({switch!r}): no such switch; there are {', '.join(SWITCHES)}")
+    before = {op: off.get(op) for switch in switches for op in SWITCHES[switch]}
+    for switch in switches:
+        _turn(switch, True)
+    try:
+        yield
+    finally:
+        with _lock:
+            for op, state in before.items():
+                if state is None:
+                    off.pop(op, None)
+                else:
+                    off[op] = state
+
+
+def _turn(switch: str, flag: bool) -> None:
+    with _lock:
+        for op in SWITCHES[switch]:
+            if flag:
+                off[op] = f"{switch}_comm_off"
+            else:
+                off.pop(op, None)
+
+
+def suppress(op: str, group: Any) -> str:
+    """Note a call that is not made: warn once per switch on rank 0, tell running recordings; the switch's name."""
+    switch = off[op]
+    if switch not in _warned and td.is_initialized() and td.get_rank() == 0:
+        _warned.add(switch)
+        what = f"{switch}(True): {op} is off, its tensors stay as they are; results are wrong until {switch}(False)"
+        warnings.warn(what, stacklevel=6)
+    recorder = sys.modules.get("dsexplore.trace.recorder")  # not imported: nothing can be recording
+    if recorder is not None:
+        recorder.note_switched_off(op, group, switch)
+    return switch

@@ -1,0 +1,32 @@
+"""What the installed torch can do, asked by version or by feature. The declared range is that of pyproject.toml."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as td
+from torch.torch_version import TorchVersion
+
+MIN_TORCH_VERSION = "2.13"
+
+
+def required_torch_version(
+    min_version: str | float | None = None, max_version: str | float | None = None
+) -> bool:
+    """Whether torch is at least ``min_version`` and at most ``max_version``, both included.
+
+    Write versions as text: as a number, 2.10 is 2.1.
+    """
+    installed = TorchVersion(torch.__version__.partition("+")[0])
+    if min_version is not None and installed < TorchVersion(str(min_version)):
+        return False
+    return max_version is None or installed <= TorchVersion(str(max_version))
+
+
+def has_coalescing_manager() -> bool:
+    """Whether torch can launch several collectives as one."""
+    return hasattr(td, "distributed_c10d") and hasattr(td.distributed_c10d, "_coalescing_manager")
+
+
+def has_all_reduce_coalesced() -> bool:
+    """Whether torch can reduce several tensors as one."""
+    return hasattr(td, "all_reduce_coalesced")
