@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch.distributed as td
 from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.comm.faults import explain
+from dsexplore.comm.handles import CopyBack, Handle, finish
+from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.records import Record
 
 _open: dict[Any, Batch] = {}
@@ -22,13 +24,12 @@ class Batch:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.copies: list[CopyBack] = []
         self.works: list[Any] = []
 
-    def add(self, record: Record | None, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def add(self, records: Sequence[Record], copies: Sequence[CopyBack]) -> None:
         """Take in a call that torch has noted, and will launch with the others."""
-        if record is not None:
-            self.records.append(record)
+        self.records.extend(records)
         self.copies.extend(copies)
 
     def append(self, work: Any = None) -> None:
@@ -63,19 +64,12 @@ def coalescing_manager(
         async_ops: return from the block at once; ``wait()`` of what it yields waits for all.
         call: what errors and the log call it.
     """
-    from dsexplore.comm.issue import Handle, _finish
-    from dsexplore.comm.logger import comms_logger
-
-    live = td.group.WORLD if group is None else group
+    live: Any = td.group.WORLD if group is None else group
     batch = _open[live] = Batch()
     try:
         with c10d._coalescing_manager(live, device, async_ops) as manager:
             yield batch
-            number = comms_logger.next_batch()
-            for record in batch.records:
-                record.batch = number
-                record.is_async = async_ops
-                record.start = comms_logger.clock()
+            comms_logger.start_batch(batch.records, async_ops)
     except Exception as error:
         for record in batch.records:
             comms_logger.fail(record, error)
@@ -89,4 +83,4 @@ def coalescing_manager(
         handle = Handle(manager.works[-1], call, group, batch.records, batch.copies)
         batch.works.extend([*manager.works[:-1], handle])
     else:
-        _finish(batch.records, batch.copies)
+        finish(batch.records, batch.copies)

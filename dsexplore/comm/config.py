@@ -73,7 +73,9 @@ def _load(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, An
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"config {str(path)!r} cannot be read: {error.strerror}; give a dict or a JSON file") from error
+        raise UsageError(
+            f"config {str(path)!r} cannot be read: {error.strerror}; give a dict or a JSON file"
+        ) from error
     except ValueError as error:
         raise UsageError(f"config {str(path)!r} is no JSON: {error}") from error
     if not isinstance(loaded, dict):

@@ -22,7 +22,7 @@ class CudaClock:
 
     def __init__(self, host_ns: Callable[[], int], new_event: Callable[[], Any] | None = None) -> None:
         self._host_ns = host_ns
-        self._new_event = new_event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._new_event = new_event or _timing_event
         self._anchors: dict[int, tuple[Any, int]] = {}
 
     def begin(self, device: int) -> CudaInterval:
@@ -33,6 +33,10 @@ class CudaClock:
             anchor.synchronize()  # once per device and logger
             self._anchors[device] = (anchor, self._host_ns())
         return CudaInterval(*self._anchors[device], self._new_event)
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no types for it
 
 
 class CudaInterval:

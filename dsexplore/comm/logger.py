@@ -17,7 +17,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,12 +124,14 @@ class CommsLogger:
             record.device = self._cuda.begin(tensor.get_device())
         record.start = self.clock()
 
-    def end(self, record: Record) -> None:
-        """The op is known to be over; the first to say so counts."""
-        if record.end is None and record.device is None:
-            record.end = self.clock()
-            if self.verbose:
-                self._tell(record)
+    def end(self, records: Iterable[Record]) -> None:
+        """These ops are known to be over, now; the first to say so counts."""
+        now: int | None = None
+        for record in records:
+            if record.end is None and record.device is None:
+                now = record.end = now or self.clock()
+                if self.verbose:
+                    self._tell(record)
 
     def fail(self, record: Record, error: BaseException) -> None:
         """The op raised: it counts as a call, not as a measurement."""
@@ -163,9 +165,22 @@ class CommsLogger:
         if self.verbose:
             self._tell(record)
 
-    def next_batch(self) -> int:
-        """A number for the members of one coalesced call."""
-        return next(self._batches)
+    def start_batch(self, records: Sequence[Record], is_async: bool, share: bool = True) -> None:
+        """These calls are being issued together, now.
+
+        Args:
+            records: of the calls.
+            is_async: whether the caller gets handles.
+            share: they are launched as one, and each has the part of the time that its bytes have of all.
+        """
+        number, now = next(self._batches), self.clock()
+        total = sum(record.message.bytes for record in records)
+        for record in records:
+            record.batch = number
+            record.is_async = is_async
+            record.start = now
+            if share:
+                record.share = record.message.bytes / total if total else 1 / len(records)
 
     @property
     def records(self) -> list[Record]:

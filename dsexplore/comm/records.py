@@ -38,6 +38,9 @@ class GroupInfo:
 class DeviceInterval(Protocol):
     """Start and end of an op on a device's own clock, known some time after the op was issued."""
 
+    def finish(self) -> None:
+        """The op's work is all on the current stream; the first call counts."""
+
     def nanoseconds(self) -> tuple[int, int] | None:
         """Start and end in the logger's clock; None until the op is over."""
 
@@ -62,6 +65,7 @@ class Record:
         "op",
         "phase",
         "seq",
+        "share",
         "start",
     )
 
@@ -75,6 +79,7 @@ class Record:
         self.is_async = False
         self.is_object = False
         self.batch: int | None = None
+        self.share = 1.0  # of the time of its batch
         self.phase = "other"
         self.cause = ""
         self.code: CodeType | None = None
@@ -102,9 +107,9 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; at least one nanosecond, so that rates exist."""
+        """How long it took, for a member of a batch its share of that; above zero, so that rates exist."""
         times = self.times
-        return None if times is None else (times[1] - times[0]) / 1e9
+        return None if times is None else (times[1] - times[0]) / 1e9 * (self.share or 1e-9)
 
     @property
     def source(self) -> str:

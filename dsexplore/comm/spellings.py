@@ -75,6 +75,15 @@ def tensors_at(position: int) -> Measure:
     return measure
 
 
+def lists_at(position: int) -> Measure:
+    """S is all tensors of a list of lists."""
+
+    def measure(args: Sequence[Any], group_size: int) -> Message:
+        return together([tensor for tensors in args[position] for tensor in tensors])
+
+    return measure
+
+
 def per_rank_part_at(position: int) -> Measure:
     """S is n × one tensor."""
 
@@ -161,6 +170,9 @@ ALL_GATHER_INTO_TENSOR, ALL_GATHER_BASE, ALL_GATHER_SINGLE = (
     spelling(name, _gather_into, tensor_at(0), writes=(0,), reads=(1,))
     for name in ("all_gather_into_tensor", "all_gather_base", "all_gather_single")
 )
+ALL_REDUCE_COALESCED = spelling("all_reduce_coalesced", td.all_reduce, tensor_at(0), writes=(0,))
+ALL_GATHER_COALESCED = spelling("all_gather_coalesced", _gather_into, tensor_at(0), writes=(0,), reads=(1,))
+ALL_GATHER_COALESCED_LISTS = spelling("all_gather_coalesced", td.all_gather_coalesced, lists_at(0), reads=(1,))
 REDUCE_SCATTER_TENSOR, REDUCE_SCATTER_SINGLE = (
     spelling(name, _reduce_into, tensor_at(1), writes=(0,), reads=(1,))
     for name in ("reduce_scatter_tensor", "reduce_scatter_single")

@@ -9,9 +9,7 @@ from torch.torch_version import TorchVersion
 MIN_TORCH_VERSION = "2.13"
 
 
-def required_torch_version(
-    min_version: str | float | None = None, max_version: str | float | None = None
-) -> bool:
+def required_torch_version(min_version: str | float | None = None, max_version: str | float | None = None) -> bool:
     """Whether torch is at least ``min_version`` and at most ``max_version``, both included.
 
     Write versions as text: as a number, 2.10 is 2.1.

@@ -149,6 +149,7 @@ def run_ranks(
     if world_size < 1:
         raise UsageError(f"world_size {world_size} is not a number of ranks: give 1 or more")
     packed = _pack(program, args, namespace)
+    _server()  # the first time it takes seconds, which are not the run's
     with ExitStack() as stack:
         launcher_variables = stack.enter_context(_rendezvous(world_size))
         run = _Run()
@@ -202,7 +203,7 @@ def _rendezvous(world_size: int) -> Iterator[dict[str, str]]:
 
     The port is the kernel's choice and already open when the ranks start, so no other program can take it.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
     store = TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
     yield {

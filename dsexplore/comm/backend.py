@@ -1,0 +1,35 @@
+"""What every backend of `dsexplore.comm` is; `dsexplore.comm.torch.TorchBackend` is the one there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Backend:
+    """A way to communicate.
+
+    Args:
+        name: of the backend.
+        rank: of this process in the world.
+        size: of the world.
+    """
+
+    def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
+        self.name = name
+        self.world_group: Any = None
+        self.world_size = size
+        self.world_rank = rank
+        self.process_groups: list[Any] = []
+        self.initialized = False
+
+    def is_initialized(self) -> bool:
+        """Whether it can communicate."""
+        return self.initialized
+
+    def new_group(self, *args: Any, **named: Any) -> Any:
+        """Make a process group."""
+        raise NotImplementedError(f"{type(self).__name__} makes no groups")
+
+    def init_process_group(self, *args: Any, **named: Any) -> None:
+        """Make the world's process group."""
+        self.initialized = True

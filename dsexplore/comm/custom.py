@@ -1,0 +1,52 @@
+"""Logging functions that communicate by other means, under their own names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from dsexplore.comm.issue import issue
+from dsexplore.comm.spellings import Message, Spelling, together
+
+_OF_THE_LOG = ("prof", "log_name", "debug")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def timed_op(func: Function) -> Function:
+    """Decorate a function that communicates, so that the log shows it like the built-in ones.
+
+    It is logged under its own name (or the call's ``log_name``), with the bytes of its first tensor or list of
+    tensors and bus factor 1. Its parameters ``group`` and ``async_op`` mean what they mean elsewhere here; it
+    need not have any. The caller may pass ``prof``, ``log_name`` and ``debug``, which reach the function only if
+    it has parameters of those names.
+    """
+    signature = inspect.signature(func)
+    own = set(signature.parameters)
+
+    @functools.wraps(func)
+    def logged(*args: Any, **named: Any) -> Any:
+        log = {key: named.get(key) for key in _OF_THE_LOG}
+        passed = {key: value for key, value in named.items() if key in own or key not in _OF_THE_LOG}
+        bound = signature.bind(*args, **passed)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        log_name = log["log_name"] or arguments.get("log_name") or func.__name__
+        spelling = Spelling(func.__name__, func.__name__, lambda *_: func(*args, **passed), _first_tensors)
+        is_async = bool(arguments.get("async_op", False))
+        values = tuple(arguments.values())
+        return issue(spelling, values, arguments.get("group"), is_async, bool(log["prof"]), log_name, log["debug"])
+
+    return logged  # type: ignore[return-value] # wraps() keeps the signature
+
+
+def _first_tensors(args: Sequence[Any], group_size: int) -> Message:
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return Message(value.nbytes, value.dtype, value.shape)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(one, torch.Tensor) for one in value):
+            return together(value)
+    return Message(0)

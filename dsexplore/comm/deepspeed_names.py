@@ -1,0 +1,109 @@
+"""Module-level functions that only DeepSpeed has: feature questions, fallbacks that are no longer needed, the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from dsexplore.comm import calls, launch, versions
+from dsexplore.comm.coalesce import coalescing_manager
+from dsexplore.comm.groups import is_initialized, require_initialised
+from dsexplore.comm.logger import comms_logger
+
+
+def has_all_gather_into_tensor() -> bool:
+    """Whether torch gathers into one tensor."""
+    return bool(_backend("has_all_gather_into_tensor").has_all_gather_into_tensor())
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """Whether torch reduces and scatters one tensor."""
+    return bool(_backend("has_reduce_scatter_tensor").has_reduce_scatter_tensor())
+
+
+def has_all_reduce_coalesced() -> bool:
+    """Whether torch can reduce several tensors as one."""
+    return versions.has_all_reduce_coalesced()
+
+
+def has_coalescing_manager() -> bool:
+    """Whether torch can launch several collectives as one."""
+    return versions.has_coalescing_manager()
+
+
+def get_coalescing_manager(group: Any, device: Any, reqs: Any, async_op: bool) -> Any:
+    """A ``with`` block whose calls are launched as one; ``device`` and ``reqs`` are not used."""
+    return coalescing_manager(group, async_ops=async_op)
+
+
+def allgather_fn(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    debug: str | None = None,
+) -> Any:
+    """`all_gather_into_tensor`, by the name of DeepSpeed's function with a fallback for old versions of torch."""
+    return calls.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, debug=debug)
+
+
+def reduce_scatter_fn(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Any = td.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    debug: str | None = None,
+) -> Any:
+    """`reduce_scatter_tensor`, by the name of DeepSpeed's function with a fallback for old versions of torch."""
+    return calls.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, prof, debug=debug)
+
+
+def enable_symm_mem_for_group(group_name: str) -> Any:
+    """Let the group use symmetric memory."""
+    return _backend("enable_symm_mem_for_group").enable_symm_mem_for_group(group_name)
+
+
+def set_backend() -> None:
+    """Adopt a world that was initialised by other means; every call does so by itself."""
+    launch.current_backend()
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapping[str, Any] | None:
+    """Print the log on rank 0, return it as a dict, or both.
+
+    Args:
+        show_straggler: add what ranks waited for each other. Every rank of the world must then make this call.
+        return_dict: return the dict that `CommsLogger.log_all` describes, on every rank.
+    """
+    first = not is_initialized() or td.get_rank() == 0
+    return comms_logger.log_all(print_log=first, show_straggler=show_straggler, return_dict=return_dict)
+
+
+def reset_log() -> None:
+    """Forget what was logged, to have the figures of one epoch or interval."""
+    comms_logger.reset_data()
+
+
+def has_comm_data() -> bool:
+    """Whether anything was logged."""
+    return comms_logger.has_data()
+
+
+def get_comm_operation_count() -> int:
+    """How many calls were logged."""
+    return comms_logger.get_total_operations()
+
+
+def get_logged_comm_ops() -> list[str]:
+    """The names that calls were logged under."""
+    return comms_logger.get_operation_names()
+
+
+def _backend(call: str) -> Any:
+    require_initialised(call)
+    return launch.current_backend()

@@ -1,0 +1,173 @@
+"""Finding rank, world size and meeting point where no torch launcher has set them.
+
+Each function returns the variables to set and reads nothing but the environment it is given (and MPI, where that
+is what it is for), so that what would be set can be looked at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+from dsexplore.comm.constants import DEFAULT_AML_MASTER_PORT, DEFAULT_AML_NCCL_SOCKET_IFNAME
+from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT
+from dsexplore.errors import UsageError
+
+_log = logging.getLogger("dsexplore.comm")
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_AML_PORT_OF_SEVERAL_NODES = 6105
+
+
+def in_aml(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this runs on Azure Machine Learning."""
+    return "AZUREML_EXPERIMENT_ID" in environment
+
+
+def in_aws_sm(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this runs on AWS SageMaker."""
+    return "SM_TRAINING_ENV" in environment
+
+
+def in_dlts(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this runs on a DLTS cluster, where Azure's variables are there and do not count."""
+    return "DLTS_JOB_ID" in environment
+
+
+def in_open_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether Open MPI's ``mpirun`` started this."""
+    return "OMPI_COMM_WORLD_RANK" in environment
+
+
+def discover(
+    environment: Mapping[str, str] = os.environ, distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT
+) -> dict[str, str]:
+    """The variables that a torch launcher would have set, found by other means; empty when all are there.
+
+    Raises:
+        UsageError: none of the known launchers started this process.
+    """
+    if all(name in environment for name in NEEDED):
+        return {}
+    if in_aml(environment) and not in_dlts(environment):
+        return from_aml(environment)
+    if in_aws_sm(environment):
+        return from_sagemaker(environment)
+    if importlib.util.find_spec("mpi4py") is not None and not _complete_without_mpi4py(environment):
+        return from_mpi4py(distributed_port)
+    if in_open_mpi(environment):
+        return from_open_mpi(environment, distributed_port)
+    missing = ", ".join(name for name in NEEDED if name not in environment)
+    raise UsageError(
+        f"cannot initialise: {missing} not set, and no MPI, Azure ML or SageMaker found."
+        " Start the program with torchrun or mpirun, or pass rank, world_size and init_method"
+    )
+
+
+def _complete_without_mpi4py(environment: Mapping[str, str]) -> bool:
+    """Whether Open MPI's variables tell all; they do not tell the master's address to several nodes."""
+    return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _single_node(environment))
+
+
+def _single_node(environment: Mapping[str, str]) -> bool:
+    return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment.get("OMPI_COMM_WORLD_SIZE")
+
+
+def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict[str, str]:
+    """From the variables of ``mpirun``; ``MASTER_ADDR`` and ``MASTER_PORT`` are kept where set."""
+    if "MASTER_ADDR" not in environment and not _single_node(environment):
+        hint = "set MASTER_ADDR to the node of rank 0, or install mpi4py, which finds it"
+        raise UsageError(f"mpirun started this on several nodes and MASTER_ADDR is not set: {hint}")
+    return {
+        **_ranks_of_open_mpi(environment, "mpirun"),
+        "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(distributed_port)),
+    }
+
+
+def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
+    """From the variables of Azure Machine Learning."""
+    found = _ranks_of_open_mpi(environment, "Azure ML")
+    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == found["WORLD_SIZE"]:
+        found["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
+        found["MASTER_PORT"] = DEFAULT_AML_MASTER_PORT
+    else:
+        found["MASTER_ADDR"] = _needed(environment, "AZ_BATCH_MASTER_NODE", "Azure ML").partition(":")[0]
+        found["MASTER_PORT"] = environment.get("MASTER_PORT", str(_AML_PORT_OF_SEVERAL_NODES))
+    found["NCCL_SOCKET_IFNAME"] = DEFAULT_AML_NCCL_SOCKET_IFNAME
+    return found
+
+
+def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
+    """From the variables of SageMaker, which sets ``MASTER_ADDR`` and ``MASTER_PORT`` itself."""
+    return _ranks_of_open_mpi(environment, "SageMaker")
+
+
+def from_mpi4py(distributed_port: int) -> dict[str, str]:
+    """From MPI itself; collective over MPI's world."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank = world.Get_rank()
+    address = world.bcast(_own_address() if rank == 0 else None, root=0)
+    hosts = world.allgather(MPI.Get_processor_name())
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world.Get_size()),
+        "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
+        "MASTER_ADDR": str(address),
+        "MASTER_PORT": str(distributed_port),
+    }
+
+
+def _own_address() -> str:
+    """The address that other nodes reach this one at: that of the interface a packet would leave by."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address; connecting a datagram socket sends nothing
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+
+
+def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True) -> None:
+    """Set the variables of a torch launcher from MPI."""
+    _set(from_mpi4py(distributed_port), verbose)
+
+
+def patch_aml_env_for_torch_nccl_backend(master_port: int = _AML_PORT_OF_SEVERAL_NODES, verbose: bool = True) -> None:
+    """Set the variables of a torch launcher from those of Azure Machine Learning."""
+    _set(from_aml({"MASTER_PORT": str(master_port), **os.environ}), verbose)
+
+
+def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
+    """Set the variables of a torch launcher from those of SageMaker."""
+    _set(from_sagemaker(os.environ), verbose)
+
+
+def _set(found: Mapping[str, str], verbose: bool) -> None:
+    os.environ.update(found)
+    if verbose and found:
+        _log.info("found %s", ", ".join(f"{name}={value}" for name, value in found.items()))
+
+
+def apply(distributed_port: int, verbose: bool) -> None:
+    """Set what `discover` finds."""
+    _set(discover(os.environ, distributed_port), verbose)
+
+
+def _ranks_of_open_mpi(environment: Mapping[str, str], where: str) -> dict[str, str]:
+    return {
+        "RANK": _needed(environment, "OMPI_COMM_WORLD_RANK", where),
+        "WORLD_SIZE": _needed(environment, "OMPI_COMM_WORLD_SIZE", where),
+        "LOCAL_RANK": _needed(environment, "OMPI_COMM_WORLD_LOCAL_RANK", where),
+    }
+
+
+def _needed(environment: Mapping[str, str], name: str, where: str) -> str:
+    if name not in environment:
+        raise UsageError(f"{where} was found, but {name} is not set: start the job through MPI, or with torchrun")
+    return environment[name]

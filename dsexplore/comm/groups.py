@@ -1,0 +1,113 @@
+"""Who is in which group: ranks, sizes, new groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as td
+from torch.distributed import distributed_c10d as c10d
+
+from dsexplore.comm.faults import explain
+
+NOT_INITIALISED = "Default process group has not been initialized."
+
+
+def require_initialised(call: str) -> None:
+    """Refuse to go on without a world.
+
+    Raises:
+        ValueError: there is none; of the type that torch raises.
+    """
+    if not is_initialized():
+        error = ValueError(NOT_INITIALISED)
+        explain(error, call, None)
+        raise error
+
+
+def is_available() -> bool:
+    """Whether torch was built with torch.distributed."""
+    return td.is_available()
+
+
+def is_initialized() -> bool:
+    """Whether there is a world, whoever initialised it."""
+    return td.is_available() and td.is_initialized()
+
+
+def get_rank(group: Any = None) -> int:
+    """This rank's number in the group (None: the world); −1 outside it."""
+    require_initialised("get_rank")
+    return td.get_rank(group)
+
+
+def get_world_size(group: Any = None) -> int:
+    """The size of the group (None: the world); −1 outside it."""
+    require_initialised("get_world_size")
+    return td.get_world_size(group)
+
+
+def get_backend(group: Any = None) -> str:
+    """Name of the group's backend."""
+    require_initialised("get_backend")
+    return str(td.get_backend(group))
+
+
+def get_world_group() -> Any:
+    """The group of all ranks."""
+    require_initialised("get_world_group")
+    return td.group.WORLD
+
+
+def get_local_rank() -> int:
+    """This rank's number on its machine, as the launcher tells it; 0 where it does not."""
+    require_initialised("get_local_rank")
+    return get_local_rank_from_launcher()
+
+
+def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
+    """The rank in the world of a rank of the group."""
+    require_initialised("get_global_rank")
+    live: Any = td.group.WORLD if group is None else group
+    try:
+        return c10d.get_global_rank(live, group_rank)
+    except Exception as error:
+        explain(error, "get_global_rank", group)
+        raise
+
+
+def get_all_ranks_from_group(group: Any = None) -> list[int]:
+    """The ranks in the world of all members, in the group's order; empty for a group this rank is not in."""
+    require_initialised("get_all_ranks_from_group")
+    live = td.group.WORLD if group is None else group
+    return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
+
+
+def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> Any:
+    """Make a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
+    require_initialised("new_group")
+    try:
+        return td.new_group(None if ranks is None else list(ranks), *args, **named)
+    except Exception as error:
+        explain(error, f"new_group({ranks})", None)
+        raise
+
+
+def get_local_rank_from_launcher() -> int:
+    """From ``LOCAL_RANK``, else Open MPI's variable, else 0."""
+    return _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
+
+
+def get_world_rank_from_launcher() -> int:
+    """From ``RANK``, else Open MPI's variable, else 0."""
+    return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", 0)
+
+
+def get_world_size_from_launcher() -> int:
+    """From ``WORLD_SIZE``, else Open MPI's variable, else 1."""
+    return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
+
+
+def _from_launcher(name: str, mpi_name: str, otherwise: int) -> int:
+    return int(os.environ.get(name) or os.environ.get(mpi_name) or otherwise)

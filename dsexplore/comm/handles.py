@@ -1,0 +1,117 @@
+"""The handles of asynchronous calls, and what happens when a call is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from dsexplore.comm.faults import explain
+from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.records import Record
+
+CopyBack = tuple[torch.Tensor, torch.Tensor]
+"""A tensor of the caller, and the contiguous one that was sent in its place."""
+
+
+def copy_back(copies: list[CopyBack]) -> None:
+    with torch.no_grad():
+        for tensor, copy in copies:
+            tensor.copy_(copy)
+
+
+def finish(records: Sequence[Record], copies: list[CopyBack]) -> None:
+    """A call is over (on CUDA: all of it is on the current stream)."""
+    comms_logger.end(records)
+    for record in records:
+        if record.device is not None:
+            record.device.finish()
+    copy_back(copies)
+
+
+class Handle(td.Work):
+    """The handle of an asynchronous call; torch's own, which tells where an error happened and when it was over."""
+
+    def __init__(
+        self, work: Any, call: str, group: Any, records: Sequence[Record] = (), copies: Sequence[CopyBack] = ()
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._call = call
+        self._group = group
+        self._records = list(records)
+        self._copies = list(copies)
+        if self._records:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Have the work itself say when it is over; where it cannot, `wait` and `is_completed` do."""
+        future = self._future()
+        if future is not None:
+            records = self._records
+            future.add_done_callback(lambda _: finish(records, []))
+
+    def _future(self) -> torch.futures.Future[Any] | None:
+        if isinstance(self._work, torch.futures.Future):
+            return self._work
+        try:
+            future: torch.futures.Future[Any] = self._work.get_future()
+            return future
+        except RuntimeError:  # gloo's send, recv and reduce_scatter have none
+            return None
+
+    def wait(self, *timeout: Any, **named: Any) -> Any:
+        """Wait until the op is over (on CUDA: until the current stream may use the result)."""
+        try:
+            done = self._work.wait(*timeout, **named)
+        except Exception as error:
+            for record in self._records:
+                comms_logger.fail(record, error)
+            explain(error, self._call, self._group)
+            raise
+        self._over()
+        return done
+
+    def is_completed(self) -> bool:
+        """Whether the op is over, without waiting."""
+        work = self._work
+        done: bool = work.done() if isinstance(work, torch.futures.Future) else work.is_completed()
+        if done and not any(record.device is not None for record in self._records):
+            self._over()
+        return done
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """torch's future of the op."""
+        work = self._work
+        future: torch.futures.Future[Any] = work if isinstance(work, torch.futures.Future) else work.get_future()
+        if self._copies:
+            return future.then(self._value_after_copies)
+        return future
+
+    def _value_after_copies(self, future: torch.futures.Future[Any]) -> Any:
+        value = future.value()
+        self._over()
+        return value
+
+    def _over(self) -> None:
+        comms_logger.end(self._records)
+        copies, self._copies = self._copies, []
+        copy_back(copies)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def method(self: Handle, *args: Any, **named: Any) -> Any:
+        return getattr(self._work, name)(*args, **named)
+
+    method.__name__ = name
+    return method
+
+
+for _name in set(dir(td.Work)) - set(dir(object)) - set(vars(Handle)):
+    if not _name.startswith("__") and "pybind" not in _name:
+        setattr(Handle, _name, _handed_on(_name))

@@ -1,0 +1,99 @@
+"""Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of those."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dsexplore.comm import spellings as s
+from dsexplore.comm.issue import issue
+
+
+def all_gather_object(
+    object_list: list[Any],
+    obj: Any,
+    group: Any = None,
+    prof: bool = False,
+    log_name: str = "all_gather_object",
+    debug: str | None = None,
+) -> Any:
+    """Collect each rank's ``obj`` in ``object_list``, on every rank."""
+    return issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, False, prof, log_name, debug)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+    prof: bool = False,
+    log_name: str = "broadcast_object_list",
+    debug: str | None = None,
+) -> Any:
+    """Give every rank the objects of rank ``src``."""
+    args = (object_list, src, group, device, group_src)
+    return issue(s.BROADCAST_OBJECT_LIST, args, group, False, prof, log_name, debug)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    group_dst: int | None = None,
+    prof: bool = False,
+    log_name: str = "gather_object",
+    debug: str | None = None,
+) -> Any:
+    """Collect each rank's ``obj`` on rank ``dst``."""
+    args = (obj, object_gather_list, dst, group, group_dst)
+    return issue(s.GATHER_OBJECT, args, group, False, prof, log_name, debug)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    prof: bool = False,
+    log_name: str = "scatter_object_list",
+    debug: str | None = None,
+) -> Any:
+    """Give each rank one object of rank ``src``."""
+    args = (scatter_object_output_list, scatter_object_input_list, src, group, group_src)
+    return issue(s.SCATTER_OBJECT_LIST, args, group, False, prof, log_name, debug)
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Any = None,
+    device: torch.device | None = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+    prof: bool = False,
+    log_name: str = "send_object_list",
+    debug: str | None = None,
+) -> Any:
+    """Send objects to rank ``dst``."""
+    args = (object_list, dst, group, device, group_dst, use_batch)
+    return issue(s.SEND_OBJECT_LIST, args, group, False, prof, log_name, debug)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+    prof: bool = False,
+    log_name: str = "recv_object_list",
+    debug: str | None = None,
+) -> Any:
+    """Receive objects into the list from rank ``src``, or from any; the sender's rank."""
+    args = (object_list, src, group, device, group_src, use_batch)
+    return issue(s.RECV_OBJECT_LIST, args, group, False, prof, log_name, debug)

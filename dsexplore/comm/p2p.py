@@ -1,0 +1,145 @@
+"""Sends and receives between two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from dsexplore.comm import spellings as s
+from dsexplore.comm.faults import explain
+from dsexplore.comm.handles import CopyBack, Handle
+from dsexplore.comm.issue import issue, live_group, stage
+from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.records import Record
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    prof: bool = False,
+    log_name: str = "send",
+    debug: str | None = None,
+) -> None:
+    """Send ``tensor`` to rank ``dst`` and wait until it may be changed."""
+    issue(s.SEND, (tensor, dst, group, tag, group_dst), group, False, prof, log_name, debug)
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    prof: bool = False,
+    log_name: str = "recv",
+    debug: str | None = None,
+) -> Any:
+    """Receive into ``tensor`` from rank ``src``, or from any; the sender's rank."""
+    return issue(s.RECV, (tensor, src, group, tag, group_src), group, False, prof, log_name, debug)
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    prof: bool = False,
+    log_name: str = "isend",
+    debug: str | None = None,
+) -> Any:
+    """Begin to send ``tensor`` to rank ``dst``; a handle, at once."""
+    return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
+
+
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    prof: bool = False,
+    log_name: str = "irecv",
+    debug: str | None = None,
+) -> Any:
+    """Begin to receive into ``tensor`` from rank ``src``, or from any; a handle, at once."""
+    return issue(s.IRECV, (tensor, src, group, tag, group_src), group, True, prof, log_name, debug)
+
+
+class P2POp(td.P2POp):
+    """A send or receive for `batch_isend_irecv`; ``op`` is `isend` or `irecv` of this package or of torch."""
+
+    def __new__(cls, op: Callable[..., Any], *args: Any, **named: Any) -> P2POp:
+        """Let torch check the arguments."""
+        return super().__new__(cls, _TORCH.get(op, op), *args, **named)  # type: ignore[no-any-return]
+
+    def __init__(self, op: Callable[..., Any], *args: Any, **named: Any) -> None:
+        super().__init__(_TORCH.get(op, op), *args, **named)
+
+
+_TORCH: dict[Any, Callable[..., Any]] = {isend: td.isend, irecv: td.irecv}
+
+
+def batch_isend_irecv(
+    p2p_op_list: list[Any],
+    prof: bool = False,
+    log_name: str = "batch_isend_irecv",
+    debug: str | None = None,
+) -> list[Any]:
+    """Begin all sends and receives of the list; their handles. In the log they are the members of a batch."""
+    group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
+    operations, copies, records = list(p2p_op_list), [], []
+    live = live_group(group)
+    if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
+        staged = [_staged(operation) for operation in operations]
+        operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
+        records = _begin(operations, live, prof, log_name, debug)
+    try:
+        works = td.batch_isend_irecv(operations)
+    except Exception as error:
+        for record in records:
+            comms_logger.fail(record, error)
+        explain(error, "batch_isend_irecv", group)
+        raise
+    return _handles(works, group, records, copies)
+
+
+def _spelling(operation: Any) -> s.Spelling:
+    return s.ISEND if operation.op is td.isend else s.IRECV
+
+
+def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
+    (tensor,), copies = stage(_spelling(operation), (operation.tensor,))
+    if tensor is operation.tensor:
+        return operation, []
+    peer = {"group": operation.group, "tag": operation.tag, "group_peer": operation.group_peer}
+    return td.P2POp(operation.op, tensor, **peer), copies
+
+
+def _begin(operations: list[Any], live: Any, prof: bool, log_name: str, debug: str | None) -> list[Record]:
+    records = []
+    for operation in operations:
+        spelling = _spelling(operation)
+        if comms_logger.wants(spelling, log_name, prof):
+            message = spelling.measure((operation.tensor,), live.size())
+            record = comms_logger.begin(spelling, message, live, log_name, debug)
+            comms_logger.start_clock(record, operation.tensor)
+            records.append(record)
+    if records:
+        comms_logger.start_batch(records, is_async=True, share=False)
+    return records
+
+
+def _handles(works: list[Any], group: Any, records: Sequence[Record], copies: Sequence[list[CopyBack]]) -> list[Any]:
+    """One handle per operation where torch gives one; NCCL gives one for the whole batch."""
+    if len(works) == len(copies) and len(records) in (0, len(works)):
+        pairs = zip(works, [[record] for record in records] or [[]] * len(works), copies, strict=True)
+        return [Handle(work, "batch_isend_irecv", group, own, copy) for work, own, copy in pairs]
+    together = [copy for one in copies for copy in one]
+    return [Handle(work, "batch_isend_irecv", group, records, together) for work in works]
