@@ -1,0 +1,64 @@
+"""What every engine takes and gives: a table of requests in, indices and results out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Completions = list[tuple[int, int]]
+"""``(index of the request, bytes moved or −errno)`` of each request that has finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests on one open file, all in one direction: columns of shape ``(n,)``, in bytes.
+
+    Addresses may be 0: then the driver places each request in a slot just before it is submitted.
+    """
+
+    write: bool
+    fd: int
+    addresses: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_size: int) -> Requests:
+    """Cut one contiguous transfer into requests of ``block_size``, the last one shorter if need be.
+
+    ``split(False, 3, 0x1000, 2500, 512, 1024)`` → lengths 1024, 1024, 452 at file offsets 512, 1536, 2560.
+    """
+    starts = np.arange(0, nbytes, block_size, dtype=np.int64)
+    lengths = np.minimum(block_size, nbytes - starts)
+    addresses = address + starts if address else np.zeros_like(starts)
+    return Requests(write, fd, addresses, lengths, offset + starts)
+
+
+class Engine(Protocol):
+    """One queue of at most ``depth`` requests in flight, used by one thread at a time."""
+
+    name: ClassVar[str]
+    depth: int
+    in_flight: int
+    """Requests submitted and not yet reaped."""
+
+    def load(self, requests: Requests) -> None:
+        """Take the table that later indices refer to. Nothing is in flight when it is called."""
+
+    def place(self, index: int, address: int) -> None:
+        """Give one request its memory, before it is submitted."""
+
+    def submit(self, first: int, count: int) -> int:
+        """Start requests ``first … first + count − 1``; the number accepted, 0 when the system is out of room."""
+
+    def reap(self, minimum: int) -> Completions:
+        """Wait until at least ``minimum`` have finished (fewer after a signal) and take all that have."""
+
+    def close(self) -> None:
+        """Give everything back; waits for requests in flight. Harmless when repeated."""

@@ -1,0 +1,69 @@
+"""Which engines run here, why the others cannot, and one of them opened by name."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from functools import cache
+
+from dsexplore.aio.backends import syscalls as sc
+from dsexplore.aio.backends.base import Engine
+from dsexplore.errors import UsageError
+
+ENGINES = ("linux-aio", "io_uring", "threads")
+"""In the order in which they are tried when none is named."""
+
+
+@cache
+def why_not(name: str) -> str | None:
+    """Why an engine cannot run on this system; None if it can."""
+    if name == "threads":
+        return None
+    if not sc.SUPPORTED:
+        return f"{name} is a system call of 64-bit Linux; this is {sys.platform}"
+    try:
+        _open(name, 1).close()
+    except OSError as error:
+        if error.errno == errno.EAGAIN:  # present, only full at this moment
+            return None
+        return str(error)
+    return None
+
+
+def choose(name: str | None = None) -> str:
+    """The engine that is named, or the first that runs here.
+
+    Raises:
+        UsageError: an unknown name, or one that cannot run here, with the reason.
+    """
+    if name is None:
+        return next(engine for engine in ENGINES if why_not(engine) is None)
+    if name not in ENGINES:
+        raise UsageError(f"backend {name!r} is unknown: it is one of {', '.join(ENGINES)}")
+    reason = why_not(name)
+    if reason is not None:
+        raise UsageError(f"backend {name!r} cannot run here: {reason}")
+    return name
+
+
+def open_engine(name: str, depth: int) -> Engine:
+    """Open an engine in the thread that will use it.
+
+    Raises:
+        OSError: the system refuses it at that depth.
+    """
+    return _open(name, depth)
+
+
+def _open(name: str, depth: int) -> Engine:
+    if name == "threads":
+        from dsexplore.aio.backends.threads import Threads
+
+        return Threads(depth)
+    if name == "io_uring":
+        from dsexplore.aio.backends.io_uring import IoUring
+
+        return IoUring(depth)
+    from dsexplore.aio.backends.linux_aio import LinuxAio
+
+    return LinuxAio(depth)

@@ -1,0 +1,89 @@
+"""Blocking reads and writes on as many threads as requests in flight: any system, any filesystem."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from queue import Empty, SimpleQueue
+from typing import ClassVar
+
+from dsexplore.aio.backends.base import Completions, Requests
+
+LARGEST_DEPTH = 1024
+
+
+class Threads:
+    """``depth`` blocking threads behind one queue; they start as they are first needed.
+
+    Raises:
+        OSError: a depth beyond 1024 threads (EAGAIN).
+    """
+
+    name: ClassVar[str] = "threads"
+
+    def __init__(self, depth: int) -> None:
+        if depth > LARGEST_DEPTH:
+            raise OSError(
+                errno.EAGAIN,
+                f"the threads backend runs one thread per request: queue_depth {depth} is over {LARGEST_DEPTH}",
+            )
+        self.depth = depth
+        self._todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.in_flight = 0
+        self._owner = os.getpid()
+
+    def load(self, requests: Requests) -> None:
+        self._write, self._fd = requests.write, requests.fd
+        self._addresses = requests.addresses.tolist()
+        self._lengths = requests.lengths.tolist()
+        self._offsets = requests.offsets.tolist()
+
+    def place(self, index: int, address: int) -> None:
+        self._addresses[index] = address
+
+    def submit(self, first: int, count: int) -> int:
+        self.in_flight += count
+        while len(self._threads) < min(self.in_flight, self.depth):
+            self._start()
+        for i in range(first, first + count):
+            self._todo.put((i, self._write, self._fd, self._addresses[i], self._lengths[i], self._offsets[i]))
+        return count
+
+    def reap(self, minimum: int) -> Completions:
+        done = [self._done.get() for _ in range(minimum)]
+        try:
+            while True:
+                done.append(self._done.get_nowait())
+        except Empty:
+            pass
+        self.in_flight -= len(done)
+        return done
+
+    def close(self) -> None:
+        threads, self._threads = self._threads, []
+        if self._owner == os.getpid():
+            for _ in threads:
+                self._todo.put(None)
+            for thread in threads:
+                thread.join()
+
+    def _start(self) -> None:
+        name = f"dsexplore-aio-io-{len(self._threads)}"
+        thread = threading.Thread(target=_serve, args=(self._todo, self._done), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+
+def _serve(todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None], done: SimpleQueue[tuple[int, int]]) -> None:
+    while (task := todo.get()) is not None:
+        index, write, fd, address, length, offset = task
+        memory = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+        try:
+            moved = os.pwritev(fd, [memory], offset) if write else os.preadv(fd, [memory], offset)
+        except OSError as error:
+            moved = -(error.errno or errno.EIO)
+        done.put((index, moved))

@@ -1,0 +1,199 @@
+"""Memory that a disk can fill fast: anonymous, private, on huge pages, aligned to them.
+
+Scattered 4 KiB pages cost more than any engine saves: the kernel pins and maps each page of a request, 256 per MiB,
+where a huge page needs one. Python's own ``mmap`` is shared by default, and shared memory gets no huge pages.
+
+Buffers live as long as anything refers to them: the array of a `Buffer`, or a tensor made of it, keeps the mapping.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes
+
+HUGE_PAGE = 2 << 20
+"""Bytes; the alignment of every buffer."""
+
+_MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Buffer:
+    """``nbytes`` of zeroed memory at a 2 MiB boundary.
+
+    Args:
+        nbytes: at least 0.
+        huge: ask the kernel for huge pages; False gives ordinary ones, for comparison.
+
+    Raises:
+        OSError: the system has not that much memory (ENOMEM).
+    """
+
+    def __init__(self, nbytes: int, *, huge: bool = True) -> None:
+        length = max(-(-nbytes // HUGE_PAGE), 1) * HUGE_PAGE
+        try:
+            mapping = mmap.mmap(-1, length + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"no memory for a buffer of {format_bytes(length)}: {os.strerror(error.errno or 0)}"
+            ) from error
+        if huge and _MADV_HUGEPAGE is not None:
+            _advise(mapping, _MADV_HUGEPAGE)
+        whole = np.frombuffer(mapping, np.uint8)
+        skip = -whole.ctypes.data % HUGE_PAGE
+        self._whole = whole[skip : skip + length]
+        self.bytes: NDArray[np.uint8] = self._whole[:nbytes]
+        """The memory, shape ``(nbytes,)``."""
+        self.address: int = self._whole.ctypes.data
+        self.nbytes = nbytes
+        self.locked = False
+
+    def populate(self) -> Buffer:
+        """Let the kernel hand out all pages now, not inside a measurement."""
+        self._whole[:: mmap.PAGESIZE] = 0
+        return self
+
+    def lock(self) -> Buffer:
+        """Keep the pages in memory until the buffer is freed.
+
+        Raises:
+            OSError: ``RLIMIT_MEMLOCK`` does not allow it; the message says how to raise it.
+        """
+        if _libc.mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(len(self))) != 0:
+            raise _lock_error(ctypes.get_errno(), len(self))
+        self.locked = True
+        return self
+
+    def unlock(self) -> None:
+        """Undo `lock`; harmless when it is not locked."""
+        if self.locked:
+            _munlock(self.address, len(self))
+            self.locked = False
+
+    def __len__(self) -> int:
+        """Bytes mapped: `nbytes` rounded up to whole huge pages."""
+        return len(self._whole)
+
+    def huge_share(self) -> float | None:
+        """The part of the resident pages that are huge, 0 to 1; None where the system does not tell."""
+        return huge_share(self.address, len(self))
+
+
+def _advise(mapping: mmap.mmap, advice: int) -> None:
+    try:
+        mapping.madvise(advice)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel without huge pages: ordinary ones are as right, only slower
+            raise
+
+
+def _lock_error(code: int, nbytes: int) -> OSError:
+    from resource import RLIMIT_MEMLOCK, getrlimit
+
+    soft = getrlimit(RLIMIT_MEMLOCK)[0]
+    limit = "unlimited" if soft < 0 else format_bytes(soft)
+    return OSError(
+        code or errno.ENOMEM,
+        f"cannot lock {format_bytes(nbytes)} of memory (mlock): {os.strerror(code or errno.ENOMEM)}; the limit "
+        f"RLIMIT_MEMLOCK is {limit}: raise it (ulimit -l), or use a smaller or an ordinary tensor",
+    )
+
+
+def huge_share(address: int, nbytes: int) -> float | None:
+    """The part of the resident pages in ``[address, address + nbytes)``'s mappings that are huge, 0 to 1."""
+    try:
+        lines = Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    inside = False
+    resident = huge = 0
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            low, _, high = name.partition("-")
+            inside = int(low, 16) < address + nbytes and int(high, 16) > address
+        elif inside and name == "Rss:":
+            resident += int(rest.split()[0])
+        elif inside and name == "AnonHugePages:":
+            huge += int(rest.split()[0])
+    return huge / resident if resident else None
+
+
+class _Locked(NamedTuple):
+    """What is known of a locked tensor's memory. It does not keep the memory: that is the tensor's part."""
+
+    memory: weakref.ref[NDArray[np.uint8]]
+    address: int
+    nbytes: int
+    mapped: int
+
+
+_locked: dict[int, _Locked] = {}
+_locked_guard = threading.RLock()
+
+
+def new_locked_tensor(num_elem: int, example_tensor: Any) -> Any:
+    """A page-locked CPU tensor of ``num_elem`` elements with the dtype of ``example_tensor``.
+
+    Raises:
+        UsageError: a negative count.
+        OSError: no memory, or ``RLIMIT_MEMLOCK`` does not allow to lock it.
+    """
+    if isinstance(num_elem, bool) or not isinstance(num_elem, int) or num_elem < 0:
+        raise UsageError(f"num_elem {num_elem!r} is not a number of elements: give a whole number, at least 0")
+    buffer = Buffer(num_elem * example_tensor.element_size()).lock()
+    key = buffer.address
+    memory = weakref.ref(buffer.bytes, lambda _: _forget(key))
+    with _locked_guard:
+        _locked[key] = _Locked(memory, key, buffer.nbytes, len(buffer))
+    return tensor_of(buffer, example_tensor.dtype)
+
+
+def tensor_of(buffer: Buffer, dtype: Any) -> Any:
+    """A one-dimensional tensor over the memory of a buffer, which it keeps alive."""
+    import torch
+
+    if buffer.nbytes == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.from_numpy(buffer.bytes).view(dtype)
+
+
+def free_locked_tensor(tensor: Any) -> bool:
+    """Unlock a tensor of `new_locked_tensor`; False if it is not one, or was freed before.
+
+    The memory itself goes back when the last reference does, so a transfer in flight never loses its buffer.
+    """
+    with _locked_guard:
+        entry = _locked.pop(tensor.data_ptr(), None)
+    if entry is None:
+        return False
+    _munlock(entry.address, entry.mapped)
+    return True
+
+
+def is_locked(tensor: Any) -> bool:
+    """Whether the whole tensor lies in memory locked by `new_locked_tensor`, of whichever handle."""
+    address, nbytes = tensor.data_ptr(), tensor.nbytes
+    with _locked_guard:
+        return any(e.address <= address and address + nbytes <= e.address + e.nbytes for e in _locked.values())
+
+
+def _forget(key: int) -> None:
+    with _locked_guard:  # re-entrant: the collector may run this while the same thread holds it
+        _locked.pop(key, None)
+
+
+def _munlock(address: int, nbytes: int) -> None:
+    _libc.munlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))

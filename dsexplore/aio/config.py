@@ -1,0 +1,156 @@
+"""The ``"aio"`` block of a ds_config as a checked value."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from dsexplore.aio import constants as c
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes
+
+_INTEGERS = (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT, c.AIO_INTRA_OP_PARALLELISM)
+_BOOLEANS = (c.AIO_SINGLE_SUBMIT, c.AIO_OVERLAP_EVENTS, c.AIO_USE_GDS)
+KEYS = (*_INTEGERS, *_BOOLEANS)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AioConfig:
+    """How a tensor is moved to and from a file. The defaults are those of DeepSpeed's ds_config.
+
+    Raises:
+        UsageError: a value of the wrong type or out of range; the message names key, value and rule.
+    """
+
+    block_size: int = c.AIO_BLOCK_SIZE_DEFAULT
+    """Bytes per request: a positive multiple of 512, because direct I/O addresses whole sectors."""
+    queue_depth: int = c.AIO_QUEUE_DEPTH_DEFAULT
+    """Requests in flight per thread: at least 1."""
+    thread_count: int = c.AIO_THREAD_COUNT_DEFAULT
+    """Threads that share one tensor: at least 1. DeepSpeed's newer name for it is ``intra_op_parallelism``."""
+    single_submit: bool = c.AIO_SINGLE_SUBMIT_DEFAULT
+    """One system call per request, instead of one per batch."""
+    overlap_events: bool = c.AIO_OVERLAP_EVENTS_DEFAULT
+    """Keep the queue full, instead of waiting for each batch to finish."""
+    use_gds: bool = c.AIO_USE_GDS_DEFAULT
+    """GPUDirect Storage: a switch for DeepSpeed; carried along, not used here."""
+
+    def __post_init__(self) -> None:
+        for key in (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT):
+            _check_integer(key, getattr(self, key))
+        for key in _BOOLEANS:
+            _check_boolean(key, getattr(self, key))
+        if self.block_size % c.SECTOR:
+            raise UsageError(
+                f"aio block_size {self.block_size} is not a multiple of {c.SECTOR}: direct I/O addresses whole "
+                f"sectors; the next one is {-(-self.block_size // c.SECTOR) * c.SECTOR}"
+            )
+
+    @property
+    def intra_op_parallelism(self) -> int:
+        """`thread_count` under the name that newer DeepSpeed gives it."""
+        return self.thread_count
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Memory that the disk may be working on at one moment."""
+        return self.block_size * self.queue_depth * self.thread_count
+
+    @classmethod
+    def from_dict(cls, block: Mapping[str, Any]) -> Self:
+        """Read an ``"aio"`` block, or a whole ds_config that holds one; absent keys take their defaults.
+
+        Raises:
+            UsageError: an unknown key, a wrong value, or both names of the thread count with different values.
+        """
+        if not isinstance(block, Mapping):
+            raise UsageError(f'the "aio" block is {block!r}: it must be an object with the keys {", ".join(KEYS)}')
+        if c.AIO in block:
+            return cls.from_dict(block[c.AIO] if block[c.AIO] is not None else {})
+        unknown = [key for key in block if key not in KEYS]
+        if unknown:
+            raise UsageError(
+                f'unknown key {unknown[0]!r} (value {block[unknown[0]]!r}) in the "aio" block: '
+                f"it takes {', '.join(KEYS)}"
+            )
+        values = dict(block)
+        if c.AIO_INTRA_OP_PARALLELISM in values:
+            _merge_thread_count(values)
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a ds_config JSON file, whole or its ``"aio"`` block alone; a ds_config without the block gives the defaults.
+
+        Raises:
+            OSError: it cannot be read.
+            UsageError: it is not JSON, or its ``"aio"`` block is wrong.
+        """
+        try:
+            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{os.fspath(path)} is not a JSON ds_config: {error}") from error
+        if isinstance(loaded, dict) and c.AIO not in loaded and not set(loaded) & set(KEYS):
+            return cls()
+        return cls.from_dict(loaded)
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed and checked again."""
+        return replace(self, **changes)
+
+    def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
+        """The block to put into a ds_config: real integers and booleans, under the key ``"aio"``.
+
+        The thread count stands under both of its names, since each DeepSpeed version reads one and ignores the other.
+        """
+        return {
+            c.AIO: {
+                c.AIO_BLOCK_SIZE: self.block_size,
+                c.AIO_QUEUE_DEPTH: self.queue_depth,
+                c.AIO_THREAD_COUNT: self.thread_count,
+                c.AIO_INTRA_OP_PARALLELISM: self.thread_count,
+                c.AIO_SINGLE_SUBMIT: self.single_submit,
+                c.AIO_OVERLAP_EVENTS: self.overlap_events,
+                **({c.AIO_USE_GDS: True} if self.use_gds else {}),
+            }
+        }
+
+    def to_json(self) -> str:
+        """The block as text to paste."""
+        return json.dumps(self.to_ds_config(), indent=2)
+
+    def __str__(self) -> str:
+        submit = "single" if self.single_submit else "block"
+        events = "overlap" if self.overlap_events else "sequential"
+        plural = "" if self.thread_count == 1 else "s"
+        return (
+            f"{format_bytes(self.block_size)} × depth {self.queue_depth} × {self.thread_count} thread{plural}, "
+            f"{submit} submit, {events}"
+        )
+
+
+def _check_integer(key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"aio {key} {value!r} is {type(value).__name__}: it must be a whole number, at least 1")
+    if value < 1:
+        raise UsageError(f"aio {key} {value} is too small: it must be at least 1")
+
+
+def _check_boolean(key: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"aio {key} {value!r} is {type(value).__name__}: it must be true or false")
+
+
+def _merge_thread_count(values: dict[str, Any]) -> None:
+    newer = values.pop(c.AIO_INTRA_OP_PARALLELISM)
+    _check_integer(c.AIO_INTRA_OP_PARALLELISM, newer)
+    older = values.setdefault(c.AIO_THREAD_COUNT, newer)
+    if older != newer:
+        raise UsageError(
+            f"aio thread_count {older!r} and intra_op_parallelism {newer!r} are one setting under two names: "
+            "give one of them, or the same value to both"
+        )

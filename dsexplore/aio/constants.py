@@ -1,0 +1,35 @@
+"""Names and defaults of the ``"aio"`` block of a DeepSpeed config."""
+
+from typing import Final
+
+AIO: Final = "aio"
+AIO_BLOCK_SIZE: Final = "block_size"
+AIO_BLOCK_SIZE_DEFAULT: Final = 1048576
+AIO_QUEUE_DEPTH: Final = "queue_depth"
+AIO_QUEUE_DEPTH_DEFAULT: Final = 8
+AIO_THREAD_COUNT: Final = "thread_count"
+AIO_THREAD_COUNT_DEFAULT: Final = 1
+AIO_INTRA_OP_PARALLELISM: Final = "intra_op_parallelism"
+AIO_INTRA_OP_PARALLELISM_DEFAULT: Final = 1
+AIO_SINGLE_SUBMIT: Final = "single_submit"
+AIO_SINGLE_SUBMIT_DEFAULT: Final = False
+AIO_OVERLAP_EVENTS: Final = "overlap_events"
+AIO_OVERLAP_EVENTS_DEFAULT: Final = True
+AIO_USE_GDS: Final = "use_gds"
+AIO_USE_GDS_DEFAULT: Final = False
+
+AIO_FORMAT: Final = """
+"aio": {
+  "block_size": 1048576,
+  "queue_depth": 8,
+  "thread_count": 1,
+  "single_submit": false,
+  "overlap_events": true
+}
+"""
+
+SECTOR: Final = 512
+"""The smallest unit that any disk addresses: a block size is a multiple of it."""
+
+PAGE: Final = 4096
+"""Direct requests begin and end on this boundary of the file, so that none shares a cached page with a tail."""

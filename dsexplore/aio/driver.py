@@ -1,0 +1,227 @@
+"""Moves a table of requests through an engine, with DeepSpeed's ways of submitting and reaping.
+
+What must hold, whichever engine runs:
+
+- ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
+  ``True``: the queue is kept full, and at least one request is reaped at a time.
+- ``single_submit=True``: one request per submission; else whatever fits the queue.
+- The result of every request is looked at. A short one is completed, an interrupted one repeated, a failed one is
+  raised as OSError after all others in flight have finished, since they still write into the caller's memory.
+- An exception of any kind leaves nothing in flight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from dsexplore.aio.backends.base import Engine, Requests
+
+_PATIENCE = 50
+"""How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
+
+
+class Policy(NamedTuple):
+    """How requests are submitted and reaped; see the module's text."""
+
+    single_submit: bool
+    overlap_events: bool
+
+
+class Slots(Protocol):
+    """Memory that requests borrow while in flight, when they cannot use the caller's own."""
+
+    def take(self, index: int) -> int | None:
+        """The address for a request, filled if it is a write; None when all memory is lent."""
+
+    def give(self, index: int, moved: bool) -> None:
+        """Take the memory of a finished request back, emptying it to its destination if it is a read that moved."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Measures a drive, and ends it at a deadline: requests start over at the first one until then."""
+
+    deadline: float
+    first: int = 0
+    clock: Callable[[], float] = time.perf_counter
+    stopped: Callable[[], bool] = bool
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    bytes: int = 0
+    latencies: list[float] = field(default_factory=list)
+    """Seconds from the submission of each request to the moment it was reaped."""
+
+
+def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable[[], int], slots: Slots | None) -> None:
+    """Move all requests; returns when every byte has been moved.
+
+    Args:
+        plain_fd: opens the same file without O_DIRECT, to complete what a direct request left over.
+        slots: the memory for requests that have no address of their own.
+
+    Raises:
+        OSError: the first request that failed. None is in flight any more.
+    """
+    total, depth, (single, overlap) = len(requests), engine.depth, policy
+    if total == 0:
+        return
+    engine.load(requests)
+    lengths = requests.lengths.tolist()
+    odd: list[tuple[int, int]] = []
+    following = 0
+    try:
+        while following < total or engine.in_flight:
+            pending = engine.in_flight
+            room = (depth - pending if overlap else (0 if pending else depth)) if not odd else 0
+            want = min(room, total - following)
+            if want and slots is not None:
+                want = _lend(engine, requests, slots, following, want)
+            if want:
+                accepted = _submit(engine, following, want, single)
+                if slots is not None:
+                    for index in range(following + accepted, following + want):
+                        slots.give(index, moved=False)
+                following += accepted
+            if engine.in_flight:
+                for index, result in engine.reap(1 if overlap else engine.in_flight):
+                    if result != lengths[index]:
+                        odd.append((index, result))
+                    elif slots is not None:
+                        slots.give(index, moved=True)
+            if odd and not engine.in_flight:
+                _settle(requests, odd, plain_fd, slots)
+                odd.clear()
+    finally:
+        drain(engine)
+
+
+def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch, ring: list[int] | None) -> None:
+    """Move requests round and round until the watch's deadline, noting times; no memory is filled or emptied.
+
+    Args:
+        ring: addresses that requests take in turn, one per slot of the queue; None when they have their own.
+
+    Raises:
+        OSError: the first request that failed or fell short.
+    """
+    total, depth, (single, overlap) = len(requests), engine.depth, policy
+    engine.load(requests)
+    lengths, clock, latencies = requests.lengths.tolist(), watch.clock, watch.latencies
+    begun = [0.0] * total
+    where = [0] * total
+    free = list(ring or ())
+    following, moved = watch.first % total, 0
+    now = watch.started_at = clock()
+    try:
+        while (running := now < watch.deadline and not watch.stopped()) or engine.in_flight:
+            pending = engine.in_flight
+            room = depth - pending if overlap else (0 if pending else depth)
+            while running and room > 0:
+                want = 1 if single else min(room, total - following)
+                if ring is not None:
+                    for index in range(following, following + want):
+                        where[index] = address = free.pop()
+                        engine.place(index, address)
+                begun[following : following + want] = [clock()] * want
+                accepted = engine.submit(following, want)
+                if ring is not None:
+                    free.extend(where[following + accepted : following + want])
+                room -= accepted
+                following = (following + accepted) % total
+                if accepted < want and engine.in_flight:
+                    break
+            done = engine.reap(1 if overlap else engine.in_flight)
+            now = clock()
+            for index, result in done:
+                if result != lengths[index]:
+                    raise _failure(result, lengths[index])
+                moved += result
+                latencies.append(now - begun[index])
+                if ring is not None:
+                    free.append(where[index])
+    finally:
+        drain(engine)
+    watch.ended_at, watch.bytes = now, moved
+
+
+def drain(engine: Engine) -> None:
+    """Wait for requests whose results no longer matter, because an exception is on its way."""
+    while engine.in_flight:
+        engine.reap(engine.in_flight)
+
+
+def _submit(engine: Engine, first: int, count: int, single: bool) -> int:
+    """Submit as many of ``count`` as the system takes now; at least one if nothing is in flight."""
+    accepted = tries = 0
+    while accepted < count:
+        taken = engine.submit(first + accepted, 1 if single else count - accepted)
+        accepted += taken
+        if taken == 0:
+            if engine.in_flight:
+                break
+            tries += 1
+            if tries > _PATIENCE:
+                raise OSError(errno.EAGAIN, f"the system takes no request, {_PATIENCE} times in a row")
+            time.sleep(0.001)
+    return accepted
+
+
+def _lend(engine: Engine, requests: Requests, slots: Slots, first: int, count: int) -> int:
+    for index in range(first, first + count):
+        address = slots.take(index)
+        if address is None:
+            return index - first
+        requests.addresses[index] = address
+        engine.place(index, address)
+    return count
+
+
+def _settle(requests: Requests, odd: list[tuple[int, int]], plain_fd: Callable[[], int], slots: Slots | None) -> None:
+    """Complete requests that fell short with ordinary calls, while nothing else is in flight.
+
+    EINVAL counts as nothing moved: a filesystem may open a file with O_DIRECT and then refuse direct requests.
+    """
+    table = requests
+    for index, result in odd:
+        if result < 0 and -result not in (errno.EAGAIN, errno.EINTR, errno.EINVAL):
+            raise _failure(result, int(table.lengths[index]))
+        moved = max(result, 0)
+        move_plainly(
+            table.write,
+            plain_fd(),
+            int(table.addresses[index]) + moved,
+            int(table.lengths[index]) - moved,
+            int(table.offsets[index]) + moved,
+        )
+        if slots is not None:
+            slots.give(index, moved=True)
+
+
+def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -> None:
+    """Move every byte by ordinary calls, through the page cache.
+
+    Raises:
+        OSError: a call failed; ENODATA if the file ends before the last byte.
+    """
+    memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
+    at = 0
+    while at < nbytes:
+        part = memory[at:]
+        moved = os.pwritev(fd, [part], offset + at) if write else os.preadv(fd, [part], offset + at)
+        if moved == 0:
+            if write:
+                raise OSError(errno.EIO, f"a write of {nbytes - at} bytes at offset {offset + at} moved nothing")
+            raise OSError(errno.ENODATA, f"the file ends at byte {offset + at}, {nbytes - at} bytes too early")
+        at += moved
+
+
+def _failure(result: int, wanted: int) -> OSError:
+    if result < 0:
+        return OSError(-result, os.strerror(-result))
+    return OSError(errno.EIO, f"{result} of {wanted} bytes moved")

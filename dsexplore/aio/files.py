@@ -1,0 +1,129 @@
+"""A file as transfers need it: one descriptor for direct requests, and one through the page cache for the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import threading
+from typing import NamedTuple
+
+from dsexplore.aio.backends import syscalls as sc
+from dsexplore.aio.constants import PAGE, SECTOR
+
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_STATX_DIOALIGN = 0x2000
+_AT_EMPTY_PATH = 0x1000
+
+
+class Alignment(NamedTuple):
+    """What direct requests on a file must be multiples of, in bytes."""
+
+    memory: int
+    offset: int
+
+
+def direct_alignment(fd: int) -> Alignment | None:
+    """What the filesystem asks of direct requests (statx); None if it says that it takes none.
+
+    A kernel before 6.1 does not say: then whole sectors are assumed, and a refused request is completed without
+    O_DIRECT.
+    """
+    assumed = Alignment(SECTOR, SECTOR)
+    if not sc.SUPPORTED:
+        return assumed
+    answer = ctypes.create_string_buffer(256)
+    empty = ctypes.create_string_buffer(1)
+    addresses = ctypes.addressof(empty), ctypes.addressof(answer)
+    if sc.statx(sc.STATX, fd, addresses[0], _AT_EMPTY_PATH, _STATX_DIOALIGN, addresses[1]) < 0:
+        return assumed
+    (mask,) = struct.unpack_from("=I", answer, 0)
+    if not mask & _STATX_DIOALIGN:
+        return assumed
+    memory, offset = struct.unpack_from("=II", answer, 0x98)
+    return Alignment(memory, offset) if memory and offset else None
+
+
+class Target:
+    """An open file in one direction.
+
+    Args:
+        file: a path, or the number of a descriptor that the caller opened and keeps.
+        write: the direction; a path that does not exist is then created with mode 0600, as DeepSpeed does.
+        direct: try O_DIRECT. A filesystem that refuses it is used through the page cache.
+
+    Raises:
+        OSError: it cannot be opened; names the path.
+    """
+
+    def __init__(self, file: str | os.PathLike[str] | int, *, write: bool, direct: bool = True) -> None:
+        self.write = write
+        self._guard = threading.Lock()
+        self._plain: int | None = None
+        self._owned = not isinstance(file, int)
+        self.why_buffered: str | None = None
+        if isinstance(file, int):
+            import fcntl
+
+            self.path: str = _path_of(file)
+            self.fd = file
+            self.direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & O_DIRECT)
+        else:
+            self.path = os.fspath(file)
+            self.fd, self.direct = self._open(direct)
+        self.alignment = (direct_alignment(self.fd) or Alignment(SECTOR, SECTOR)) if self.direct else Alignment(1, 1)
+
+    def _open(self, direct: bool) -> tuple[int, bool]:
+        flags = (os.O_WRONLY | os.O_CREAT if self.write else os.O_RDONLY) | os.O_CLOEXEC
+        if direct and O_DIRECT:
+            try:
+                return os.open(self.path, flags | O_DIRECT, 0o600), True
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.why_buffered = "the filesystem refuses O_DIRECT (EINVAL)"
+        elif direct:
+            self.why_buffered = "this system has no O_DIRECT"
+        return os.open(self.path, flags, 0o600), False
+
+    @property
+    def boundary(self) -> int:
+        """Direct requests begin and end on multiples of this, so that they share no page with a tail."""
+        return max(PAGE, self.alignment.offset) if self.direct else 1
+
+    def size(self) -> int:
+        """Bytes in the file now."""
+        return os.fstat(self.fd).st_size
+
+    def plain_fd(self) -> int:
+        """A descriptor of the same file through the page cache, opened when first asked for."""
+        if not self.direct:
+            return self.fd
+        with self._guard:
+            if self._plain is None:
+                flags = (os.O_WRONLY if self.write else os.O_RDONLY) | os.O_CLOEXEC
+                self._plain = os.open(f"/proc/self/fd/{self.fd}", flags)
+            return self._plain
+
+    def open_for_reading(self) -> int:
+        """A new plain descriptor to read back what was moved; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self.fd}" if O_DIRECT else self.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close what was opened here, never the caller's own descriptor; harmless when repeated."""
+        with self._guard:
+            plain, self._plain = self._plain, None
+            owned, self._owned = self._owned, False
+        if plain is not None:
+            os.close(plain)
+        if owned:
+            os.close(self.fd)
+
+
+def _path_of(fd: int) -> str:
+    os.fstat(fd)
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"descriptor {fd}"

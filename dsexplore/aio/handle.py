@@ -1,0 +1,337 @@
+"""DeepSpeed's ``aio_handle``: the same methods and return values, with right results or errors in every case.
+
+Where DeepSpeed prints and returns −1, or aborts the process, an exception is raised. Where it reports success and
+has lost bytes (a tail, an unaligned offset, a full disk, a size its threads do not divide), every byte is moved or
+an ``OSError`` raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from dsexplore.aio.backends.choose import choose
+from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.constants import SECTOR
+from dsexplore.aio.files import Target
+from dsexplore.aio.memory import Memory, memory_of
+from dsexplore.aio.pool import Job, Pool
+from dsexplore.errors import UsageError
+
+File = str | os.PathLike[str] | int
+"""A path, or the number of an open descriptor."""
+
+_handles: weakref.WeakSet[aio_handle] = weakref.WeakSet()
+
+
+class aio_handle:  # noqa: N801 - DeepSpeed's name
+    """Moves tensors to and from files with several requests in flight.
+
+    Args:
+        block_size: bytes per request, a multiple of 512.
+        queue_depth: requests in flight per thread.
+        single_submit: one system call per request.
+        overlap_events: keep the queue full, instead of batch after batch.
+        intra_op_parallelism: threads that share one tensor.
+        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
+
+    Raises:
+        UsageError: an argument out of range, or a backend that cannot run here.
+        OSError: the system has no room for a queue of that depth (EAGAIN).
+    """
+
+    def __init__(
+        self,
+        block_size: int = 1024 * 1024,
+        queue_depth: int = 128,
+        single_submit: bool = False,
+        overlap_events: bool = False,
+        intra_op_parallelism: int = 1,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        self._config = AioConfig(block_size, queue_depth, intra_op_parallelism, single_submit, overlap_events)
+        self._backend = choose(backend)
+        self._closed = False
+        self._reset()
+        self._threads()
+        _handles.add(self)
+
+    @classmethod
+    def from_config(cls, config: AioConfig, *, backend: str | None = None) -> Self:
+        """A handle with the settings of an ``"aio"`` block."""
+        return cls(
+            config.block_size,
+            config.queue_depth,
+            config.single_submit,
+            config.overlap_events,
+            config.thread_count,
+            backend=backend,
+        )
+
+    def _reset(self) -> None:
+        self._guard = threading.RLock()
+        self._pending: list[Job] = []
+        self._pool: Pool | None = None
+
+    def _threads(self) -> Pool:
+        if self._closed:
+            raise UsageError("this aio_handle is closed: make a new one")
+        if self._pool is None:
+            self._pool = Pool(self._backend, self._config)
+            weakref.finalize(self, self._pool.close)
+        return self._pool
+
+    @property
+    def backend(self) -> str:
+        """The engine that moves the bytes."""
+        return self._backend
+
+    def get_block_size(self) -> int:
+        """Bytes per request."""
+        return self._config.block_size
+
+    def get_queue_depth(self) -> int:
+        """Requests in flight per thread."""
+        return self._config.queue_depth
+
+    def get_single_submit(self) -> bool:
+        """Whether each request is a system call of its own."""
+        return self._config.single_submit
+
+    def get_overlap_events(self) -> bool:
+        """Whether the queue is kept full."""
+        return self._config.overlap_events
+
+    def get_intra_op_parallelism(self) -> int:
+        """Threads that share one tensor."""
+        return self._config.thread_count
+
+    def get_alignment(self) -> int:
+        """DeepSpeed's rule for sizes, 512 bytes per thread. Sizes that break it are moved exactly all the same."""
+        return self._config.thread_count * SECTOR
+
+    def read(self, buffer: Any, filename: File, validate: bool = False, file_offset: int = 0) -> int:
+        """Fill ``buffer`` from the file by one thread; returns 0 when done.
+
+        Raises:
+            OSError: the file cannot be read, or ends too early (ENODATA).
+        """
+        return self._alone(buffer, filename, validate, file_offset, write=False)
+
+    def write(self, buffer: Any, filename: File, validate: bool = False, file_offset: int = 0) -> int:
+        """Write ``buffer`` to the file by one thread; returns 0 when done.
+
+        Raises:
+            OSError: the file cannot be written; ENOSPC when the disk fills.
+        """
+        return self._alone(buffer, filename, validate, file_offset, write=True)
+
+    def pread(
+        self, buffer: Any, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
+    ) -> int:
+        """``pread(buffer, filename, validate, async, file_offset=0)``: fill ``buffer`` by all threads.
+
+        ``async`` is a word of Python's own: pass it by position, or as ``**{"async": True}``, or as ``asynchronous``.
+
+        Returns:
+            0 if asynchronous, else the number of operations completed, those pending before included.
+        """
+        later, offset = _async_and_offset("pread", args, named, file_offset)
+        return self._parallel(buffer, filename, validate, later, offset, write=False)
+
+    def pwrite(
+        self, buffer: Any, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
+    ) -> int:
+        """``pwrite(buffer, filename, validate, async, file_offset=0)``: write ``buffer`` by all threads; as `pread`."""
+        later, offset = _async_and_offset("pwrite", args, named, file_offset)
+        return self._parallel(buffer, filename, validate, later, offset, write=True)
+
+    def sync_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+        """Fill ``buffer``; returns the number of operations completed, those pending before included."""
+        return self._parallel(buffer, filename, False, False, file_offset, write=False)
+
+    def sync_pwrite(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+        """Write ``buffer``; returns the number of operations completed, those pending before included."""
+        return self._parallel(buffer, filename, False, False, file_offset, write=True)
+
+    def async_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+        """Begin to fill ``buffer``, which the handle keeps alive; returns 0. `wait` for it before using the buffer."""
+        return self._parallel(buffer, filename, False, True, file_offset, write=False)
+
+    def async_pwrite(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+        """Begin to write ``buffer``, which the handle keeps alive; returns 0. `wait` for it before changing it."""
+        return self._parallel(buffer, filename, False, True, file_offset, write=True)
+
+    def wait(self) -> int:
+        """Wait for all pending operations; returns how many completed.
+
+        Interrupted by Ctrl-C, it leaves them pending, and may be called again.
+
+        Raises:
+            OSError: an operation failed, with its errno, path and direction; the others have finished too, and
+                further failures are attached as notes.
+            UsageError: nothing is pending.
+        """
+        with self._guard:
+            if not self._pending:
+                raise UsageError("wait() has nothing to wait for: call async_pread or async_pwrite before it")
+            return self._wait()
+
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Any) -> Any:
+        """A page-locked tensor on huge pages, shape ``(num_elem,)``, with the dtype of ``example_tensor``.
+
+        Raises:
+            OSError: ``RLIMIT_MEMLOCK`` does not allow it.
+        """
+        return new_locked_tensor(num_elem, example_tensor)
+
+    def free_cpu_locked_tensor(self, tensor: Any) -> bool:
+        """Unlock a tensor of `new_cpu_locked_tensor`; False if it is none. A transfer in flight keeps the memory."""
+        return free_locked_tensor(tensor)
+
+    def is_pinned(self, buffer: Any) -> bool:
+        """Whether a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
+        if buffer.device.type != "cpu":
+            return False
+        return is_locked(buffer) or bool(buffer.is_pinned())
+
+    def close(self) -> None:
+        """Wait for pending operations, end the threads and give the queues back. Harmless when repeated."""
+        with self._guard:
+            pool, self._pool, self._closed = self._pool, None, True
+            if pool is not None:
+                pool.close()
+            self._pending.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"aio_handle({self._config}, {self._backend})"
+
+    def _parallel(self, buffer: Any, file: File, validate: bool, later: bool, offset: int, *, write: bool) -> int:
+        with self._guard:
+            self._pending.append(self._begin(buffer, file, validate, offset, write, range(self._config.thread_count)))
+            return 0 if later else self._wait()
+
+    def _alone(self, buffer: Any, file: File, validate: bool, offset: int, *, write: bool) -> int:
+        job = self._begin(buffer, file, validate, offset, write, range(1))
+        job.finished.wait()
+        if job.error is not None:
+            raise job.error
+        return 0
+
+    def _begin(self, buffer: Any, file: File, validate: bool, offset: int, write: bool, threads: range) -> Job:
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
+        pool = self._threads()
+        memory = memory_of(buffer, writable=not write)
+        target = _opened(file, write)
+        try:
+            if not write:
+                _check_length(target, memory, offset)
+            job = Job(memory, target, offset, len(threads), bool(validate))
+        except BaseException:
+            target.close()
+            raise
+        for number in threads:
+            pool.start(job, number, number)
+        return job
+
+    def _wait(self) -> int:
+        for job in self._pending:
+            job.finished.wait()
+        jobs = self._pending[:]
+        self._pending.clear()
+        failures = [job.error for job in jobs if job.error is not None]
+        if not failures:
+            return len(jobs)
+        for other in failures[1:]:
+            failures[0].add_note(f"another operation failed too: {other}")
+        raise failures[0]
+
+
+def aio_read(
+    buffer: Any,
+    filename: File,
+    block_size: int,
+    queue_depth: int,
+    single_submit: bool,
+    overlap_events: bool,
+    validate: bool,
+) -> int:
+    """Fill ``buffer`` from the start of a file, without keeping a handle; returns 0 when done.
+
+    Raises:
+        OSError: the file cannot be read, or ends too early (ENODATA).
+    """
+    with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
+        return handle.read(buffer, filename, validate)
+
+
+def aio_write(
+    buffer: Any,
+    filename: File,
+    block_size: int,
+    queue_depth: int,
+    single_submit: bool,
+    overlap_events: bool,
+    validate: bool,
+) -> int:
+    """Write ``buffer`` to the start of a file, without keeping a handle; returns 0 when done.
+
+    Raises:
+        OSError: the file cannot be written; ENOSPC when the disk fills.
+    """
+    with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
+        return handle.write(buffer, filename, validate)
+
+
+def _opened(file: File, write: bool) -> Target:
+    operation = "write" if write else "read"
+    try:
+        return Target(file, write=write)
+    except OSError as error:
+        raise type(error)(error.errno, f"open for {operation}: {error.strerror}", error.filename or file) from error
+
+
+def _check_length(target: Target, memory: Memory, offset: int) -> None:
+    size = target.size()
+    if offset + memory.nbytes > size and os.path.isfile(target.path):  # noqa: PTH113 - a device tells no size
+        text = f"read of {memory.nbytes} bytes at offset {offset}: the file holds {size} bytes"
+        raise OSError(errno.ENODATA, text, target.path)
+
+
+def _async_and_offset(name: str, args: tuple[Any, ...], named: dict[str, Any], offset: int) -> tuple[bool, int]:
+    given = [*args]
+    later = given.pop(0) if given else None
+    for key in ("async", "asynchronous"):
+        if key in named:
+            if later is not None:
+                raise TypeError(f"{name}() got the argument 'async' twice")
+            later = named.pop(key)
+    if given:
+        offset = given.pop(0)
+    if given or named:
+        raise TypeError(f"{name}() takes buffer, filename, validate, async, file_offset; got also {given or [*named]}")
+    return bool(later), offset
+
+
+def _forget_after_fork() -> None:
+    """In a forked child: threads and queues stayed with the parent, so each handle starts its own when next used."""
+    for handle in _handles:
+        handle._reset()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,148 @@
+"""The caller's memory, and the staging that stands in where the disk cannot reach it directly."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsexplore.aio.backends.base import Requests
+from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.constants import PAGE
+from dsexplore.errors import UsageError
+
+_LARGEST_STAGE = 64 << 20
+"""Bytes that one thread stages through at most, unless a single block is larger."""
+
+
+class Memory(Protocol):
+    """One contiguous run of bytes, kept alive for as long as a transfer needs it."""
+
+    nbytes: int
+    address: int
+    """Where it lies, if the CPU can reach it; 0 for the memory of another device."""
+
+    def copy_in(self, at: int, source: int, nbytes: int) -> None:
+        """Fill bytes ``at … at + nbytes − 1`` from the address ``source``."""
+
+    def copy_out(self, at: int, target: int, nbytes: int) -> None:
+        """Copy bytes ``at … at + nbytes − 1`` to the address ``target``."""
+
+
+class HostMemory:
+    """Memory that the CPU reaches."""
+
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.address, self.nbytes, self.owner = address, nbytes, owner
+
+    def copy_in(self, at: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(self.address + at, source, nbytes)
+
+    def copy_out(self, at: int, target: int, nbytes: int) -> None:
+        ctypes.memmove(target, self.address + at, nbytes)
+
+
+class DeviceMemory:
+    """A tensor on another device. Copies wait until they are done, while other requests are in flight."""
+
+    address = 0
+
+    def __init__(self, tensor: Any) -> None:
+        import torch
+
+        self.nbytes: int = tensor.nbytes
+        self._bytes = tensor.detach().reshape(-1).view(torch.uint8)
+        torch.accelerator.synchronize(tensor.device)  # what the caller queued on the tensor comes first
+
+    def copy_in(self, at: int, source: int, nbytes: int) -> None:
+        self._bytes[at : at + nbytes].copy_(_tensor_at(source, nbytes))
+
+    def copy_out(self, at: int, target: int, nbytes: int) -> None:
+        _tensor_at(target, nbytes).copy_(self._bytes[at : at + nbytes])
+
+
+def _tensor_at(address: int, nbytes: int) -> Any:
+    import torch
+
+    return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
+
+
+def memory_of(buffer: Any, *, writable: bool) -> Memory:
+    """The bytes of a tensor, a `Buffer`, or anything with Python's buffer protocol (a numpy array, a bytearray).
+
+    Raises:
+        UsageError: a tensor that is not contiguous, has no memory, or has a lazy conjugate or negative bit; a
+            read-only object that is to be filled.
+        TypeError: no memory can be seen in it.
+    """
+    if isinstance(buffer, Buffer):
+        return HostMemory(buffer.address, buffer.nbytes, buffer.bytes)
+    if hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous"):
+        return _memory_of_tensor(buffer)
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise TypeError(
+            f"{type(buffer).__name__} has no memory to read or write: pass a tensor, a numpy array or a bytearray"
+        ) from None
+    if not view.c_contiguous:
+        raise UsageError(f"a buffer of shape {view.shape} is not contiguous: pass a contiguous copy")
+    if writable and view.readonly:
+        raise UsageError(f"a read of {view.nbytes} bytes needs memory that can be written; this one is read-only")
+    array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    return HostMemory(array.ctypes.data, view.nbytes, array)
+
+
+def _memory_of_tensor(tensor: Any) -> Memory:
+    shape = tuple(tensor.shape)
+    if not tensor.is_contiguous():
+        raise UsageError(
+            f"a tensor of shape {shape} and stride {tensor.stride()} is not contiguous: call .contiguous()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise UsageError(f"a tensor of shape {shape} is a lazy conjugate: call .resolve_conj().resolve_neg()")
+    if tensor.device.type == "meta":
+        raise UsageError(f"a tensor of shape {shape} on the meta device has no memory: use a real device")
+    if tensor.device.type == "cpu":
+        return HostMemory(tensor.data_ptr(), tensor.nbytes, tensor.detach())
+    return DeviceMemory(tensor)
+
+
+class Stage:
+    """Slots that requests borrow, where the caller's memory is misaligned or on another device.
+
+    A write's slot is filled as it is taken, a read's is emptied as its request finishes, with the rest of the queue
+    in flight meanwhile. One stage belongs to one thread, which keeps its memory from transfer to transfer.
+    """
+
+    def __init__(self, block_size: int, depth: int) -> None:
+        self._slot = -(-block_size // PAGE) * PAGE
+        self._most = max(1, min(depth, _LARGEST_STAGE // self._slot))
+        self._buffer: Buffer | None = None
+
+    def prepare(self, memory: Memory, origin: int, requests: Requests) -> Stage:
+        """Serve these requests; ``origin`` is the file offset of the memory's first byte."""
+        count = min(self._most, len(requests))
+        if self._buffer is None or self._buffer.nbytes < count * self._slot:
+            self._buffer = Buffer(count * self._slot)
+        self._free = [self._buffer.address + i * self._slot for i in range(count)]
+        self._memory, self._write = memory, requests.write
+        self._at = (requests.offsets - origin).tolist()
+        self._lengths = requests.lengths.tolist()
+        self._lent: dict[int, int] = {}
+        return self
+
+    def take(self, index: int) -> int | None:
+        if not self._free:
+            return None
+        slot = self._lent[index] = self._free.pop()
+        if self._write:
+            self._memory.copy_out(self._at[index], slot, self._lengths[index])
+        return slot
+
+    def give(self, index: int, moved: bool) -> None:
+        slot = self._lent.pop(index)
+        if moved and not self._write:
+            self._memory.copy_in(self._at[index], slot, self._lengths[index])
+        self._free.append(slot)

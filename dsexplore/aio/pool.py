@@ -1,0 +1,191 @@
+"""Threads that move one tensor together, each with an engine of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from queue import SimpleQueue
+
+from dsexplore.aio.backends.base import Engine, split
+from dsexplore.aio.backends.choose import open_engine
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.driver import Policy, drive, move_plainly
+from dsexplore.aio.files import Target
+from dsexplore.aio.memory import Memory, Stage
+
+_SPAN = 65536
+"""Requests laid out at a time: a table of 4 MiB. The queue drains between spans."""
+_COMPARED = 16 << 20
+
+
+class Job:
+    """One transfer between a memory and a file, split over ``shares`` threads.
+
+    The direct part begins and ends on whole pages of the file; what is left before and after it, less than a page
+    each, goes through the page cache, so that the file's length is never rounded.
+
+    Example: 10,000 bytes at offset 100 on 2 threads: head 100–4095 plainly, body 4096–8191 directly by thread 0,
+    tail 8192–10,099 plainly.
+    """
+
+    def __init__(self, memory: Memory, target: Target, offset: int, shares: int, validate: bool) -> None:
+        self.memory, self.target, self.offset, self._validate = memory, target, offset, validate
+        self.error: BaseException | None = None
+        self.finished = threading.Event()
+        self._shares = shares
+        self._left = shares
+        self._guard = threading.Lock()
+        step, end = target.boundary, offset + memory.nbytes
+        self._low = min(-(-offset // step) * step, end)
+        self._high = max(end // step * step, self._low)
+
+    def run(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
+        """Move one thread's share; the thread that ends last checks, closes the file and announces the end."""
+        try:
+            self._move(share, engine, policy, block_size, stage)
+        except BaseException as error:  # it is the caller's, and is raised where the caller waits
+            self._fail(error)
+        with self._guard:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._finish()
+
+    def _move(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
+        step = self.target.boundary
+        part = -(-(self._high - self._low) // (self._shares * step)) * step
+        low = min(self._low + share * part, self._high)
+        high = min(low + part, self._high)
+        if share == 0:
+            self._move_plainly(self.offset, self._low)
+        for begin in range(low, high, _SPAN * block_size):
+            self._drive(begin, min(begin + _SPAN * block_size, high), engine, policy, block_size, stage)
+        if share == self._shares - 1:
+            self._move_plainly(self._high, self.offset + self.memory.nbytes)
+
+    def _drive(self, begin: int, end: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
+        target, memory = self.target, self.memory
+        address = memory.address + begin - self.offset if memory.address else 0
+        staged = not address or address % target.alignment.memory != 0
+        requests = split(target.write, target.fd, 0 if staged else address, end - begin, begin, block_size)
+        slots = stage.prepare(memory, self.offset, requests) if staged else None
+        drive(engine, requests, policy, target.plain_fd, slots)
+
+    def _move_plainly(self, begin: int, end: int) -> None:
+        if begin == end:
+            return
+        target, memory, at, nbytes = self.target, self.memory, begin - self.offset, end - begin
+        if memory.address:
+            move_plainly(target.write, target.plain_fd(), memory.address + at, nbytes, begin)
+            return
+        between = (ctypes.c_char * nbytes)()
+        address = ctypes.addressof(between)
+        if target.write:
+            memory.copy_out(at, address, nbytes)
+        move_plainly(target.write, target.plain_fd(), address, nbytes, begin)
+        if not target.write:
+            memory.copy_in(at, address, nbytes)
+
+    def _finish(self) -> None:
+        try:
+            if self._validate and self.error is None:
+                self._compare()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            try:
+                self.target.close()
+            except OSError as error:
+                self._fail(error)
+            self.finished.set()
+
+    def _compare(self) -> None:
+        """Read the range again by ordinary calls and compare it with the memory."""
+        fd = self.target.open_for_reading()
+        try:
+            mine = (ctypes.c_char * min(_COMPARED, max(self.memory.nbytes, 1)))()
+            theirs = (ctypes.c_char * len(mine))()
+            for at in range(0, self.memory.nbytes, _COMPARED):
+                nbytes = min(_COMPARED, self.memory.nbytes - at)
+                self.memory.copy_out(at, ctypes.addressof(mine), nbytes)
+                move_plainly(False, fd, ctypes.addressof(theirs), nbytes, self.offset + at)
+                if memoryview(mine)[:nbytes] != memoryview(theirs)[:nbytes]:
+                    raise OSError(errno.EIO, f"bytes {at} to {at + nbytes} differ from the file when read again")
+        finally:
+            os.close(fd)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._guard:
+            if self.error is None:
+                self.error = self._told(error)
+
+    def _told(self, error: BaseException) -> BaseException:
+        if not isinstance(error, OSError) or error.errno is None:
+            return error
+        operation = "write" if self.target.write else "read"
+        text = f"{operation} of {self.memory.nbytes} bytes at offset {self.offset}: {error.strerror}"
+        told = type(error)(error.errno, text, self.target.path)
+        told.__cause__ = error
+        return told
+
+
+_Inbox = SimpleQueue[tuple[Job, int] | None]
+
+
+class Pool:
+    """``config.thread_count`` threads, each with an engine of depth ``config.queue_depth``.
+
+    Raises:
+        OSError: the system refuses an engine; those already open are closed.
+    """
+
+    def __init__(self, backend: str, config: AioConfig) -> None:
+        self._owner = os.getpid()
+        self._inboxes: list[_Inbox] = []
+        self._threads: list[threading.Thread] = []
+        answers: SimpleQueue[BaseException | None] = SimpleQueue()
+        for number in range(config.thread_count):
+            inbox: _Inbox = SimpleQueue()
+            name = f"dsexplore-aio-{number}"
+            thread = threading.Thread(target=_work, args=(backend, config, inbox, answers), name=name, daemon=True)
+            thread.start()
+            self._inboxes.append(inbox)
+            self._threads.append(thread)
+        failures = [answer for _ in self._threads if (answer := answers.get()) is not None]
+        if failures:
+            self.close()
+            raise failures[0]
+
+    def start(self, job: Job, share: int, thread: int) -> None:
+        """Give one share of a job to one thread."""
+        self._inboxes[thread].put((job, share))
+
+    def close(self) -> None:
+        """Let the threads finish what they have, end them and give their engines back; harmless when repeated."""
+        threads, self._threads = self._threads, []
+        if self._owner != os.getpid():  # a fork leaves the threads with the parent
+            return
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for thread in threads:
+            thread.join()
+
+
+def _work(backend: str, config: AioConfig, inbox: _Inbox, answers: SimpleQueue[BaseException | None]) -> None:
+    try:
+        engine = open_engine(backend, config.queue_depth)
+    except BaseException as error:
+        answers.put(error)
+        return
+    answers.put(None)
+    policy = Policy(config.single_submit, config.overlap_events)
+    stage = Stage(config.block_size, config.queue_depth)
+    try:
+        while (task := inbox.get()) is not None:
+            job, share = task
+            job.run(share, engine, policy, config.block_size, stage)
+            del job, task  # so that a finished transfer's memory is not kept until the next one
+    finally:
+        engine.close()
