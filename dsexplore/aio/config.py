@@ -84,7 +84,9 @@ class AioConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a ds_config JSON file, whole or its ``"aio"`` block alone; a ds_config without the block gives the defaults.
+        """Read a ds_config JSON file, or one that holds the ``"aio"`` block alone.
+
+        A ds_config without the block gives the defaults.
 
         Raises:
             OSError: it cannot be read.

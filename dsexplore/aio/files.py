@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
 from dsexplore.aio.backends import syscalls as sc
@@ -124,6 +125,6 @@ class Target:
 def _path_of(fd: int) -> str:
     os.fstat(fd)
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return str(Path(f"/proc/self/fd/{fd}").readlink())
     except OSError:
         return f"descriptor {fd}"

@@ -29,7 +29,7 @@ File = str | os.PathLike[str] | int
 _handles: weakref.WeakSet[aio_handle] = weakref.WeakSet()
 
 
-class aio_handle:  # noqa: N801 - DeepSpeed's name
+class aio_handle:
     """Moves tensors to and from files with several requests in flight.
 
     Args:

@@ -74,15 +74,16 @@ class IoUring:
         order = params.sq_offsets.c // 4
         for slot in range(params.sq):
             words[order + slot] = slot
-        self._words = words
-        self._sq_tail, self._cq_head, self._cq_tail = (
-            params.sq_offsets.tail // 4,
-            params.cq_offsets.head // 4,
-            params.cq_offsets.tail // 4,
-        )
+        self._words: memoryview[int] = words
+        self._sq_tail: int = params.sq_offsets.tail // 4
+        self._cq_head: int = params.cq_offsets.head // 4
+        self._cq_tail: int = params.cq_offsets.tail // 4
         self._entries = np.frombuffer(entries, sc.SQE, params.sq)
-        self._sq_mask, self._cq_mask = params.sq - 1, params.cq - 1
-        self._results = memoryview(rings)[params.cq_offsets.b : params.cq_offsets.b + 16 * params.cq].cast("i")
+        self._sq_mask: int = params.sq - 1
+        self._cq_mask: int = params.cq - 1
+        self._results: memoryview[int] = memoryview(rings)[
+            params.cq_offsets.b : params.cq_offsets.b + 16 * params.cq
+        ].cast("i")
         self._fixed: tuple[int, int] | None = None
 
     def _setup(self, depth: int) -> _Params:
@@ -156,10 +157,9 @@ class IoUring:
     def reap(self, minimum: int) -> Completions:
         words, results, mask = self._words, self._results, self._cq_mask
         head = words[self._cq_head]
-        if (words[self._cq_tail] - head) & _MASK < minimum and (
-            sc.uring_enter(sc.IO_URING_ENTER, self._fd, 0, minimum, _GETEVENTS, None, 0) < 0
-        ):
-            if ctypes.get_errno() not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
+        if (words[self._cq_tail] - head) & _MASK < minimum:
+            entered = sc.uring_enter(sc.IO_URING_ENTER, self._fd, 0, minimum, _GETEVENTS, None, 0)
+            if entered < 0 and ctypes.get_errno() not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 raise sc.error("io_uring_enter")
         ready = (words[self._cq_tail] - head) & _MASK
         slots = [4 * ((head + i) & mask) for i in range(ready)]
