@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Watch:
 
     deadline: float
     first: int = 0
+    most: int | None = None
+    """Requests after which it ends even before the deadline; None: no such end."""
     clock: Callable[[], float] = time.perf_counter
     stopped: Callable[[], bool] = bool
     started_at: float = 0.0
@@ -56,6 +59,8 @@ class Watch:
     bytes: int = 0
     latencies: list[float] = field(default_factory=list)
     """Seconds from the submission of each request to the moment it was reaped."""
+    addresses: dict[int, int] = field(default_factory=dict)
+    """Where each request that moved was last in memory, by index: what a check afterwards compares."""
 
 
 def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable[[], int], slots: Slots | None) -> None:
@@ -113,17 +118,20 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
     total, depth, (single, overlap) = len(requests), engine.depth, policy
     engine.load(requests)
     lengths, clock, latencies = requests.lengths.tolist(), watch.clock, watch.latencies
+    touched = watch.addresses
     begun = [0.0] * total
-    where = [0] * total
+    where = requests.addresses.tolist()
     free = list(ring or ())
     following, moved = watch.first % total, 0
-    now = watch.started_at = clock()
+    left = sys.maxsize if watch.most is None else watch.most
+    watch.started_at = clock()
+    now = min(watch.started_at, watch.deadline - 1)  # however late it starts, one batch is moved
     try:
-        while (running := now < watch.deadline and not watch.stopped()) or engine.in_flight:
+        while (running := left > 0 and now < watch.deadline and not watch.stopped()) or engine.in_flight:
             pending = engine.in_flight
             room = depth - pending if overlap else (0 if pending else depth)
-            while running and room > 0:
-                want = 1 if single else min(room, total - following)
+            while running and room > 0 and left > 0:
+                want = 1 if single else min(room, left, total - following)
                 if ring is not None:
                     for index in range(following, following + want):
                         where[index] = address = free.pop()
@@ -133,6 +141,7 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                 if ring is not None:
                     free.extend(where[following + accepted : following + want])
                 room -= accepted
+                left -= accepted
                 following = (following + accepted) % total
                 if accepted < want and engine.in_flight:
                     break
@@ -143,6 +152,7 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                     raise _failure(result, lengths[index])
                 moved += result
                 latencies.append(now - begun[index])
+                touched[index] = where[index]
                 if ring is not None:
                     free.append(where[index])
     finally:

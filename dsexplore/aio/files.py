@@ -107,9 +107,10 @@ class Target:
                 self._plain = os.open(f"/proc/self/fd/{self.fd}", flags)
             return self._plain
 
-    def open_for_reading(self) -> int:
-        """A new plain descriptor to read back what was moved; the caller closes it."""
-        return os.open(f"/proc/self/fd/{self.fd}" if O_DIRECT else self.path, os.O_RDONLY | os.O_CLOEXEC)
+    def open_for_reading(self, *, direct: bool = False) -> int:
+        """A new descriptor to read back what was moved; the caller closes it."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if direct and self.direct else 0)
+        return os.open(f"/proc/self/fd/{self.fd}" if O_DIRECT else self.path, flags)
 
     def close(self) -> None:
         """Close what was opened here, never the caller's own descriptor; harmless when repeated."""

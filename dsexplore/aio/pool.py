@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from queue import SimpleQueue
+from typing import Protocol
 
 from dsexplore.aio.backends.base import Engine, split
 from dsexplore.aio.backends.choose import open_engine
@@ -131,7 +132,14 @@ class Job:
         return told
 
 
-_Inbox = SimpleQueue[tuple[Job, int] | None]
+class Task(Protocol):
+    """Work in shares, one per thread: a `Job`, or a measurement."""
+
+    def run(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
+        """Do one share; errors are kept for whoever waits, never raised here."""
+
+
+_Inbox = SimpleQueue[tuple[Task, int] | None]
 
 
 class Pool:
@@ -158,7 +166,7 @@ class Pool:
             self.close()
             raise failures[0]
 
-    def start(self, job: Job, share: int, thread: int) -> None:
+    def start(self, job: Task, share: int, thread: int) -> None:
         """Give one share of a job to one thread."""
         self._inboxes[thread].put((job, share))
 

@@ -14,6 +14,7 @@ from ctypes import c_uint32, c_uint64
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import Completions, Requests
@@ -78,7 +79,7 @@ class IoUring:
         self._sq_tail: int = params.sq_offsets.tail // 4
         self._cq_head: int = params.cq_offsets.head // 4
         self._cq_tail: int = params.cq_offsets.tail // 4
-        self._entries = np.frombuffer(entries, sc.SQE, params.sq)
+        self._entries: NDArray[np.void] = np.frombuffer(entries, sc.SQE, params.sq)
         self._sq_mask: int = params.sq - 1
         self._cq_mask: int = params.cq - 1
         self._results: memoryview[int] = memoryview(rings)[
@@ -123,7 +124,7 @@ class IoUring:
             self._use_registered(table, requests)
         self._table, self._addresses = table, table["address"]
 
-    def _use_registered(self, table: np.ndarray, requests: Requests) -> None:  # type: ignore[type-arg]  # a record type
+    def _use_registered(self, table: NDArray[np.void], requests: Requests) -> None:
         assert self._fixed is not None
         begin, nbytes = self._fixed
         first = requests.addresses - begin

@@ -40,7 +40,7 @@ class LinuxAio:
         self._owner = os.getpid()
         events = np.zeros(depth, sc.IO_EVENT)
         self._events, self._event_address = events, events.ctypes.data
-        self._words = memoryview(events).cast("B").cast("q")
+        self._words = events.view(np.int64).data
 
     def load(self, requests: Requests) -> None:
         n = len(requests)

@@ -17,6 +17,7 @@ _X86 = platform.machine() == "x86_64"
 
 IO_SETUP, IO_DESTROY, IO_GETEVENTS, IO_SUBMIT = (206, 207, 208, 209) if _X86 else (0, 1, 4, 2)
 STATX = 332 if _X86 else 291
+CACHESTAT = 451
 IO_URING_SETUP, IO_URING_ENTER, IO_URING_REGISTER = 425, 426, 427
 
 IOCB = np.dtype(
@@ -69,6 +70,7 @@ io_getevents = bind(c_ulong, c_long, c_long, c_void_p, c_void_p)
 uring_setup = bind(c_uint, c_void_p)
 uring_enter = bind(c_uint, c_uint, c_uint, c_uint, c_void_p, c_ulong)
 uring_register = bind(c_uint, c_uint, c_void_p, c_uint)
+cachestat = bind(c_int, c_void_p, c_void_p, c_uint)
 statx = bind(c_int, c_void_p, c_int, c_uint, c_void_p)
 
 

@@ -1,0 +1,157 @@
+"""What a path lies on: filesystem, device, and whether direct I/O reaches it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsexplore.aio.backends import syscalls as sc
+from dsexplore.aio.files import O_DIRECT, Alignment, Target, direct_alignment
+
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "9p", "afs"}
+_NETWORK_FUSE = {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"}
+_MEMORY = {"tmpfs", "ramfs", "zram"}
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Facts about the filesystem and device under a path."""
+
+    path: str
+    filesystem: str
+    """Its type, as the mount table names it: ``ext4``, ``xfs``, ``tmpfs``, ``nfs4``."""
+    mount: str
+    device: str
+    model: str
+    kind: str
+    """``disk``, ``memory`` (tmpfs: no disk at all) or ``network`` (the other end's disk and the wire between)."""
+    free_bytes: int
+    direct: bool
+    """Whether a trial moved bytes past the page cache."""
+    why_buffered: str | None
+    memory_alignment: int
+    offset_alignment: int
+
+    @property
+    def label(self) -> str:
+        """One line: ``ext4 on /dev/vda (disk, direct I/O)``."""
+        way = "direct I/O" if self.direct else "page cache"
+        return f"{self.filesystem} on {self.device} ({self.kind}, {way})"
+
+
+def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
+    """Look at what an existing file lies on. A direct read is tried; nothing is written.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    name = os.path.realpath(path)
+    filesystem, mount, device = _mount_of(name)
+    why = None if direct else "buffered I/O was asked for"
+    alignment: Alignment | None = None
+    if why is None:
+        alignment, why = _try_direct(name)
+    free = os.statvfs(name)
+    return Disk(
+        path=name,
+        filesystem=filesystem,
+        mount=mount,
+        device=device,
+        model=_model_of(name),
+        kind=_kind_of(filesystem, device),
+        free_bytes=free.f_bavail * free.f_frsize,
+        direct=why is None,
+        why_buffered=why,
+        memory_alignment=alignment.memory if alignment else 1,
+        offset_alignment=alignment.offset if alignment else 1,
+    )
+
+
+def drop_cached(fd: int) -> float | None:
+    """Write a file's dirty pages and drop its cached ones, as any user may; the share of pages still cached.
+
+    None where the system does not tell (Linux before 6.5).
+    """
+    with suppress(OSError):
+        os.fdatasync(fd)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return cached_share(fd)
+
+
+def cached_share(fd: int) -> float | None:
+    """The part of a file that lies in the page cache, 0 to 1; None where the system does not tell."""
+    size = os.fstat(fd).st_size
+    if not sc.SUPPORTED or size == 0:
+        return None
+    whole = ctypes.create_string_buffer(struct.pack("=QQ", 0, size))
+    answer = ctypes.create_string_buffer(40)
+    if sc.cachestat(sc.CACHESTAT, fd, ctypes.addressof(whole), ctypes.addressof(answer), 0) < 0:
+        return None
+    (pages,) = struct.unpack_from("=Q", answer, 0)
+    return min(float(pages * os.sysconf("SC_PAGE_SIZE") / size), 1.0)
+
+
+def _try_direct(path: str) -> tuple[Alignment | None, str | None]:
+    """Read one block past the page cache: (what requests must be multiples of, why it did not work)."""
+    from dsexplore.aio.buffers import Buffer
+
+    target = Target(path, write=False)
+    try:
+        if not target.direct:
+            return None, target.why_buffered
+        alignment = direct_alignment(target.fd)
+        if alignment is None:
+            return None, "the filesystem says that it takes no direct requests (statx)"
+        trial = Buffer(max(alignment.offset, 4096))
+        try:
+            os.preadv(target.fd, [trial.bytes.data], 0)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return None, "a direct read was refused (EINVAL)"
+        if not O_DIRECT or _mount_of(os.path.realpath(path))[0] in _MEMORY:
+            return None, "the files of this filesystem are the page cache"
+        return alignment, None
+    finally:
+        target.close()
+
+
+def _mount_of(path: str) -> tuple[str, str, str]:
+    """(type, mount point, device) of the mount that a path lies on; question marks where there is no mount table."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "?", "?", "?"
+    best = ("?", "", "?")
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        mount = left.split()[4].encode().decode("unicode_escape")
+        covers = path == mount or path.startswith(mount.rstrip("/") + "/")
+        if covers and len(mount) >= len(best[1]):  # of mounts on one point, the last is on top
+            filesystem, device = right.split()[:2]
+            best = (filesystem, mount, device)
+    return best
+
+
+def _kind_of(filesystem: str, device: str) -> str:
+    if filesystem in _MEMORY or Path(device).name.startswith(("zram", "ram")):
+        return "memory"
+    if filesystem in _NETWORK or filesystem in _NETWORK_FUSE:
+        return "network"
+    return "disk"
+
+
+def _model_of(path: str) -> str:
+    """What the drive calls itself, if it is one that says so."""
+    number = Path(path).stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    for candidate in (block / "device/model", block / "../device/model"):
+        with suppress(OSError):
+            return candidate.read_text(encoding="ascii", errors="replace").strip()
+    return ""

@@ -1,0 +1,405 @@
+"""What a sweep found: every slice that was measured, what it was measured on, and the setting to take."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.disk import Disk
+from dsexplore.aio.measure import Sample
+from dsexplore.aio.search import paired, tied_with_best
+from dsexplore.aio.statistics import Interval, median, ratio_interval
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    import polars
+
+FORMAT = "dsexplore sweep"
+VERSION = 1
+
+Rounds = dict[AioConfig, dict[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One slice, with the round it belongs to; every round has the control in it."""
+
+    phase: str
+    """``descent``, ``grid`` or ``finals``: only finals decide, if there are any."""
+    round: int
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What something else than the engine under test reached on the same file."""
+
+    name: str
+    operation: str
+    config: AioConfig
+    rates: tuple[float, ...]
+    """Bytes per second of each run."""
+    note: str
+
+    @property
+    def rate(self) -> float:
+        """The median of the runs, bytes per second."""
+        return median(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How a sweep was done."""
+
+    backend: str
+    unavailable: dict[str, str]
+    """Why each other engine could not run."""
+    mode: str
+    write_mode: str
+    """``overwrite``, ``fresh`` or ``fallocated``; ``none`` for a file that is only read."""
+    size: int
+    read_share: float
+    """The part of the user's traffic that is reads, 0 to 1."""
+    seconds: float | None
+    slice_seconds: float
+    huge_share: float | None
+    cached_share: float | None
+    """The part of the file that was still in the page cache when reading began."""
+    system: str
+    started: str
+
+
+@dataclass(frozen=True)
+class Best:
+    """The setting to take, and how sure that is."""
+
+    config: AioConfig
+    ratio: Interval
+    """Its rate relative to the default's, both measured in the same rounds."""
+    rate: float
+    """Bytes per second, for the user's mix of reads and writes."""
+    fastest: AioConfig
+    """The setting with the highest mean; `config` is the cheapest of those that cannot be told from it."""
+    tied: tuple[AioConfig, ...]
+    default_ratio: Interval
+    """The default relative to the fastest."""
+
+    def sentence(self, within: float = 0.03) -> str:
+        """What to do, in one sentence."""
+        gap = 1 - self.default_ratio.value
+        if self.config == AioConfig() or gap <= within:
+            return (
+                f"The default is already within {max(gap, 0) * 100:.1f} % of the best setting found: nothing to gain."
+            )
+        gain = (self.ratio.value - 1) * 100
+        low, high = (self.ratio.low - 1) * 100, (self.ratio.high - 1) * 100
+        sure = f" ({low:+.1f} to {high:+.1f} %)" if self.ratio.n > 1 else " (measured once)"
+        return f"Take {self.config}: {gain:+.1f} %{sure} over the default."
+
+
+@dataclass
+class SweepResult(Displayable):
+    """All that a sweep measured. Shows itself in a notebook; `best`, `to_ds_config`, `to_frame`, `figure`, `explore`."""
+
+    disk: Disk
+    conditions: Conditions
+    measured: list[Measured]
+    references: list[Reference] = field(default_factory=list)
+    control: AioConfig = field(default_factory=AioConfig)
+    bytes_written: int = 0
+    """All bytes that the sweep wrote to the disk: what it cost the drive's endurance."""
+    elapsed: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def operations(self) -> list[str]:
+        """``read``, ``write`` or both, as measured."""
+        return [op for op in ("read", "write") if any(m.sample.operation == op for m in self.measured)]
+
+    @property
+    def deciding(self) -> list[Measured]:
+        """The slices that the verdict rests on: those of the finals, or all if there were none."""
+        finals = [m for m in self.measured if m.phase == "finals"]
+        return finals or self.measured
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """The mixed rate of each setting as a ratio to the control's, in each deciding round."""
+        return mixed_ratios(self.deciding, self.control, self.conditions.read_share)
+
+    def best(self) -> Best:
+        """The cheapest setting that is statistically tied with the fastest.
+
+        Raises:
+            UsageError: the sweep was interrupted before any setting was measured beside the control.
+        """
+        rounds = self.rounds
+        if not rounds:
+            raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
+        tied = tied_with_best(rounds)
+        means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
+        fastest = max(means, key=lambda config: means[config].value)
+        default = paired(rounds[self.control], rounds[fastest])
+        assert default is not None  # every round has the control
+        return Best(
+            config=tied[0],
+            ratio=means[tied[0]],
+            rate=self.mixed_rate(tied[0]),
+            fastest=fastest,
+            tied=tuple(tied),
+            default_ratio=default,
+        )
+
+    def mixed_rate(self, config: AioConfig) -> float:
+        """Median bytes per second of one setting for the user's mix of reads and writes."""
+        rates: dict[str, list[float]] = defaultdict(list)
+        for m in self.deciding:
+            if m.sample.config == config:
+                rates[m.sample.operation].append(m.sample.rate)
+        return mix({operation: median(values) for operation, values in rates.items()}, self.conditions.read_share)
+
+    def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
+        """The ``"aio"`` block of the best setting, to put into a ds_config."""
+        return self.best().config.to_ds_config()
+
+    def to_frame(self, *, slices: bool = False) -> polars.DataFrame:
+        """One row per setting and operation, or with ``slices=True`` one per slice measured.
+
+        Rates are in GB/s (10⁹ bytes) and GiB/s (2³⁰ bytes), latencies in milliseconds, ``ratio`` relative to the
+        default setting in the same rounds with its 95 % interval.
+        """
+        import polars
+
+        rows = [_slice_row(m) for m in self.measured] if slices else self._setting_rows()
+        return polars.DataFrame(rows, infer_schema_length=None)
+
+    def _setting_rows(self) -> list[dict[str, Any]]:
+        groups: dict[tuple[AioConfig, str], list[Sample]] = defaultdict(list)
+        for m in self.measured:
+            groups[m.sample.config, m.sample.operation].append(m.sample)
+        ratios = {op: operation_ratios(self.measured, self.control, op) for op in self.operations}
+        return [
+            _setting_row(config, operation, samples, ratios[operation].get(config, {}))
+            for (config, operation), samples in sorted(groups.items(), key=lambda item: item[0])
+        ]
+
+    def compare(self, other: SweepResult) -> polars.DataFrame:
+        """Settings that both results measured: ``ratio`` is this one's median rate over the other's.
+
+        Raises:
+            TypeError: ``other`` is no SweepResult.
+            UsageError: they share no setting.
+        """
+        import polars
+
+        if not isinstance(other, SweepResult):
+            raise TypeError(
+                f"compare() takes a SweepResult, not {type(other).__name__}: load one with SweepResult.load"
+            )
+        mine, theirs = _medians(self), _medians(other)
+        shared = [key for key in mine if key in theirs]
+        if not shared:
+            raise UsageError("the two sweeps measured no setting in common: sweep with the same axes")
+        rows = [
+            {
+                "operation": operation,
+                **_config_columns(config),
+                "gb_s": mine[config, operation] / 1e9,
+                "other_gb_s": theirs[config, operation] / 1e9,
+                "ratio": mine[config, operation] / theirs[config, operation],
+            }
+            for config, operation in shared
+        ]
+        return polars.DataFrame(rows).sort("operation", "ratio")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as JSON; returns the path."""
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.partial")
+        partial.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
+        partial.replace(target)
+        return target
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values; `from_json` reads them back."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "disk": asdict(self.disk),
+            "conditions": asdict(self.conditions),
+            "control": asdict(self.control),
+            "measured": [asdict(m) for m in self.measured],
+            "references": [asdict(r) for r in self.references],
+            "bytes_written": self.bytes_written,
+            "elapsed": self.elapsed,
+            "interrupted": self.interrupted,
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a saved result.
+
+        Raises:
+            OSError: it cannot be read.
+            UsageError: it is no sweep, is damaged, or was written by a newer version.
+        """
+        try:
+            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{os.fspath(path)} is not a saved sweep: {error}") from error
+        return cls.from_json(loaded, os.fspath(path))
+
+    @classmethod
+    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
+        """Read what `to_json` gave.
+
+        Raises:
+            UsageError: as for `load`.
+        """
+        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+            raise UsageError(f"{name} is not a saved sweep: write one with SweepResult.save")
+        if loaded.get("version", 0) > VERSION:
+            raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
+        try:
+            return cls(
+                disk=Disk(**loaded["disk"]),
+                conditions=Conditions(**loaded["conditions"]),
+                control=AioConfig(**loaded["control"]),
+                measured=[Measured(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
+                references=[_reference(r) for r in loaded["references"]],
+                bytes_written=loaded["bytes_written"],
+                elapsed=loaded["elapsed"],
+                interrupted=loaded["interrupted"],
+            )
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{name} is a damaged sweep: {error!r}") from error
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The result as text, a statement a line."""
+        told = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}"]
+        if self.interrupted:
+            told.append("Interrupted: the results so far.")
+        if not self.rounds:
+            return [*told, "No setting was compared with the default yet."]
+        best = self.best()
+        told.append(best.sentence())
+        for operation in self.operations:
+            rates = [
+                m.sample.rate
+                for m in self.deciding
+                if (m.sample.config, m.sample.operation) == (best.config, operation)
+            ]
+            spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, n {len(rates)}"
+            told.append(f"{operation}: median {format_rate(median(rates))}, {spread}")
+        told.append(f"{format_bytes(self.bytes_written)} written in {self.elapsed:.0f} s")
+        return told
+
+
+def mix(rates: Mapping[str, float], read_share: float) -> float:
+    """Bytes per second when ``read_share`` of the bytes are read and the rest written, one after the other.
+
+    ``mix({"read": 3e9, "write": 1e9}, 0.5)`` is 1.5e9. With one direction measured, it is that one's rate.
+    """
+    if len(rates) < 2:
+        return next(iter(rates.values()))
+    return 1 / (read_share / rates["read"] + (1 - read_share) / rates["write"])
+
+
+def operation_ratios(measured: list[Measured], control: AioConfig, operation: str) -> Rounds:
+    """The rate of each setting relative to the control's in the same round, in one direction."""
+    return _ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
+
+
+def mixed_ratios(measured: list[Measured], control: AioConfig, read_share: float) -> Rounds:
+    """The mixed rate of each setting relative to the control's in the same round, of rounds that are complete."""
+    return _ratios(measured, control, read_share)
+
+
+def _ratios(measured: list[Measured], control: AioConfig, read_share: float) -> Rounds:
+    rates: dict[tuple[int, AioConfig], dict[str, float]] = defaultdict(dict)
+    for m in measured:
+        rates[m.round, m.sample.config][m.sample.operation] = m.sample.rate
+    directions = {m.sample.operation for m in measured}
+    ratios: Rounds = defaultdict(dict)
+    for (number, config), by_operation in rates.items():
+        base = rates.get((number, control), {})
+        if directions == by_operation.keys() == base.keys():
+            ratios[config][number] = mix(by_operation, read_share) / mix(base, read_share)
+    return dict(ratios)
+
+
+def _medians(result: SweepResult) -> dict[tuple[AioConfig, str], float]:
+    rates: dict[tuple[AioConfig, str], list[float]] = defaultdict(list)
+    for m in result.measured:
+        rates[m.sample.config, m.sample.operation].append(m.sample.rate)
+    return {key: median(values) for key, values in rates.items()}
+
+
+def _config_columns(config: AioConfig) -> dict[str, int | bool]:
+    return {f.name: getattr(config, f.name) for f in fields(config) if f.name != "use_gds"}
+
+
+def _setting_row(
+    config: AioConfig, operation: str, samples: list[Sample], ratios: Mapping[int, float]
+) -> dict[str, Any]:
+    rates = [sample.rate for sample in samples]
+    ratio = ratio_interval(list(ratios.values())) if ratios else None
+    return {
+        "operation": operation,
+        **_config_columns(config),
+        "gb_s": median(rates) / 1e9,
+        "gib_s": median(rates) / 2**30,
+        "min_gb_s": min(rates) / 1e9,
+        "max_gb_s": max(rates) / 1e9,
+        "n": len(rates),
+        "durable_gb_s": median([sample.durable_rate for sample in samples]) / 1e9,
+        "ratio": ratio.value if ratio else None,
+        "ratio_low": ratio.low if ratio and ratio.n > 1 else None,
+        "ratio_high": ratio.high if ratio and ratio.n > 1 else None,
+        "p50_ms": median([sample.p50 for sample in samples]) * 1e3,
+        "p95_ms": median([sample.p95 for sample in samples]) * 1e3,
+        "p99_ms": median([sample.p99 for sample in samples]) * 1e3,
+        "max_ms": max(sample.longest for sample in samples) * 1e3,
+        "cpu_ms_per_gib": median([sample.cpu_ms_per_gib for sample in samples]),
+    }
+
+
+def _slice_row(m: Measured) -> dict[str, Any]:
+    sample = m.sample
+    return {
+        "phase": m.phase,
+        "round": m.round,
+        "operation": sample.operation,
+        **_config_columns(sample.config),
+        "bytes": sample.bytes,
+        "seconds": sample.seconds,
+        "gb_s": sample.rate / 1e9,
+        "gib_s": sample.rate / 2**30,
+        "fsync_seconds": sample.fsync_seconds,
+        "durable_gb_s": sample.durable_rate / 1e9,
+        "cpu_ms_per_gib": sample.cpu_ms_per_gib,
+        "p50_ms": sample.p50 * 1e3,
+        "p95_ms": sample.p95 * 1e3,
+        "p99_ms": sample.p99 * 1e3,
+        "max_ms": sample.longest * 1e3,
+    }
+
+
+def _sample(values: dict[str, Any]) -> Sample:
+    return Sample(**{**values, "config": AioConfig(**values["config"])})
+
+
+def _reference(values: dict[str, Any]) -> Reference:
+    return Reference(**{**values, "config": AioConfig(**values["config"]), "rates": tuple(values["rates"])})

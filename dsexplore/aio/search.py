@@ -1,0 +1,167 @@
+"""Finds a fast setting in few measurements. Pure logic: what measures, and what tells the time, are arguments."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from dsexplore.aio import constants as c
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.statistics import Interval, ratio_interval
+from dsexplore.errors import UsageError
+
+AXES: dict[str, tuple[Any, ...]] = {
+    c.AIO_QUEUE_DEPTH: (1, 2, 4, 8, 16, 32, 64),
+    c.AIO_THREAD_COUNT: (1, 2, 4),
+    c.AIO_BLOCK_SIZE: tuple(128 * 1024 << step for step in range(7)),
+    c.AIO_OVERLAP_EVENTS: (True, False),
+    c.AIO_SINGLE_SUBMIT: (False, True),
+}
+"""The values tried for each key, in the order in which the keys are searched: those that matter most first."""
+
+MOST_FINALISTS = 8
+TIED = 0.005
+"""Settings this close to the best count as equal to it, however sure the difference is."""
+TIED_IF_UNSURE = 0.02
+"""Settings whose interval reaches the best count as equal to it only within this distance."""
+
+_WORTH_MOVING = 1.01
+_FEWEST_ROUNDS = 3
+
+Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
+"""Measures settings in one round, beside the control: each one's rate as a ratio to the control's in that round."""
+
+
+def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """The default axes with some replaced by the caller's.
+
+    Raises:
+        UsageError: an unknown key, an empty axis, or a value that `AioConfig` rejects.
+    """
+    axes = dict(AXES)
+    for key, values in given.items():
+        if key not in axes:
+            raise UsageError(f"axis {key!r} is unknown: sweep over {', '.join(AXES)}")
+        listed = tuple(values) if isinstance(values, (list, tuple, range)) else (values,)
+        if not listed:
+            raise UsageError(f"axis {key!r} has no values: give at least one, or leave it out for {AXES[key]}")
+        for value in listed:
+            AioConfig(**{key: value})
+        axes[key] = tuple(dict.fromkeys(listed))
+    return axes
+
+
+def grid(axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]) -> list[AioConfig]:
+    """Every combination that fits."""
+    every = (AioConfig(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+    return [config for config in every if fits(config)]
+
+
+def descend(
+    start: AioConfig,
+    axes: Mapping[str, Sequence[Any]],
+    measure: Measure,
+    more: Callable[[], bool],
+    fits: Callable[[AioConfig], bool],
+) -> dict[AioConfig, float]:
+    """Move along one axis at a time to the best value on it, until a whole turn brings nothing or time is up.
+
+    Returns:
+        The last ratio of every setting measured.
+    """
+    scores: dict[AioConfig, float] = {}
+    best, moved = start, True
+    while moved and more():
+        moved = False
+        for key, values in axes.items():
+            line = [config for value in values if fits(config := best.with_(**{key: value}))]
+            if len(line) < 2 or not more():
+                continue
+            scores.update(measure(line))
+            winner = max(line, key=lambda config: scores.get(config, 0.0))
+            if winner != best and scores[winner] > scores.get(best, 0.0) * _WORTH_MOVING:
+                best, moved = winner, True
+    return scores
+
+
+def finals(
+    finalists: Sequence[AioConfig],
+    measure: Measure,
+    more: Callable[[], bool],
+    shuffle: random.Random,
+    width: float = 0.03,
+) -> dict[AioConfig, list[float]]:
+    """Measure finalists round after round in shuffled order, until every interval is narrower than ``width``.
+
+    Settings that are surely worse than the best are dropped on the way.
+
+    Returns:
+        The ratio of each finalist in each round that it took part in.
+    """
+    ratios: dict[AioConfig, list[float]] = {config: [] for config in finalists}
+    running = list(finalists)
+    while more():
+        shuffle.shuffle(running)
+        for config, ratio in measure(running).items():
+            if config in ratios:
+                ratios[config].append(ratio)
+        if min(len(ratios[config]) for config in running) < _FEWEST_ROUNDS:
+            continue
+        intervals = {config: ratio_interval(ratios[config]) for config in running}
+        if all(interval.width < width for interval in intervals.values()):
+            break
+        best = max(intervals.values(), key=lambda interval: interval.value)
+        running = [config for config in running if intervals[config].high >= best.low]
+    return ratios
+
+
+def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int = MOST_FINALISTS) -> list[AioConfig]:
+    """The settings with the highest scores, the control left out: it is measured in every round anyway."""
+    ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
+    return ranked[:count]
+
+
+def tied_with_best(rounds: Mapping[AioConfig, Mapping[int, float]]) -> list[AioConfig]:
+    """The settings that cannot be told from the best, the cheapest first.
+
+    Cheap is fewer threads, then less memory in flight, then fewer requests in flight.
+
+    Args:
+        rounds: the ratio to the control of each setting in each round that it took part in.
+    """
+    means = {config: ratio_interval(list(ratios.values())).value for config, ratios in rounds.items() if ratios}
+    best = max(means, key=lambda config: means[config])
+    tied = [config for config in means if config == best or _is_tied(rounds[config], rounds[best])]
+    return sorted(tied, key=cost)
+
+
+def cost(config: AioConfig) -> tuple[int, int, int, bool, bool]:
+    """What a setting takes of the machine, to be compared: the smaller, the cheaper."""
+    return (
+        config.thread_count,
+        config.bytes_in_flight,
+        config.queue_depth,
+        config.single_submit,
+        not config.overlap_events,
+    )
+
+
+def _is_tied(ratios: Mapping[int, float], best: Mapping[int, float]) -> bool:
+    difference = paired(ratios, best)
+    if difference is None:
+        return False
+    return difference.value > 1 - TIED or (difference.high >= 1 and difference.value > 1 - TIED_IF_UNSURE)
+
+
+def paired(ratios: Mapping[int, float], best: Mapping[int, float]) -> Interval | None:
+    """One setting relative to another, from the rounds that they share; None if there is none."""
+    shared = [ratios[number] / best[number] for number in ratios if number in best]
+    return ratio_interval(shared) if shared else None
+
+
+def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:
+    """The settings in parts of at most ``count``."""
+    for at in range(0, len(configs), count):
+        yield list(configs[at : at + count])

@@ -1,0 +1,64 @@
+"""The little statistics that a fair comparison of noisy rates needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom; 1.96 beyond.
+_T95 = tuple(
+    float(t)
+    for t in (
+        "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 "
+        "2.12 2.11 2.10 2.09 2.09 2.08 2.07 2.07 2.06 2.06 2.06 2.05 2.05 2.05 2.04"
+    ).split()
+)
+
+
+class Interval(NamedTuple):
+    """A ratio with its 95 % interval, from n paired measurements."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def width(self) -> float:
+        """High over low, minus one; infinite below two measurements."""
+        return self.high / self.low - 1 if self.low > 0 else math.inf
+
+    def __str__(self) -> str:
+        if self.n < 2:
+            return f"{self.value:.3f} (n {self.n})"
+        return f"{self.value:.3f} ({self.low:.3f}–{self.high:.3f}, n {self.n})"
+
+
+def ratio_interval(ratios: Sequence[float]) -> Interval:
+    """The geometric mean of positive ratios, with a Student interval on their logarithms.
+
+    ``ratio_interval([2.0, 2.0])`` is 2.0 (2.0–2.0, n 2). One ratio alone has the interval 0 to infinity.
+    """
+    n = len(ratios)
+    if n == 0:
+        raise ValueError("an interval needs at least one ratio")
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = sum(logs) / n
+    if n == 1:
+        return Interval(ratios[0], 0.0, math.inf, 1)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1) / n)
+    half = spread * (_T95[n - 2] if n - 1 <= len(_T95) else 1.96)
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the sorted values lie: the nearest rank, never beyond the largest."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle of the values, or the mean of the two in the middle."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
