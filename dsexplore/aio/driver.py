@@ -152,8 +152,11 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                     raise _failure(result, lengths[index])
                 moved += result
                 latencies.append(now - begun[index])
-                touched[index] = where[index]
-                if ring is not None:
+                if ring is None:
+                    touched[index] = where[index]
+                else:
+                    touched.pop(index, None)  # so that the order is that of the last use
+                    touched[index] = where[index]
                     free.append(where[index])
     finally:
         drain(engine)

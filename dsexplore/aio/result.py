@@ -108,7 +108,7 @@ class Best:
 
 @dataclass
 class SweepResult(Displayable):
-    """All that a sweep measured. Shows itself in a notebook; `best`, `to_ds_config`, `to_frame`, `figure`, `explore`."""
+    """All that a sweep measured; shows itself in a notebook."""
 
     disk: Disk
     conditions: Conditions

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # Student's t, two-sided 95 %, for 1 to 30 degrees of freedom; 1.96 beyond.
-_T95 = tuple(
-    float(t)
-    for t in (
-        "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 "
-        "2.12 2.11 2.10 2.09 2.09 2.08 2.07 2.07 2.06 2.06 2.06 2.05 2.05 2.05 2.04"
-    ).split()
-)
+_T95 = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]
+_T95 += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04]
 
 
 class Interval(NamedTuple):

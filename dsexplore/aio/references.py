@@ -1,0 +1,131 @@
+"""What others reach on the same file, to judge our engines by: DeepSpeed's own handle, and fio."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from dsexplore.aio.buffers import collapse
+from dsexplore.aio.config import AioConfig
+from dsexplore.errors import UsageError
+
+REFERENCES = ("fio", "deepspeed")
+
+
+def why_no_reference(name: str) -> str | None:
+    """Why a reference cannot run here; None if it can.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    if name == "fio":
+        return None if shutil.which("fio") else "fio is not on PATH: install it from the system's packages"
+    if name == "deepspeed":
+        try:
+            deepspeed_module()
+        except Exception as error:  # whatever its build breaks on is the reason
+            return f"DeepSpeed's aio operator does not load: {error}"
+        return None
+    raise UsageError(f"reference {name!r} is unknown: it is one of {', '.join(REFERENCES)}")
+
+
+@cache
+def deepspeed_module() -> Any:
+    """DeepSpeed's compiled operator, built by DeepSpeed at the first call (minutes).
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+        Exception: whatever its build raises.
+    """
+    if find_spec("deepspeed") is None:
+        raise ImportError("deepspeed is not installed")
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    return AsyncIOBuilder().load(verbose=False)
+
+
+def run_fio(
+    path: str,
+    size: int,
+    config: AioConfig,
+    operation: str,
+    seconds: float,
+    *,
+    direct: bool = True,
+    iomem: str = "malloc",
+) -> tuple[float, float]:
+    """One fio run with libaio on an existing file: (bytes per second, processor milliseconds per GiB).
+
+    Each job has its own part of the file, sequentially, as `Bench` lays it out; memory is depth × block per job.
+
+    Raises:
+        OSError: fio cannot be started, or fails; the message is fio's.
+    """
+    part = size // config.thread_count // config.block_size * config.block_size
+    batch = 1 if config.single_submit else config.queue_depth
+    command = [
+        "fio",
+        "--name=reference",
+        f"--filename={path}",
+        f"--rw={operation}",
+        f"--bs={config.block_size}",
+        f"--iodepth={config.queue_depth}",
+        f"--iodepth_batch_submit={batch}",
+        f"--iodepth_batch_complete_min={1 if config.overlap_events else config.queue_depth}",
+        f"--numjobs={config.thread_count}",
+        f"--size={part}",
+        f"--offset_increment={part}",
+        f"--direct={int(direct)}",
+        "--ioengine=libaio",
+        f"--iomem={iomem}",
+        "--thread",
+        "--group_reporting",
+        "--time_based",
+        f"--runtime={max(int(seconds * 1000), 1)}ms",
+        "--allow_file_create=0",
+        "--output-format=json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
+    if done.returncode != 0:
+        raise OSError(5, f"fio ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}", path)
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    side = job[operation]
+    busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"]  # percent of the jobs' time; milliseconds
+    return float(side["bw_bytes"]), busy * 2**30 / max(side["io_bytes"], 1)
+
+
+class DeepSpeedHandle:
+    """DeepSpeed's own handle, on memory that DeepSpeed locked: other memory it copies."""
+
+    def __init__(self, config: AioConfig) -> None:
+        self.handle = deepspeed_module().aio_handle(
+            config.block_size, config.queue_depth, config.single_submit, config.overlap_events, config.thread_count
+        )
+
+    def new_tensor(self, nbytes: int) -> Any:
+        """A byte tensor locked by DeepSpeed, put on huge pages as far as the kernel agrees."""
+        import torch
+
+        tensor = self.handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
+        collapse(tensor.data_ptr(), tensor.nbytes)
+        return tensor
+
+    def free_tensor(self, tensor: Any) -> None:
+        """Give a tensor of `new_tensor` back; it must not be used any more."""
+        self.handle.free_cpu_locked_tensor(tensor)
+
+    def run(self, path: str, tensor: Any, operation: str) -> tuple[float, float]:
+        """Move the whole tensor from or to the start of a file: (bytes per second, processor ms per GiB)."""
+        begun, busy = time.perf_counter(), time.process_time()
+        if operation == "read":
+            self.handle.sync_pread(tensor, os.fspath(path), 0)
+        else:
+            self.handle.sync_pwrite(tensor, os.fspath(path), 0)
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - busy
+        return float(tensor.nbytes / seconds), float(cpu * 1e3 * 2**30 / tensor.nbytes)

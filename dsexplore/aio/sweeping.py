@@ -1,0 +1,392 @@
+"""`sweep`: measure a disk and find the ``"aio"`` block for it, within a minute."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dsexplore.aio import search
+from dsexplore.aio.backends.choose import ENGINES, choose, why_not
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.disk import Disk, cached_share, disk_of, drop_cached
+from dsexplore.aio.files import Target
+from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
+from dsexplore.aio.memory import memory_of
+from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.progress import Progress, Report, reporter
+from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
+from dsexplore.aio.result import Conditions, Measured, Reference, SweepResult, mix
+from dsexplore.aio.scratch import Scratch
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_rate, parse_size
+
+WriteMode = Literal["overwrite", "fresh", "fallocated"]
+"""``overwrite``: blocks that the file has already, as swap files are used; ``fresh``: a file that grows;
+``fallocated``: space reserved before and never written."""
+
+_CONTROL = AioConfig()
+_LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
+_LIMIT_RUNS = 3
+_DESCENT_SHARE = 0.45
+"""The part of the time that may go into the descent; the finals have the rest."""
+_GRID_ROUND = 8
+_LEAST_SIZE = _CONTROL.bytes_in_flight
+_SLICE = (0.02, 0.15)
+"""Seconds of one slice: at least, at most."""
+_SLICES_PER_SWEEP = 250
+
+
+def sweep(
+    path: str | os.PathLike[str],
+    size: int | str = "1GiB",
+    seconds: float | None = 60,
+    *,
+    read_share: float = 0.5,
+    mode: Mode = "tensor",
+    write_mode: WriteMode = "overwrite",
+    backend: str | None = None,
+    direct: bool = True,
+    references: Sequence[str] = (),
+    progress: bool | Report | None = None,
+    seed: int = 0,
+    **axes: Sequence[Any],
+) -> SweepResult:
+    """Find the setting that feeds tensors fastest from and to a disk.
+
+    Args:
+        path: a directory, where one scratch file is made and removed; or an existing file, which is only read.
+        size: bytes of the scratch file, and of the tensor: ``"1GiB"``. At least 8 MiB.
+        seconds: the time to spend; None measures the full grid.
+        read_share: the part of your traffic that is reads, 0 to 1.
+        mode: ``"tensor"``: one large buffer, as DeepSpeed moves it; ``"ring"``: depth × block bytes, as fio.
+        write_mode: ``"overwrite"`` (swap files), ``"fresh"`` or ``"fallocated"``; they differ by a factor of two.
+        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
+        direct: past the page cache; False measures memory as much as the disk, and is labelled so.
+        references: ``"fio"`` and ``"deepspeed"``, run beside ours if they can.
+        progress: a bar on standard error (None: if it is a terminal), or a function that takes a `Progress`.
+        seed: of the data and of the order in which settings are measured.
+        axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
+
+    Returns:
+        All measurements, with `SweepResult.best`. Ctrl-C ends the sweep early with the results so far.
+
+    Raises:
+        OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
+        UsageError: an argument out of range.
+    """
+    plan = _Plan(size, seconds, read_share, mode, write_mode, axes)
+    if not path:
+        raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
+    unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
+    engine = choose(backend)
+    unavailable |= {name: reason for name in ENGINES if (reason := why_not(name)) is not None}
+    report = reporter(progress)
+    with ExitStack() as stack:
+        setup = _Setup(stack, os.fspath(path), plan, engine, direct, seed, report)
+        run = _Run(setup, plan, report, random.Random(seed))
+        result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
+        try:
+            run.search()
+            run.limits(result)
+            for name in references:
+                if name not in unavailable:
+                    run.reference(result, name)
+        except KeyboardInterrupt:
+            if not run.measured:
+                raise
+            result.interrupted = True
+        result.bytes_written = setup.bytes_written + setup.bench.bytes_written + run.bytes_written
+        result.elapsed = run.elapsed()
+        report(Progress(1.0, "interrupted" if result.interrupted else "done"))
+        return result
+
+
+class _Plan:
+    """The arguments of `sweep`, checked."""
+
+    def __init__(
+        self,
+        size: int | str,
+        seconds: float | None,
+        read_share: float,
+        mode: str,
+        write_mode: str,
+        axes: dict[str, Sequence[Any]],
+    ) -> None:
+        try:
+            self.size = parse_size(size)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if self.size < _LEAST_SIZE:
+            raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
+        if seconds is not None and (not math.isfinite(seconds) or seconds <= 0):
+            raise UsageError(f"seconds {seconds!r} is no time to spend: give a positive number, or None for the grid")
+        if not 0 <= read_share <= 1:
+            raise UsageError(
+                f"read_share {read_share!r} is no share: give a number from 0 (only writes) to 1 (only reads)"
+            )
+        if mode not in ("tensor", "ring"):
+            raise UsageError(f"mode {mode!r} is unknown: 'tensor' (as DeepSpeed) or 'ring' (as fio)")
+        if write_mode not in ("overwrite", "fresh", "fallocated"):
+            raise UsageError(f"write_mode {write_mode!r} is unknown: 'overwrite', 'fresh' or 'fallocated'")
+        self.seconds, self.read_share, self.axes = seconds, read_share, search.checked_axes(axes)
+        self.mode: Mode = "ring" if mode == "ring" else "tensor"
+        self.write_mode = write_mode
+        budget = 60.0 if seconds is None else seconds
+        self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1])
+
+
+class _Setup:
+    """The file, the disk and the bench of one sweep; all given back when the stack unwinds."""
+
+    def __init__(
+        self, stack: ExitStack, path: str, plan: _Plan, engine: str, direct: bool, seed: int, report: Report
+    ) -> None:
+        self.plan, self.engine, self.bytes_written = plan, engine, 0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.size = plan.size
+        own = Path(path).is_dir()
+        if own:
+            _check_memory(plan)
+            scratch = stack.enter_context(Scratch(path, plan.size * (1 if plan.write_mode == "overwrite" else 2)))
+            self.path = scratch.path
+        else:
+            self.path = os.path.realpath(path)
+            self.size = _usable_size(self.path, plan.size)
+        if own:
+            report(Progress(0.0, f"writing {format_bytes(self.size)} of random data"))
+            self._fill(scratch.fd, seed)
+        self.disk: Disk = disk_of(self.path, direct=direct)
+        source = Target(self.path, write=False, direct=direct and self.disk.direct)
+        stack.callback(source.close)
+        written, renew = self._write_side(stack, path, direct and self.disk.direct) if own else (None, None)
+        self.operations = _operations(plan.read_share, own)
+        drop_cached(source.fd)
+        self.cached = cached_share(source.fd)
+        self.source = source
+        self.bench = Bench(
+            engine,
+            source,
+            self.size,
+            mode=plan.mode,
+            write_target=written,
+            renew=renew,
+            before_read=None if source.direct else (lambda: void(drop_cached(source.fd))),
+        )
+        stack.callback(self.bench.close)
+        if plan.mode == "tensor":
+            fill_random(self.bench.buffer, seed)
+
+    def _fill(self, fd: int, seed: int) -> None:
+        """Write random data once over the whole file, so that reads find blocks and writes overwrite them."""
+        from dsexplore.aio.buffers import Buffer
+
+        chunk = fill_random(Buffer(min(self.size, 64 << 20)), seed)
+        pool = Pool(self.engine, _CONTROL)
+        try:
+            for at in range(0, self.size, chunk.nbytes):
+                part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
+                job = Job(memory_of(part, writable=False), Target(self.path, write=True), at, 1, False)
+                pool.start(job, 0, 0)
+                job.finished.wait()
+                if job.error is not None:
+                    raise job.error
+        finally:
+            pool.close()
+        self.bytes_written += self.size
+        os.fsync(fd)
+
+    def _write_side(self, stack: ExitStack, directory: str, direct: bool) -> tuple[Target, Callable[[], None] | None]:
+        if self.plan.write_mode == "overwrite":
+            target = Target(self.path, write=True, direct=direct)
+            stack.callback(target.close)
+            return target, None
+        scratch = stack.enter_context(Scratch(directory, self.size))
+        target = Target(scratch.path, write=True, direct=direct)
+        stack.callback(target.close)
+
+        def renew() -> None:
+            os.ftruncate(scratch.fd, 0)
+            if self.plan.write_mode == "fallocated":
+                os.posix_fallocate(scratch.fd, 0, self.size)
+
+        return target, renew
+
+    def conditions(self, unavailable: dict[str, str]) -> Conditions:
+        """How this sweep is done, for the record."""
+        return Conditions(
+            backend=self.engine,
+            unavailable=unavailable,
+            mode=self.plan.mode,
+            write_mode=self.plan.write_mode if "write" in self.operations else "none",
+            size=self.size,
+            read_share=self.plan.read_share,
+            seconds=self.plan.seconds,
+            slice_seconds=self.plan.slice,
+            huge_share=self.bench.buffer.huge_share() if self.plan.mode == "tensor" else None,
+            cached_share=self.cached,
+            system=f"{platform.system()} {platform.release()}, {os.cpu_count()} processors",
+            started=self.started,
+        )
+
+
+class _Run:
+    """Measures round after round, with the control in each."""
+
+    def __init__(self, setup: _Setup, plan: _Plan, report: Report, shuffle: random.Random) -> None:
+        self.measured: list[Measured] = []
+        self.bytes_written = 0
+        self._setup, self._plan, self._report, self._shuffle = setup, plan, report, shuffle
+        self._begun = time.monotonic()
+        self._round = 0
+        self._phase = "descent"
+        self._steps = self._all_steps = 0
+
+    def elapsed(self) -> float:
+        """Seconds since measuring began."""
+        return time.monotonic() - self._begun
+
+    def search(self) -> None:
+        """Find the best setting: descent or grid, then the finals."""
+        plan, bench = self._plan, self._setup.bench
+        if plan.seconds is None:
+            every = search.grid(plan.axes, bench.fits)
+            self._phase, self._all_steps = "grid", len(every)
+            self._shuffle.shuffle(every)
+            scores: dict[AioConfig, float] = {}
+            for part in search.chunks(every, _GRID_ROUND):
+                scores.update(self.round(part))
+            limit = math.inf
+            rounds = 5
+        else:
+            limit, rounds = plan.seconds, 10**6
+            start = self._start()
+            scores = search.descend(
+                start, plan.axes, self.round, lambda: self.elapsed() < limit * _DESCENT_SHARE, bench.fits
+            )
+        finalists = search.strongest(scores, _CONTROL)
+        self._phase, last = "finals", self._round + rounds
+        self._steps = self._all_steps = 0
+        if finalists:
+            more = lambda: self.elapsed() + self._round_seconds(finalists) < limit and self._round < last  # noqa: E731
+            search.finals(finalists, self.round, more, self._shuffle)
+
+    def _start(self) -> AioConfig:
+        axes = self._plan.axes
+        values = {key: getattr(_CONTROL, key) for key in axes}
+        fixed = {key: value if value in axes[key] else axes[key][0] for key, value in values.items()}
+        start = AioConfig(**fixed)
+        return start if self._setup.bench.fits(start) else _CONTROL
+
+    def _round_seconds(self, finalists: Sequence[AioConfig]) -> float:
+        """About how long a round of the finals takes, so that none begins which the time does not hold."""
+        return (len(finalists) + 1) * len(self._setup.operations) * self._plan.slice * 1.3
+
+    def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        """Measure settings and the control, in shuffled order; each one's mixed rate as a ratio to the control's."""
+        self._round += 1
+        order = [*dict.fromkeys([_CONTROL, *configs])]
+        self._shuffle.shuffle(order)
+        rates: dict[AioConfig, float] = {}
+        for config in order:
+            by_operation: dict[str, float] = {}
+            for operation in self._setup.operations:
+                sample = self._setup.bench.measure(config, operation, self._plan.slice)
+                self.measured.append(Measured(self._phase, self._round, sample))
+                by_operation[operation] = sample.rate
+            rates[config] = mix(by_operation, self._plan.read_share)
+            self._steps += 1
+            self._report(Progress(self._done(), f"{self._phase}: {config} {format_rate(rates[config])}"))
+        return {config: rate / rates[_CONTROL] for config, rate in rates.items()}
+
+    def _done(self) -> float:
+        if self._plan.seconds is not None:
+            return min(self.elapsed() / self._plan.seconds, 0.99)
+        return min(self._steps / self._all_steps, 0.99) if self._all_steps else 0.99
+
+    def limits(self, result: SweepResult) -> None:
+        """What the disk gives at most: a ring of memory, deep queues, two threads."""
+        setup = self._setup
+        config = _LIMIT if setup.bench.fits(_LIMIT) else _CONTROL
+        bench = Bench(setup.engine, setup.source, setup.size, mode="ring")
+        try:
+            if "read" in setup.operations:
+                rates = [bench.measure(config, "read", self._plan.slice).rate for _ in range(_LIMIT_RUNS)]
+                note = f"ring of {format_bytes(config.bytes_in_flight)} on huge pages, {config}"
+                result.references.append(Reference("ring", "read", config, tuple(rates), note))
+        finally:
+            bench.close()
+
+    def reference(self, result: SweepResult, name: str) -> None:
+        """Run fio or DeepSpeed's handle with the best setting and the default."""
+        setup = self._setup
+        best = result.best().config if result.rounds else _CONTROL
+        for config in dict.fromkeys([best, _CONTROL]):
+            for operation in setup.operations:
+                self._report(Progress(0.99, f"{name}: {operation} with {config}"))
+                rates, note = self._fio(config, operation) if name == "fio" else self._deepspeed(config, operation)
+                result.references.append(Reference(name, operation, config, rates, note))
+
+    def _fio(self, config: AioConfig, operation: Operation) -> tuple[tuple[float, ...], str]:
+        setup = self._setup
+        rate, _ = run_fio(setup.path, setup.size, config, operation, 1.0, direct=setup.source.direct)
+        if operation == "write":
+            self.bytes_written += int(rate)
+        return (rate,), "libaio, depth × block of ordinary memory per job, 1 s"
+
+    def _deepspeed(self, config: AioConfig, operation: Operation) -> tuple[tuple[float, ...], str]:
+        setup = self._setup
+        handle = DeepSpeedHandle(config)
+        nbytes = setup.size // handle.handle.get_alignment() * handle.handle.get_alignment()
+        tensor = handle.new_tensor(nbytes)
+        try:
+            rates = tuple(handle.run(setup.path, tensor, operation)[0] for _ in range(_LIMIT_RUNS))
+        finally:
+            handle.free_tensor(tensor)
+        if operation == "write":
+            self.bytes_written += nbytes * len(rates)
+        return rates, "one locked tensor of the whole size"
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+def _operations(read_share: float, writable: bool) -> list[Operation]:
+    if not writable:
+        return ["read"]
+    both: list[tuple[Operation, bool]] = [("read", read_share > 0), ("write", read_share < 1)]
+    return [operation for operation, wanted in both if wanted]
+
+
+def _usable_size(path: str, wanted: int) -> int:
+    size = os.stat(path).st_size  # noqa: PTH116 - raises FileNotFoundError with the path
+    usable = min(size, wanted) // 4096 * 4096
+    if usable < _LEAST_SIZE:
+        raise UsageError(
+            f"{path} holds {format_bytes(size)}: reading it measures nothing below {format_bytes(_LEAST_SIZE)}; "
+            "give a larger file, or a directory"
+        )
+    return usable
+
+
+def _check_memory(plan: _Plan) -> None:
+    """Refuse a tensor that would push the machine into swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    if plan.mode == "tensor" and free is not None and plan.size > free // 2:
+        raise UsageError(
+            f"size {format_bytes(plan.size)} as one tensor is more than half of the {format_bytes(free)} of free "
+            "memory: give a smaller size, or mode='ring'"
+        )
