@@ -1,0 +1,131 @@
+"""``dsexplore lab | demo | show | aio``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsexplore
+from dsexplore import cli
+from dsexplore.errors import UsageError
+from dsexplore.worlds.simulate import simulate
+
+
+def test_demo_prints_the_trace_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "out.html"
+    assert cli.main(["demo", "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert f"wrote {page}" in printed
+    html = page.read_text()
+    assert html.lstrip().lower().startswith("<!doctype html>")
+    for word in ("Llama", "all_reduce", "all_gather", "reduce_scatter", "tp", "dp"):
+        assert word in html
+    assert "://" not in html.replace("http://www.w3.org/", "")
+
+
+def test_demo_says_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        assert cli.main(["demo"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--mesh", "tp=4"], "shards over the axes dp and tp"),
+        (["demo", "--mesh", "dp=2;tp=4"], "is not AXIS=RANKS"),
+        (["demo", "--html", "no/such/folder/out.html"], "there is no folder no/such/folder"),
+        (["show", "no-such-trace"], "no-such-trace"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith(f"dsexplore {arguments[0]}: ")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["demo", "--nothing"]])
+def test_bad_usage_is_argparses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: dsexplore" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in cli.COMMANDS)])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 0
+    assert "usage: dsexplore" in capsys.readouterr().out
+
+
+def test_show_shows_a_saved_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    with simulate(4), dsexplore.commtrace(save=tmp_path / "run") as trace:
+        dist.all_reduce(torch.ones(8))
+    assert cli.main(["show", str(tmp_path / "run"), "--html", str(tmp_path / "run.html")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(trace._repr_mimebundle_()["text/plain"])
+    assert "all_reduce" in (tmp_path / "run.html").read_text()
+
+
+class TestLab:
+    def test_starts_jupyterlab_on_the_tour(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[list[str]] = []
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        cli.open_lab(["--no-browser"], started.append)
+        (command,) = started
+        assert command[:3] == [sys.executable, "-m", "jupyterlab"]
+        assert Path(command[3]).name == cli.TOUR
+        assert Path(command[3]).exists()
+        assert command[4:] == ["--no-browser"]
+
+    def test_as_root_asks_jupyter_to_allow_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[list[str]] = []
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        cli.open_lab([], started.append)
+        assert started[0][-1] == "--allow-root"
+
+    def test_installed_from_a_wheel_copies_the_notebooks_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        installed = tmp_path / "site-packages" / "dsexplore"
+        (installed / "notebooks").mkdir(parents=True)
+        (installed / "notebooks" / cli.TOUR).write_text("{}")
+        monkeypatch.setattr(cli, "__file__", str(installed / "cli.py"))
+        here = tmp_path / "here"
+        here.mkdir()
+        first = cli.tour(here)
+        assert first == here / "dsexplore-notebooks" / cli.TOUR
+        first.write_text("mine")
+        assert cli.tour(here).read_text() == "mine"
+
+    def test_without_jupyterlab_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cli, "find_spec", lambda name: None)
+        with pytest.raises(UsageError, match=r"pip install 'dsexplore\[lab\]'"):
+            cli.open_lab([])
+
+
+def test_is_installed_as_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from dsexplore.cli import main; sys.exit(main(['show', 'nothing']))"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(dsexplore.__file__).parents[1],
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,140 @@
+"""What is declared is what is tested: versions, extras, files, and that nothing names a machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import dsexplore
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
+CONDA_NAMES = {"torch": "pytorch"}
+
+
+def pins() -> dict[str, Version]:
+    """``constraints.txt`` by name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def tracked_files() -> list[Path]:
+    """All text that is part of the project."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.fail("not a git checkout: run the tests from one")
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def test_a_bare_install_needs_few_packages() -> None:
+    assert {r.name for r in DEPENDENCIES} <= {
+        "torch", "numpy", "polars", "plotly", "ipywidgets", "anywidget", "msgspec", "jinja2",
+    }  # fmt: skip
+    assert {"lab", "ranks", "test", "dev"} <= EXTRAS.keys()
+
+
+def test_constraints_fit_every_declared_range() -> None:
+    pinned = pins()
+    for requirement in [*DEPENDENCIES, *(r for extra in EXTRAS.values() for r in extra)]:
+        if requirement.name != "dsexplore":
+            assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+
+
+def test_the_declared_torch_is_the_tested_one() -> None:
+    (declared,) = [r for r in DEPENDENCIES if r.name == "torch"]
+    tested = Version(Version(torch.__version__).base_version)
+    assert tested == pins()["torch"]
+    assert tested in declared.specifier
+    later = Version(f"{tested.major}.{tested.minor + 1}.0")
+    earlier = Version(f"{tested.major}.{tested.minor - 1}.0")
+    assert later not in declared.specifier
+    assert earlier not in declared.specifier
+
+
+def test_everything_installed_for_the_tests_is_pinned() -> None:
+    wanted, seen = {("dsexplore", ("dev", "ranks"))}, set()
+    pinned = pins()
+    while wanted:
+        name, extras = wanted.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        lines = metadata.requires(name) if name != "dsexplore" else None
+        requirements = [Requirement(line) for line in lines or []]
+        if name == "dsexplore":
+            requirements = [*DEPENDENCIES, *(r for extra in extras for r in EXTRAS[extra])]
+        else:
+            installed = Version(metadata.version(name))
+            assert pinned.get(canonicalize_name(name)) == Version(installed.public), f"constraints.txt: {name}"
+        for requirement in requirements:
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (extras or ("",))):
+                wanted.add((requirement.name, tuple(sorted(requirement.extras))))
+
+
+def test_conda_has_the_same_versions() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    lines = [line for line in environment["dependencies"] if isinstance(line, str)]
+    conda = {r.name: str(r.specifier) for r in map(Requirement, lines)}
+    wanted = {CONDA_NAMES.get(r.name, r.name): str(r.specifier) for r in [*DEPENDENCIES, *EXTRAS["lab"]]}
+    assert conda == {**wanted, "python": PROJECT["requires-python"], "pip": ""}
+    assert environment["dependencies"][-1] == {"pip": ["-e ."]}
+
+
+def test_the_package_is_typed_licensed_and_versioned() -> None:
+    assert (ROOT / "dsexplore" / "py.typed").exists()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert f"## {dsexplore.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("folder", ["dsexplore", "notebooks", "tests", "benchmarks"])
+def test_the_layout(folder: str) -> None:
+    assert any((ROOT / folder).iterdir())
+
+
+def test_no_file_names_a_machine_or_a_registry_host() -> None:
+    forbidden = re.compile(
+        r"/(?:root|home|Users|work)/\w|py" r"pi\.org|pythonhosted|/opt/wh" r"eels|extra-index", re.ASCII
+    )
+    found = {}
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if match := forbidden.search(text):
+            found[str(path.relative_to(ROOT))] = match.group()
+    assert found == {} or found.keys() == {"tests/test_packaging.py"}, found
+
+
+def test_notebooks_are_small_run_and_without_widget_state() -> None:
+    import nbformat
+
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        assert path.stat().st_size < 300_000, f"{path.name} is {path.stat().st_size} bytes"
+        assert "widgets" not in notebook.metadata, path.name
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), f"{path.name}: run it in order"
+
+
+def test_the_makefile_has_both_commands() -> None:
+    for target, wanted in {"lab": "dsexplore lab", "test": "pytest --nbval"}.items():
+        shown = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert wanted in shown.stdout
+        assert "--constraint constraints.txt" in shown.stdout or (ROOT / ".venv" / f".{target}").exists()
