@@ -1,0 +1,221 @@
+"""Trace files: what is saved is what is loaded; whatever else is loaded is one clear error."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+import dsexplore
+from dsexplore.errors import TraceFileError, UsageError
+from dsexplore.trace import files, schema
+from dsexplore.trace.model import Tables, Trace, TraceInfo
+
+Make = Callable[..., Tables]
+ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+
+
+def assert_same(a: Tables, b: Tables) -> None:
+    for name in schema.TABLES:
+        assert_frame_equal(getattr(a, name), getattr(b, name))
+    assert a.info == b.info
+
+
+@ONE_FOLDER
+@given(data=st.data())
+def test_a_file_gives_back_every_table(tmp_path: Path, traces: Any, data: st.DataObject) -> None:
+    tables = data.draw(traces())
+    path = Trace(tables).save(tmp_path / "one.parquet")
+    assert_same(dsexplore.load(path).tables, tables)
+
+
+@ONE_FOLDER
+@given(data=st.data())
+def test_a_directory_of_rank_files_gives_back_every_table(tmp_path: Path, traces: Any, data: st.DataObject) -> None:
+    tables = data.draw(traces())
+    Trace(tables).save(tmp_path / "ranks")
+    assert sorted(file.name for file in (tmp_path / "ranks").iterdir()) == [files.rank_file(rank) for rank in range(4)]
+    assert_same(Trace.load(tmp_path / "ranks").tables, tables)
+
+
+def test_an_empty_trace_is_saved_too(tmp_path: Path) -> None:
+    assert len(Trace.load(Trace().save(tmp_path / "none.parquet"))) == 0
+
+
+def test_any_parquet_reader_opens_the_events(tmp_path: Path, make: Make) -> None:
+    path = Trace(make([{"op": "all_gather"}], mesh="dp=2,tp=2")).save(tmp_path / "one.parquet")
+    table = pq.read_table(path)
+    assert table.column_names == list(schema.EVENTS)
+    assert table.column("op").to_pylist() == ["all_gather"]
+    metadata = pq.read_metadata(path).metadata
+    assert metadata[b"dsexplore.format"] == str(schema.FORMAT_VERSION).encode()
+    assert json.loads(metadata[b"dsexplore.info"])["mesh"] == "dp=2,tp=2"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_directory"),
+    [("t.parquet", False), ("t.trace", False), ("t", True), ("t/", True), ("run.1/", True)],
+)
+def test_a_suffix_makes_it_one_file(tmp_path: Path, make: Make, path: str, is_directory: bool) -> None:
+    target = Trace(make([{}])).save(f"{tmp_path}/{path}")
+    assert target.is_dir() == is_directory
+    assert len(Trace.load(target)) == 1
+
+
+def test_saving_again_replaces_the_file(tmp_path: Path, make: Make) -> None:
+    path = tmp_path / "one.parquet"
+    Trace(make([{}] * 3)).save(path)
+    Trace(make([{}])).save(path)
+    assert len(Trace.load(path)) == 1
+
+
+def test_saving_fewer_ranks_over_more_is_refused(tmp_path: Path, make: Make) -> None:
+    Trace(make([{}], ranks=(0, 1))).save(tmp_path / "t")
+    with pytest.raises(UsageError, match=r"already has rank-00001.parquet, of a rank that this trace has not"):
+        Trace(make([{}])).save(tmp_path / "t")
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError("disk full")])
+def test_an_interrupted_save_leaves_the_old_file(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, interruption: Any
+) -> None:
+    path = Trace(make([{}])).save(tmp_path / "one.parquet")
+
+    def half(frame: pl.DataFrame, target: Path, **_options: Any) -> None:
+        target.write_bytes(b"PAR1 half of a")
+        raise interruption
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", half)
+    monkeypatch.setattr(files, "_to_text", lambda table: "")
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        Trace(make([{}] * 2)).save(path)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(Trace.load(path)) == 1
+
+
+@ONE_FOLDER
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_file_is_a_trace_file_error(tmp_path: Path, make: Make, share: float) -> None:
+    path = Trace(make([{}] * 5)).save(tmp_path / "one.parquet")
+    whole = path.read_bytes()
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(TraceFileError, match=r"cut\.parquet is truncated: \d+ bytes without a Parquet footer"):
+        dsexplore.load(cut)
+
+
+@ONE_FOLDER
+@given(data=st.data())
+def test_a_damaged_file_loads_or_is_a_trace_file_error(tmp_path: Path, make: Make, data: st.DataObject) -> None:
+    path = Trace(make([{}] * 5)).save(tmp_path / "one.parquet")
+    whole = bytearray(path.read_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=4)):
+        whole[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    loaded = Trace()
+    with suppress(TraceFileError):
+        loaded = dsexplore.load(path)
+    assert dict(loaded.events.schema) == schema.EVENTS
+
+
+@pytest.mark.parametrize("content", [b"rank,op\n0,all_reduce\n", b"\x80\x04\x95pickle....", b"{}", b"\0" * 64])
+def test_a_foreign_file_is_a_trace_file_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign.parquet"
+    path.write_bytes(content)
+    with pytest.raises(TraceFileError, match=r"foreign\.parquet is not a dsexplore trace"):
+        dsexplore.load(path)
+
+
+def test_foreign_parquet_is_a_trace_file_error(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.parquet"
+    pl.DataFrame({"a": [1]}).write_parquet(path)
+    with pytest.raises(TraceFileError, match="is a Parquet file, but not a dsexplore trace"):
+        dsexplore.load(path)
+
+
+def written(path: Path, tables: Tables, **changes: str | None) -> Path:
+    """A trace file with other metadata."""
+    metadata = {**files._metadata(tables), **{f"dsexplore.{key}": value for key, value in changes.items()}}
+    tables.events.write_parquet(path, metadata={key: value for key, value in metadata.items() if value is not None})
+    return path
+
+
+def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
+    path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
+    with pytest.raises(TraceFileError, match=r"has trace format 2, newer than format 1 .*: upgrade dsexplore"):
+        dsexplore.load(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "one"},
+        {"format": "-1"},
+        {"format": "²"},
+        {"info": None},
+        {"info": "[]"},
+        {"info": '{"world_size": "4"}'},
+        {"info": '{"ranks": ["0"]}'},
+        {"info": '{"simulated": 1}'},
+        {"groups": None},
+        {"groups": "not base64!"},
+        {"groups": base64.b64encode(b"PAR1").decode()},
+    ],
+)
+def test_damaged_metadata_is_a_trace_file_error(tmp_path: Path, make: Make, changes: dict[str, str | None]) -> None:
+    path = written(tmp_path / "bad.parquet", make([{}]), **changes)
+    with pytest.raises(TraceFileError, match=r"bad\.parquet is damaged"):
+        dsexplore.load(path)
+
+
+def test_a_table_with_other_columns_is_a_trace_file_error(tmp_path: Path, make: Make) -> None:
+    tables = make([{}])
+    path = written(tmp_path / "bad.parquet", replace(tables, events=tables.events.drop("phase")))
+    with pytest.raises(TraceFileError, match="in its table events, column 'phase' is missing"):
+        dsexplore.load(path)
+    packed = io.BytesIO()
+    tables.groups.cast({"size": pl.Int64}).write_parquet(packed)
+    path = written(tmp_path / "bad.parquet", tables, groups=base64.b64encode(packed.getvalue()).decode())
+    with pytest.raises(TraceFileError, match="in its table groups, column 'size'"):
+        dsexplore.load(path)
+
+
+def test_info_of_a_later_minor_version_is_read(tmp_path: Path, make: Make) -> None:
+    path = written(tmp_path / "t.parquet", make([{}]), info='{"world_size": 8, "colour": "blue"}')
+    assert dsexplore.load(path).info == TraceInfo(world_size=8)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no trace at .*gone"):
+        dsexplore.load(tmp_path / "gone")
+    with pytest.raises(TraceFileError, match="has no trace files"):
+        dsexplore.load(tmp_path)
+
+
+def test_a_directory_of_two_recordings_is_refused(tmp_path: Path, make: Make) -> None:
+    Trace(make([{}], world_size=2)).save(tmp_path / "t")
+    Trace(make([{"rank": 3}], ranks=(3,), world_size=4)).save(tmp_path / "other")
+    (tmp_path / "other" / files.rank_file(3)).rename(tmp_path / "t" / files.rank_file(3))
+    with pytest.raises(TraceFileError, match=r"mixes files of different recordings: world_size is 2 .* and 4"):
+        dsexplore.load(tmp_path / "t")
+
+
+def test_several_processes_need_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    files.check_destination("t.parquet")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    files.check_destination("trace/")
+    with pytest.raises(UsageError, match=r"'t\.parquet' names one file, but 2 processes record: .* 't/'"):
+        files.check_destination("t.parquet")

@@ -1,0 +1,88 @@
+"""Merging: nothing lost, nothing booked twice, parents before children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from dsexplore.errors import UsageError
+from dsexplore.trace import schema
+from dsexplore.trace.files import split_ranks
+from dsexplore.trace.merge import merge_modules
+from dsexplore.trace.model import Tables, Trace
+
+Make = Callable[..., Tables]
+
+
+def modules(*rows: tuple[str, int]) -> pl.DataFrame:
+    full = [(name, name.rpartition(".")[0], "Linear", name.count("."), calls) for name, calls in rows]
+    return pl.DataFrame(full, schema=schema.MODULES, orient="row")
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_the_order_of_the_traces_does_not_matter(traces: Any, data: st.DataObject) -> None:
+    whole = data.draw(traces())
+    parts = data.draw(st.permutations(list(split_ranks(whole).values())))
+    merged = Trace.merge(Trace(part) for part in parts)
+    assert_frame_equal(merged.events, whole.events)
+    assert_frame_equal(merged.parameters, whole.parameters)
+    assert merged.info == whole.info
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(".".join), max_size=30))
+def test_parents_stand_before_children_and_no_module_is_lost(names: list[str]) -> None:
+    tables = [modules((name, 1)) for name in names] or [modules()]
+    merged = merge_modules(tables)["module"].to_list()
+    assert sorted(merged) == sorted(set(names))
+    for index, name in enumerate(merged):
+        parent = name.rpartition(".")[0]
+        assert parent not in merged[index:]
+
+
+def test_stages_of_a_pipeline_become_one_tree() -> None:
+    first = modules(("M", 1), ("M.layers", 0), ("M.layers.0", 2), ("M.embed", 1))
+    second = modules(("M", 3), ("M.layers", 0), ("M.layers.1", 2))
+    merged = merge_modules([first, second])
+    assert merged["module"].to_list() == ["M", "M.layers", "M.layers.0", "M.layers.1", "M.embed"]
+    assert merged["calls"].to_list() == [3, 0, 2, 2, 1]
+
+
+def test_one_name_for_two_groups_becomes_two_names(make: Make) -> None:
+    parts = [make([{"rank": rank, "group": "tp"}], ranks=(rank,)) for rank in (0, 2)]
+    other = parts[1].groups.with_columns(
+        pl.when(pl.col("group") == "tp").then([2, 3]).otherwise("ranks").alias("ranks")
+    )
+    parts[1] = replace(parts[1], groups=other.cast(dict(schema.GROUPS)))
+    merged = Trace.merge(map(Trace, parts))
+    assert merged.events["group"].to_list() == ["tp", "tp@2"]
+    assert dict(merged.groups.select("group", "ranks").iter_rows())["tp@2"] == [2, 3]
+    assert len(merged.groups) == 3
+
+
+def test_a_rank_that_left_no_trace_is_noted(make: Make) -> None:
+    parts = [Trace(make([], ranks=(rank,))) for rank in (0, 3)]
+    assert Trace.merge(parts).info.notes == ("2 of 4 ranks left no trace, rank 1 first",)
+    assert Trace.merge(parts[:1]).info.notes == ()
+
+
+def test_the_mesh_is_that_of_a_rank_that_knows_it(make: Make) -> None:
+    parts = [make([], ranks=(0,)), make([], ranks=(1,), mesh="tp=2")]
+    assert Trace.merge(map(Trace, parts)).info.mesh == "tp=2"
+
+
+def test_what_cannot_be_merged(make: Make) -> None:
+    trace = Trace(make([{}]))
+    with pytest.raises(UsageError, match="no traces"):
+        Trace.merge([])
+    with pytest.raises(UsageError, match="rank 0 is in two of the traces"):
+        Trace.merge([trace, trace])
+    with pytest.raises(UsageError, match="simulated is False in one trace and True in another"):
+        Trace.merge([trace, Trace(make([], ranks=(1,), simulated=True))])

@@ -1,0 +1,136 @@
+"""Slices and sums: every event is counted once, and a slip of the pen is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from dsexplore.errors import UsageError
+from dsexplore.trace import schema
+from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.select import is_in_module
+
+Make = Callable[..., Tables]
+TOTALS = {"by_module": ["owner", "axis"], "by_op": ["op"], "by_axis": ["axis"], "by_phase": ["phase"]}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_totals_count_every_event_once(traces: Any, data: st.DataObject, name: str) -> None:
+    trace = Trace(data.draw(traces()))
+    totals = getattr(trace, name)()
+    assert totals.columns == [*TOTALS[name], "count", "message_bytes", "wire_bytes"]
+    assert totals["count"].sum() == len(trace)
+    for size in ("message_bytes", "wire_bytes"):
+        assert totals[size].sum() == trace.events[size].sum()
+    assert not totals.select(TOTALS[name]).is_duplicated().any()
+    for row in totals.iter_rows(named=True):
+        same = trace.events.filter(*(pl.col(key) == row[key] for key in TOTALS[name]))
+        assert (row["count"], row["message_bytes"]) == (len(same), same["message_bytes"].sum())
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_a_slice_and_its_complement_make_the_whole(traces: Any, data: st.DataObject) -> None:
+    trace = Trace(data.draw(traces()))
+    column = data.draw(st.sampled_from([name for name in schema.EVENTS if not trace.events.is_empty()] or ["op"]))
+    values = list(trace.events[column])
+    split = data.draw(st.integers(0, len(values)))
+    wanted = [list(value) if isinstance(value, pl.Series) else value for value in values[:split]]
+    part = trace.where(**{column: wanted}).events
+    rest = trace.events.filter(~trace.events[column].is_in(part[column].implode(), nulls_equal=True))
+    assert_frame_equal(pl.concat([part, rest]), trace.events, check_row_order=False)
+    assert trace.where(**{column: wanted}).modules is trace.tables.modules
+
+
+def test_slices_of_slices(make: Make) -> None:
+    trace = Trace(make([{"phase": "backward", "axis": axis, "step": step} for axis in ("tp", "dp") for step in (0, 1)]))
+    assert len(trace.where(phase="backward", axis="tp")) == 2
+    assert len(trace.where(phase="backward").where(axis="tp", step=range(1, 9))) == 1
+    assert len(trace.where(phase="forward")) == 0
+    assert len(trace.where()) == 4
+
+
+def test_null_shape_and_dtype(make: Make) -> None:
+    trace = Trace(make([{"batch": 1, "shape": [8, 2], "dtype": "bfloat16"}, {"batch": None, "shape": [4]}]))
+    assert len(trace.where(batch=None)) == 1
+    assert len(trace.where(batch=[1, None])) == 2
+    assert len(trace.where(shape=(8, 2))) == len(trace.where(shape=torch.Size([8, 2]))) == 1
+    assert len(trace.where(shape=[(8, 2), (4,)])) == 2
+    assert len(trace.where(dtype=torch.bfloat16)) == len(trace.where(dtype="bfloat16")) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside"),
+    [
+        ("Llama", True),
+        ("Llama.layers.0", True),
+        ("layers.0", True),
+        ("layers.*", True),
+        ("*.attn", True),
+        ("layers.?.attn", True),
+        ("layers.1", False),
+        ("layers.0.a", False),
+        ("attn", False),
+        ("ayers", False),
+        ("", False),
+        ("*a*tt*n", True),
+    ],
+)
+def test_a_module_is_inside_what_surrounds_it(pattern: str, inside: bool) -> None:
+    assert is_in_module("Llama.layers.0.attn", [pattern]) == inside
+
+
+def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
+    trace = Trace(
+        make(
+            [
+                {"trigger": "Llama.layers.0.attn", "owner": "Llama.layers.1"},
+                {"trigger": "Llama.layers.10"},
+                {"trigger": ""},
+            ]
+        )
+    )
+    assert len(trace.where(module="layers.0")) == 1
+    assert len(trace.where(module="layers.1")) == 1  # not layers.10
+    assert len(trace.where(module=["layers.1", "layers.10"])) == 2
+    assert len(trace.where(module="")) == 1
+    assert len(trace.where(module="*")) == 3
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"colour": "red"}, r"where\(colour=…\): no such column; columns are module, rank, step"),
+        ({"phase": "bakward"}, r"where\(phase='bakward'\): no such phase; they are forward, backward"),
+        ({"op": ["all_reduce", "allreduce"]}, r"where\(op='allreduce'\): no such op; they are all_reduce, all_gather"),
+        ({"op": 3}, r"where\(op=3\): no such op"),
+        ({"rank": "zero"}, r"where\(rank='zero'\): this column holds Int32"),
+        ({"rank": 2**40}, r"where\(rank=1099511627776\): this column holds Int32"),
+        ({"axis": 3}, r"where\(axis=3\): this column holds String"),
+        ({"module": 3}, r"where\(module=3\): give a module's name or a shell pattern"),
+    ],
+)
+def test_a_slip_of_the_pen_is_an_error(make: Make, conditions: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Trace(make([{}])).where(**conditions)
+
+
+def test_ops_that_are_not_torch_s_can_be_selected(make: Make) -> None:
+    trace = Trace(make([{"op": "unknown:gather_everything"}, {"op": "inference_all_reduce"}]))
+    assert len(trace.where(op="unknown:gather_everything")) == 1
+    assert len(trace.where(op="inference_all_reduce")) == 1
+    assert len(trace.where(op="unknown:other")) == 0
+
+
+def test_phases_stand_in_the_order_of_a_step(make: Make) -> None:
+    trace = Trace(make([{"phase": phase} for phase in reversed(schema.PHASES)]))
+    assert trace.by_phase()["phase"].to_list() == list(schema.PHASES)
