@@ -37,6 +37,7 @@ from dsexplore.worlds import closed, fake_tensors
 from dsexplore.worlds.ddp import patch_ddp
 from dsexplore.worlds.interrupts import uninterrupted
 from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.pipeline import patch_pipeline
 from dsexplore.worlds.spec import resolve
 from dsexplore.worlds.takeover import Takeover
 
@@ -163,6 +164,7 @@ class World:
             fake_tensors.patch_conversion(patches)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module, self.fake)
+        patch_pipeline(patches)
 
     def _destroy(self, takeover: Takeover) -> None:
         if dist.is_initialized():
