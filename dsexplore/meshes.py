@@ -1,0 +1,54 @@
+"""`MeshSpec`: a mesh as people write it, ``dp=2,tp=4``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsexplore.errors import UsageError
+
+_EXAMPLE = "write it like 'dp=2,tp=4'"
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """Names and sizes of mesh axes, outermost first; no axis where the user named none."""
+
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The product of the axes: how many ranks the mesh has."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True))
+
+
+def parse_mesh(mesh: str | Mapping[str, int] | None) -> MeshSpec:
+    """``"dp=2,tp=4"`` or ``{"dp": 2, "tp": 4}`` → `MeshSpec`.
+
+    Raises:
+        UsageError: an axis without a name or a size, a size below 1, a name used twice.
+    """
+    if not mesh:
+        return MeshSpec()
+    pairs = list(mesh.items()) if isinstance(mesh, Mapping) else [_axis(part, mesh) for part in mesh.split(",")]
+    axes = tuple(name for name, _ in pairs)
+    for name, size in pairs:
+        if not str(name).isidentifier():
+            raise UsageError(f"mesh {mesh!r}: {name!r} is not a name for an axis: {_EXAMPLE}")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise UsageError(f"mesh {mesh!r}: axis {name} has {size!r} ranks, not 1 or more: {_EXAMPLE}")
+        if axes.count(name) > 1:
+            raise UsageError(f"mesh {mesh!r} names axis {name} twice: give each axis a name of its own")
+    return MeshSpec(axes, tuple(size for _, size in pairs))
+
+
+def _axis(part: str, mesh: str) -> tuple[str, int]:
+    name, equals, size = part.partition("=")
+    if not equals or not size.strip().removeprefix("-").isdecimal():
+        raise UsageError(f"mesh {mesh!r}: {part.strip()!r} is not AXIS=RANKS: {_EXAMPLE}")
+    return name.strip(), int(size)
