@@ -1,9 +1,10 @@
 """What `dsexplore.comm.all_reduce` costs beside `torch.distributed.all_reduce`: two gloo processes, one run.
 
-The three ways (torch, logging off, logging on) take turns call by call, so that the machine's moods meet all of
-them; each ratio is that of the medians over all turns. Run from the project's root:
+The three ways (torch, logging off, logging on) take turns block by block of calls, in changing order, so that the
+machine's moods meet all of them. Each turn gives a ratio, of blocks that ran right after each other; the median
+over all turns counts. Run from the project's root, with nothing else running:
 
-    python -m benchmarks.comm_overhead [--calls 3000] [--repeat 3]
+    python -m benchmarks.comm_overhead [--turns 300] [--repeat 3]
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from __future__ import annotations
 import argparse
 import time
 from statistics import median
-from typing import Any
 
 from dsexplore.units import format_bytes
 from dsexplore.worlds.processes import run_ranks
 
-SIZES = (8, 64 * 1024, 4 * 1024 * 1024)
+BLOCKS = {8: 50, 64 * 1024: 25, 4 * 1024 * 1024: 2}
+"""Message sizes in bytes, and how many calls make a block."""
 GOALS = {"off": 1.02, "on": 1.15}
 WAYS = ("torch", "off", "on")
-_FEWEST_CALLS = 200
+WARM_UP = 10
 
 
-def measure(size: int, calls: int) -> dict[str, float]:
-    """On a rank: the median cost of a call in microseconds, for each way."""
+def measure(size: int, turns: int, block: int) -> dict[str, float]:
+    """On a rank: the median microseconds of torch's call, and the median ratio of each other way to it."""
     import torch
     import torch.distributed as td
 
@@ -33,40 +34,37 @@ def measure(size: int, calls: int) -> dict[str, float]:
     functions = {"torch": td.all_reduce, "off": dist.all_reduce, "on": dist.all_reduce}
     taken: dict[str, list[int]] = {way: [] for way in WAYS}
     clock = time.perf_counter_ns
-    for turn in range(calls + 20):
-        # Who goes first changes, so that no way always runs on what another left behind.
+    for turn in range(turns + WARM_UP):
         for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
             function = functions[way]
             dist.comms_logger.enabled = way == "on"
             td.barrier()
             start = clock()
-            function(tensor)
-            stop = clock()
-            if turn >= 20:
-                taken[way].append(stop - start)
+            for _ in range(block):
+                function(tensor)
+            taken[way].append(clock() - start)
     dist.comms_logger.enabled = False
-    assert dist.get_comm_operation_count() == calls + 20, "the log does not hold each logged call once"
-    return {way: median(times) / 1e3 for way, times in taken.items()}
+    assert dist.get_comm_operation_count() == (turns + WARM_UP) * block, "the log does not hold each call once"
+    kept = {way: times[WARM_UP:] for way, times in taken.items()}
+    ratios = {way: median(a / b for a, b in zip(kept[way], kept["torch"], strict=True)) for way in GOALS}
+    return {"torch": median(kept["torch"]) / block / 1e3, **ratios}
 
 
-def ratios(size: int, calls: int) -> dict[str, float]:
-    """Of one run: microseconds of torch's call, and the ratios of the others to it; means over both ranks."""
-    run = run_ranks(measure, 2, args=(size, calls), timeout=600)
-    costs: list[dict[str, Any]] = run.values
-    torch_us = sum(cost["torch"] for cost in costs) / len(costs)
-    return {"torch": torch_us, **{way: sum(c[way] / c["torch"] for c in costs) / len(costs) for way in GOALS}}
+def one_run(size: int, turns: int, block: int) -> dict[str, float]:
+    """What `measure` gives on two ranks, averaged over them."""
+    costs: list[dict[str, float]] = run_ranks(measure, 2, args=(size, turns, block), timeout=600).values
+    return {way: sum(cost[way] for cost in costs) / len(costs) for way in WAYS}
 
 
 def main() -> None:
     """Print a line for each size, and whether the goals are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=3000, help="measured calls of each way for the smallest size")
-    parser.add_argument("--repeat", type=int, default=3, help="runs for each size; the median ratio counts")
+    parser.add_argument("--turns", type=int, default=300, help="blocks of each way")
+    parser.add_argument("--repeat", type=int, default=3, help="runs for each size; the median counts")
     options = parser.parse_args()
     print(f"all_reduce, 2 gloo processes; goals: off ≤ {GOALS['off']}, on ≤ {GOALS['on']}")
-    for size in SIZES:
-        calls = max(_FEWEST_CALLS, options.calls // (1 + size // (256 * 1024)))
-        runs = [ratios(size, calls) for _ in range(options.repeat)]
+    for size, block in BLOCKS.items():
+        runs = [one_run(size, options.turns, block) for _ in range(options.repeat)]
         torch_us, off, on = (median(run[way] for run in runs) for way in WAYS)
         met = "met" if off <= GOALS["off"] and on <= GOALS["on"] else "missed"
         print(f"{format_bytes(size):>8}: torch {torch_us:8.1f} µs   off × {off:.3f}   on × {on:.3f}   goals {met}")

@@ -45,9 +45,8 @@ class Batch:
 
 def open_batch(group: Any) -> Batch | None:
     """The batch that calls on this group belong to now."""
-    if not c10d._world.pg_coalesce_state:
-        return None
-    if group not in c10d._world.pg_coalesce_state:
+    collecting = c10d._world.pg_coalesce_state
+    if not collecting or group not in collecting:
         return None
     return _open.get(group) or Batch()
 

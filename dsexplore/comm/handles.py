@@ -17,9 +17,10 @@ CopyBack = tuple[torch.Tensor, torch.Tensor]
 
 
 def copy_back(copies: list[CopyBack]) -> None:
-    with torch.no_grad():
-        for tensor, copy in copies:
-            tensor.copy_(copy)
+    if copies:
+        with torch.no_grad():
+            for tensor, copy in copies:
+                tensor.copy_(copy)
 
 
 def finish(records: Sequence[Record], copies: list[CopyBack]) -> None:

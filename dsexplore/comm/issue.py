@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as td
+from torch.distributed import ProcessGroup as _ProcessGroup
+from torch.distributed.distributed_c10d import _world
 
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import explain
 from dsexplore.comm.handles import CopyBack, Handle, finish
 from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.records import Record
 from dsexplore.comm.spellings import Message, Spelling
 from dsexplore.comm.switches import Noop
 
@@ -55,9 +57,13 @@ def issue(
 def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
     for position in spelling.tensors:
         value = args[position]
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+        if isinstance(value, torch.Tensor):
+            if not value.is_contiguous():
                 return False
+        elif isinstance(value, (list, tuple)):
+            for tensor in value:
+                if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                    return False
     return True
 
 
@@ -69,14 +75,15 @@ def _attended(
         return _plain(spelling, args, group)
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
-    record = None
-    if comms_logger.wants(spelling, log_name, prof) and not torch.compiler.is_compiling():
+    if not comms_logger.wants(spelling, log_name, prof) or torch.compiler.is_compiling():
+        records: list[Record] = []
+        args, copies = stage(spelling, args)
+    else:
         record = comms_logger.begin(spelling, _message(spelling, args, live), live, log_name, debug)
         record.is_async = is_async
-    args, copies = stage(spelling, args)
-    records = [record] if record is not None else []
-    if record is not None:
-        comms_logger.start_clock(record, _first_tensor(spelling, args))
+        records = [record]
+        args, copies = stage(spelling, args)
+        comms_logger.start_clock(record, spelling, args)
     try:
         work = spelling.call(*args)
     except Exception as error:
@@ -90,16 +97,17 @@ def _attended(
         return work
     if is_async and work is not None:
         return Handle(work, spelling.name, group, records, copies)
-    finish(records, copies)
-    if record is not None and spelling.is_object:
-        record.message = spelling.measure(args, live.size())
+    if records or copies:
+        finish(records, copies)
+    if records and spelling.is_object:
+        records[0].message = spelling.measure(args, live.size())
     return work
 
 
 def live_group(group: Any) -> Any:
     """The process group that a call is on; None where there is none, or this rank is not in it."""
-    live = td.group.WORLD if group is None else group
-    return live if isinstance(live, td.ProcessGroup) and td.get_rank(live) >= 0 else None
+    live = _world.default_pg if group is None else group
+    return live if isinstance(live, _ProcessGroup) else None  # torch has a number for "not a member"
 
 
 def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> Noop:
@@ -145,12 +153,3 @@ def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], l
         many = isinstance(value, (list, tuple))
         changed[position] = [staged(one, written) for one in value] if many else staged(value, written)
     return tuple(changed), copies
-
-
-def _first_tensor(spelling: Spelling, args: Sequence[Any]) -> torch.Tensor | None:
-    for position in spelling.tensors:
-        value = args[position]
-        first = value[0] if isinstance(value, (list, tuple)) and value else value
-        if isinstance(first, torch.Tensor):
-            return first
-    return None

@@ -27,7 +27,7 @@ import torch.distributed as td
 from dsexplore.comm.bandwidth import bandwidth, plain_op
 from dsexplore.comm.config import CommsLoggerConfig
 from dsexplore.comm.device_clock import CudaClock
-from dsexplore.comm.records import SWITCHED_OFF, GroupInfo, Record, in_backward
+from dsexplore.comm.records import SWITCHED_OFF, GroupInfo, Record
 from dsexplore.comm.spellings import Message, Spelling
 from dsexplore.units import format_bytes
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dsexplore.comm.summary import CommsSummary
     from dsexplore.trace.model import Trace
 
+_autograd_task = torch._C._current_graph_task_id  # −1 outside a backward pass
 _HERE = str(Path(__file__).parent) + os.sep
 
 
@@ -113,15 +114,17 @@ class CommsLogger:
         record.code, record.line = frame.f_code, frame.f_lineno
         if self.debug:
             record.name = f"{log_name} | [Caller Func: {caller or frame.f_code.co_name}]"
-        if in_backward():
+        if _autograd_task() != -1:
             record.phase = "backward"
         self._records.append(record)
         return record
 
-    def start_clock(self, record: Record, tensor: torch.Tensor | None) -> None:
+    def start_clock(self, record: Record, spelling: Spelling, args: Sequence[Any]) -> None:
         """The op is being issued now."""
-        if record.group.timing == "cuda" and tensor is not None and tensor.is_cuda:
-            record.device = self._cuda.begin(tensor.get_device())
+        if record.group.timing == "cuda":
+            tensor = spelling.first_tensor(args)
+            if tensor is not None and tensor.is_cuda:
+                record.device = self._cuda.begin(tensor.get_device())
         record.start = self.clock()
 
     def end(self, records: Iterable[Record]) -> None:

@@ -129,7 +129,7 @@ def _begin(operations: list[Any], live: Any, prof: bool, log_name: str, debug: s
         if comms_logger.wants(spelling, log_name, prof):
             message = spelling.measure((operation.tensor,), live.size())
             record = comms_logger.begin(spelling, message, live, log_name, debug)
-            comms_logger.start_clock(record, operation.tensor)
+            comms_logger.start_clock(record, spelling, (operation.tensor,))
             records.append(record)
     if records:
         comms_logger.start_batch(records, is_async=True, share=False)

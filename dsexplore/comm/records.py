@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as td
 
 from dsexplore.comm.spellings import Message
@@ -118,8 +117,3 @@ class Record:
 
 
 SWITCHED_OFF = "switched_off:"
-
-
-def in_backward() -> bool:
-    """Whether autograd is running on this thread."""
-    return torch._C._current_graph_task_id() != -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ Measure = Callable[[Sequence[Any], int], Message]
 """From a call's positional arguments and the group's size to its message."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spelling:
     """One function that makes a collective."""
 
@@ -45,10 +45,21 @@ class Spelling:
     is_object: bool = False
     """Moves Python objects: measured when it is over, since receivers know the size only then."""
 
-    @property
-    def tensors(self) -> tuple[int, ...]:
-        """Positions of all tensor arguments."""
-        return self.reads + self.writes
+    tensors: tuple[int, ...] = field(init=False)
+    """Positions of all tensor arguments."""
+
+    def __post_init__(self) -> None:
+        """Put together once what each call looks at."""
+        object.__setattr__(self, "tensors", self.reads + self.writes)
+
+    def first_tensor(self, args: Sequence[Any]) -> torch.Tensor | None:
+        """One of the tensors of a call, to know its device by."""
+        for position in self.tensors:
+            value = args[position]
+            first = value[0] if isinstance(value, (list, tuple)) and value else value
+            if isinstance(first, torch.Tensor):
+                return first
+        return None
 
 
 def spelling(name: str, call: Callable[..., Any], measure: Measure, **traits: Any) -> Spelling:
