@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from dsexplore.comm.issue import issue
-from dsexplore.comm.spellings import Message, Spelling, together
+from dsexplore.comm.spellings import NOTHING, Size, Spelling, together
 
 _OF_THE_LOG = ("prof", "log_name", "debug")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -43,10 +43,10 @@ def timed_op(func: Function) -> Function:
     return logged  # type: ignore[return-value] # wraps() keeps the signature
 
 
-def _first_tensors(args: Sequence[Any], group_size: int) -> Message:
+def _first_tensors(args: Sequence[Any], group_size: int) -> Size:
     for value in args:
         if isinstance(value, torch.Tensor):
-            return Message(value.nbytes, value.dtype, value.shape)
+            return value.nbytes, value.dtype, value.shape
         if isinstance(value, (list, tuple)) and value and all(isinstance(one, torch.Tensor) for one in value):
             return together(value)
-    return Message(0)
+    return NOTHING

@@ -1,7 +1,7 @@
 """How every call of this package reaches torch.
 
-The usual call (nothing logged, nothing switched off, not asynchronous, tensors contiguous) goes straight on; it
-costs one more Python call than torch's own function. All else is `_attended`.
+The usual call (synchronous, nothing switched off, tensors contiguous) goes straight on, and in the log it is one
+tuple. All else is `_attended`.
 
 Tensors that are not contiguous: gloo reads and writes their storage as if they were, without a word. So they
 go through contiguous copies, which are copied back when the op is over.
@@ -19,10 +19,13 @@ from torch.distributed.distributed_c10d import _world
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import explain
 from dsexplore.comm.handles import CopyBack, Handle, finish
-from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.logger import Mode, comms_logger
 from dsexplore.comm.records import Record
-from dsexplore.comm.spellings import Message, Spelling
+from dsexplore.comm.spellings import NOTHING, Size, Spelling
 from dsexplore.comm.switches import Noop
+
+OFF, CHOOSY = Mode.OFF, Mode.CHOOSY
+_is_compiling = torch.compiler.is_compiling
 
 
 def issue(
@@ -45,13 +48,30 @@ def issue(
         log_name: the name to record it under.
         debug: the caller's name, for a log in debug mode.
     """
-    if not (comms_logger.enabled or switches.off or is_async) and _contiguous(spelling, args):
-        try:
-            return spelling.call(*args)
-        except Exception as error:
-            explain(error, spelling.name, group)
-            raise
-    return _attended(spelling, args, group, is_async, prof, log_name or spelling.name, debug)
+    mode = comms_logger.mode
+    name = log_name or spelling.name
+    if mode < CHOOSY and not (is_async or switches.off) and _contiguous(spelling, args):
+        if mode == OFF:
+            try:
+                return spelling.call(*args)
+            except Exception as error:
+                explain(error, spelling.name, group)
+                raise
+        live = _world.default_pg if group is None else group
+        if isinstance(live, _ProcessGroup) and not (spelling.is_object or _world.pg_coalesce_state):
+            info = comms_logger.group_info(live)
+            if info.timing != "cuda" and not _is_compiling():
+                start = comms_logger.clock()
+                try:
+                    result = spelling.call(*args)
+                except Exception as error:
+                    size = _size(spelling, args, live)
+                    comms_logger.fail(comms_logger.begin(spelling, size, live, name, debug), error)
+                    explain(error, spelling.name, group)
+                    raise
+                comms_logger.note(spelling, name, info, args, start, comms_logger.clock())
+                return result
+    return _attended(spelling, args, group, is_async, prof, name, debug)
 
 
 def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
@@ -75,11 +95,11 @@ def _attended(
         return _plain(spelling, args, group)
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
-    if not comms_logger.wants(spelling, log_name, prof) or torch.compiler.is_compiling():
+    if not comms_logger.wants(spelling, log_name, prof) or _is_compiling():
         records: list[Record] = []
         args, copies = stage(spelling, args)
     else:
-        record = comms_logger.begin(spelling, _message(spelling, args, live), live, log_name, debug)
+        record = comms_logger.begin(spelling, _size(spelling, args, live), live, log_name, debug)
         record.is_async = is_async
         records = [record]
         args, copies = stage(spelling, args)
@@ -100,7 +120,7 @@ def _attended(
     if records or copies:
         finish(records, copies)
     if records and spelling.is_object:
-        records[0].message = spelling.measure(args, live.size())
+        records[0].bytes, records[0].dtype, records[0].shape = spelling.measure(args, live.size())
     return work
 
 
@@ -126,11 +146,11 @@ def _plain(spelling: Spelling, args: tuple[Any, ...], group: Any) -> Any:
         raise
 
 
-def _message(spelling: Spelling, args: Sequence[Any], live: Any) -> Message:
+def _size(spelling: Spelling, args: Sequence[Any], live: Any) -> Size:
     try:
-        return Message(0) if spelling.is_object else spelling.measure(args, live.size())
+        return NOTHING if spelling.is_object else spelling.measure(args, live.size())
     except (TypeError, AttributeError, IndexError):  # arguments that torch is about to refuse
-        return Message(0)
+        return NOTHING
 
 
 def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[CopyBack]]:

@@ -136,12 +136,7 @@ def configure(
     given = {key: value for key, value in given.items() if value is not None}
     if given:
         checked = CommsLoggerConfig.parse({COMMS_LOGGER: given})
-        comms_logger.configure(replace(_as_it_is(), **{key: getattr(checked, key) for key in given}))
-
-
-def _as_it_is() -> CommsLoggerConfig:
-    log = comms_logger
-    return CommsLoggerConfig(log.enabled, log.prof_all, tuple(log.prof_ops), log.verbose, log.debug)
+        comms_logger.configure(replace(comms_logger.config, **{key: getattr(checked, key) for key in given}))
 
 
 def _config_of(given: Any) -> CommsLoggerConfig:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch.distributed as td
 
-from dsexplore.comm.spellings import Message
+from dsexplore.comm.spellings import Size
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,16 @@ class Record:
     """One call. Times are nanoseconds of the logger's clock; ``end`` is None until the op is known to be over."""
 
     __slots__ = (
-        "batch",
-        "call",
-        "cause",
-        "code",
-        "device",
-        "end",
-        "failed",
-        "group",
-        "is_async",
-        "is_object",
-        "line",
-        "message",
-        "name",
-        "op",
-        "phase",
-        "seq",
-        "share",
-        "start",
-    )
+        "batch", "bytes", "call", "cause", "code", "device", "dtype", "end", "failed", "group", "instruction",
+        "is_async", "is_object", "issued", "name", "op", "phase", "shape", "share", "start",
+    )  # fmt: skip
 
-    def __init__(self, seq: int, op: str, call: str, name: str, group: GroupInfo, message: Message) -> None:
-        self.seq = seq
+    def __init__(self, op: str, call: str, name: str, group: GroupInfo, size: Size) -> None:
         self.op = op
         self.call = call  # the spelling
         self.name = name  # what it is logged under
         self.group = group
-        self.message = message
+        self.bytes, self.dtype, self.shape = size
         self.is_async = False
         self.is_object = False
         self.batch: int | None = None
@@ -82,9 +65,10 @@ class Record:
         self.phase = "other"
         self.cause = ""
         self.code: CodeType | None = None
-        self.line = 0
+        self.instruction = 0
         self.failed = False
         self.device: DeviceInterval | None = None
+        self.issued = 0  # when it was issued, which is the order of the log
         self.start: int | None = None
         self.end: int | None = None
 
@@ -113,7 +97,10 @@ class Record:
     @property
     def source(self) -> str:
         """``"file:line"`` of the call in the user's code."""
-        return f"{self.code.co_filename}:{self.line}" if self.code is not None else ""
+        if self.code is None:
+            return ""
+        lines = (line for first, last, line in self.code.co_lines() if first <= self.instruction < last)
+        return f"{self.code.co_filename}:{next(lines, None) or self.code.co_firstlineno}"
 
 
 SWITCHED_OFF = "switched_off:"

@@ -9,24 +9,21 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as td
 
+from dsexplore.comm import direct
 from dsexplore.comm.bandwidth import plain_op
 
+Size = tuple[int, torch.dtype | None, tuple[int, ...]]
+"""A message: its bytes S, its dtype, and the shape of the buffer that S counts. Tensors of several shapes count as
+one of one dim."""
 
-class Message(NamedTuple):
-    """What a call moves."""
+NOTHING: Size = (0, None, ())
 
-    bytes: int
-    dtype: torch.dtype | None = None
-    shape: tuple[int, ...] = ()
-    """Of the buffer that ``bytes`` counts; tensors of several shapes count as one of one dim."""
-
-
-Measure = Callable[[Sequence[Any], int], Message]
+Measure = Callable[[Sequence[Any], int], Size]
 """From a call's positional arguments and the group's size to its message."""
 
 
@@ -70,9 +67,9 @@ def spelling(name: str, call: Callable[..., Any], measure: Measure, **traits: An
 def tensor_at(position: int) -> Measure:
     """S is one tensor."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
+    def measure(args: Sequence[Any], group_size: int) -> Size:
         tensor = args[position]
-        return Message(tensor.nbytes, tensor.dtype, tensor.shape)
+        return tensor.nbytes, tensor.dtype, tensor.shape
 
     return measure
 
@@ -80,7 +77,7 @@ def tensor_at(position: int) -> Measure:
 def tensors_at(position: int) -> Measure:
     """S is all tensors of a list."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
+    def measure(args: Sequence[Any], group_size: int) -> Size:
         return together(args[position])
 
     return measure
@@ -89,7 +86,7 @@ def tensors_at(position: int) -> Measure:
 def lists_at(position: int) -> Measure:
     """S is all tensors of a list of lists."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
+    def measure(args: Sequence[Any], group_size: int) -> Size:
         return together([tensor for tensors in args[position] for tensor in tensors])
 
     return measure
@@ -98,9 +95,9 @@ def lists_at(position: int) -> Measure:
 def per_rank_part_at(position: int) -> Measure:
     """S is n × one tensor."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
+    def measure(args: Sequence[Any], group_size: int) -> Size:
         tensor = args[position]
-        return Message(group_size * tensor.nbytes, tensor.dtype, (group_size, *tensor.shape))
+        return group_size * tensor.nbytes, tensor.dtype, (group_size, *tensor.shape)
 
     return measure
 
@@ -108,26 +105,26 @@ def per_rank_part_at(position: int) -> Measure:
 def larger_of(first: Measure, second: Measure) -> Measure:
     """S is the larger of what the rank sends and receives."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
-        return max(first(args, group_size), second(args, group_size), key=lambda message: message.bytes)
+    def measure(args: Sequence[Any], group_size: int) -> Size:
+        return max(first(args, group_size), second(args, group_size), key=lambda size: size[0])
 
     return measure
 
 
-def nothing(args: Sequence[Any], group_size: int) -> Message:
+def nothing(args: Sequence[Any], group_size: int) -> Size:
     """No payload."""
-    return Message(0)
+    return NOTHING
 
 
-def together(tensors: Sequence[torch.Tensor]) -> Message:
+def together(tensors: Sequence[torch.Tensor]) -> Size:
     """Several tensors as one message."""
     if not tensors:
-        return Message(0)
+        return NOTHING
     first = tensors[0]
     size = sum(tensor.nbytes for tensor in tensors)
     if all(tensor.shape == first.shape for tensor in tensors):
-        return Message(size, first.dtype, (len(tensors), *first.shape))
-    return Message(size, first.dtype, (sum(tensor.numel() for tensor in tensors),))
+        return size, first.dtype, (len(tensors), *first.shape)
+    return size, first.dtype, (sum(tensor.numel() for tensor in tensors),)
 
 
 _LENGTH_BYTES = 8  # torch sends the length of each pickle ahead of it
@@ -140,8 +137,8 @@ def _pickled(thing: Any) -> int:
 def objects_at(position: int) -> Measure:
     """S is the pickles of a list's objects with their lengths; objects are pickled once more to be measured."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
-        return Message(sum(map(_pickled, args[position])), torch.uint8)
+    def measure(args: Sequence[Any], group_size: int) -> Size:
+        return sum(map(_pickled, args[position])), torch.uint8, ()
 
     return measure
 
@@ -149,17 +146,17 @@ def objects_at(position: int) -> Measure:
 def largest_object_at(*positions: int) -> Measure:
     """S is n × the largest pickle, to which all are padded; of the objects that this rank has seen."""
 
-    def measure(args: Sequence[Any], group_size: int) -> Message:
+    def measure(args: Sequence[Any], group_size: int) -> Size:
         seen: list[Any] = []
         for position in positions:
             value = args[position]
             seen.extend(value if isinstance(value, list) else [value])
-        return Message(group_size * max(map(_pickled, seen), default=0), torch.uint8)
+        return group_size * max(map(_pickled, seen), default=0), torch.uint8, ()
 
     return measure
 
 
-ALL_REDUCE = spelling("all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
+ALL_REDUCE = spelling("all_reduce", direct.all_reduce, tensor_at(0), writes=(0,))
 INFERENCE_ALL_REDUCE = spelling("inference_all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
 REDUCE = spelling("reduce", td.reduce, tensor_at(0), writes=(0,))
 BROADCAST = spelling("broadcast", td.broadcast, tensor_at(0), writes=(0,))

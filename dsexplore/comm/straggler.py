@@ -106,7 +106,7 @@ def rank_log(records: Iterable[Record], rank: int) -> RankLog:
     for record in records:
         if record.op not in _POINT_TO_POINT and not record.switched_off:
             key = (record.group.name, record.group.ranks, record.name)
-            series[key].append((record.message.bytes, record.seconds))
+            series[key].append((record.bytes, record.seconds))
     return RankLog(rank, dict(series))
 
 

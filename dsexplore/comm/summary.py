@@ -81,14 +81,14 @@ def lines_of(records: Iterable[Record]) -> list[Line]:
     for record in records:
         order.setdefault((record.name, record.op), len(order))
         group = record.group
-        found[record.name, record.op, group.name, group.size, record.message.bytes].append(record)
+        found[record.name, record.op, group.name, group.size, record.bytes].append(record)
     keys = sorted(found, key=lambda key: (order[key[:2]], *key[2:]))
     return [_line(key[0], key[1], found[key]) for key in keys]
 
 
 def _line(name: str, op: str, records: Sequence[Record]) -> Line:
     seconds = tuple(second for record in records if (second := record.seconds) is not None)
-    return Line(name, op, records[0].group, records[0].message.bytes, len(records), seconds)
+    return Line(name, op, records[0].group, records[0].bytes, len(records), seconds)
 
 
 class CommsSummary(Displayable):
@@ -107,7 +107,7 @@ class CommsSummary(Displayable):
 
     def text(self) -> str:
         """The table as text, with the unit of each column."""
-        head = ("op", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw GB/s", "busbw GB/s")
+        head = ("op", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw", "busbw")
         rows = [_cells(line) for line in self.lines]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = []
@@ -125,9 +125,17 @@ class CommsSummary(Displayable):
 def _cells(line: Line) -> tuple[str, ...]:
     total = sum(line.seconds) * 1e3
     times = (f"{total:.3f}", f"{total / len(line.seconds):.3f}") if line.seconds else ("–", "–")
-    rates = tuple(f"{rate:.3g}" for rate in line.rates) if line.rates else ("–", "–")
+    rates = tuple(map(rate_text, line.rates)) if line.rates else ("–", "–")
     size = "off" if line.op.startswith(SWITCHED_OFF) else format_bytes(line.message_bytes)
     return (shown_name(line), line.group.name, str(line.group.size), size, str(line.count), *times, *rates)
+
+
+def rate_text(gb_per_s: float) -> str:
+    """``0.0125`` → ``"12.5 MB/s"``; 1 MB is 1e6 bytes."""
+    for unit, scale in (("GB/s", 1.0), ("MB/s", 1e-3)):
+        if gb_per_s >= scale:
+            return f"{gb_per_s / scale:.3g} {unit}"
+    return f"{gb_per_s / 1e-6:.3g} kB/s"
 
 
 def shown_name(line: Line) -> str:
@@ -141,11 +149,11 @@ def raw_data(records: Iterable[Record]) -> dict[str, dict[int, list[Any]]]:
     """``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's shape and units."""
     data: dict[str, dict[int, list[Any]]] = defaultdict(dict)
     for record in records:
-        entry = data[record.name].setdefault(record.message.bytes, [0, [], [], []])
+        entry = data[record.name].setdefault(record.bytes, [0, [], [], []])
         entry[0] += 1
         seconds = record.seconds
         if seconds is not None:
-            algbw, busbw = bandwidth(record.op, record.message.bytes, seconds, record.group.size)
+            algbw, busbw = bandwidth(record.op, record.bytes, seconds, record.group.size)
             for values, value in zip(entry[1:], (seconds * 1e3, algbw * 8, busbw * 8), strict=True):
                 values.append(value)
     return dict(data)
@@ -155,7 +163,7 @@ def operation_summaries(records: Sequence[Record]) -> dict[str, dict[int, dict[s
     """``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``."""
     by_group: dict[tuple[str, int], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        by_group[record.name, record.message.bytes][record.group.name].append(record)
+        by_group[record.name, record.bytes][record.group.name].append(record)
     summaries: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for (name, size), groups in sorted(by_group.items(), key=lambda item: item[0][1]):
         figures = _figures(size, [record for members in groups.values() for record in members])

@@ -18,13 +18,17 @@ from dsexplore.trace.model import Tables, Trace, TraceInfo
 _NOTE = "From the log of dsexplore.comm: calls made through it; modules, mesh axes and DTensor causes are not known."
 
 
-def to_trace(records: Sequence[Record]) -> Trace:
-    """One rank's log as a trace, in program order; ops that failed or were not seen to end have no end."""
+def to_trace(records: Sequence[Record], epoch: int) -> Trace:
+    """One rank's log, which is in program order, as a trace; ops that failed or were not seen to end have no end.
+
+    Args:
+        records: the log.
+        epoch: what to add to its clock for nanoseconds since the Unix epoch.
+    """
     rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
-    ordered = sorted(records, key=lambda record: record.seq)
-    rows = [_event(seq, record, rank) for seq, record in enumerate(ordered)]
+    rows = [_event(seq, record, rank, epoch) for seq, record in enumerate(records)]
     events = pl.DataFrame({name: [row[name] for row in rows] for name in schema.EVENTS}, schema=schema.EVENTS)
-    groups = {record.group.name: record.group for record in ordered}
+    groups = {record.group.name: record.group for record in records}
     info = TraceInfo(
         world_size=max(world_size, *(rank + 1 for group in groups.values() for rank in group.ranks), 1),
         ranks=(rank,),
@@ -35,9 +39,8 @@ def to_trace(records: Sequence[Record]) -> Trace:
     return Trace(Tables(events=events, groups=table, info=info))
 
 
-def _event(seq: int, record: Record, rank: int) -> dict[str, Any]:
-    times = record.times
-    message = record.message
+def _event(seq: int, record: Record, rank: int, epoch: int) -> dict[str, Any]:
+    start, end = record.times or (record.start, record.end if record.switched_off else None)
     cause = record.cause or ("" if record.name in (record.op, record.call) else record.name)
     return {
         "rank": rank,
@@ -51,18 +54,18 @@ def _event(seq: int, record: Record, rank: int) -> dict[str, Any]:
         "axis": "",
         "group": record.group.name,
         "group_size": record.group.size,
-        "message_bytes": message.bytes,
-        "wire_bytes": wire_bytes(record.op, message.bytes, record.group.size),
-        "dtype": "" if message.dtype is None else str(message.dtype).removeprefix("torch."),
-        "shape": list(message.shape),
+        "message_bytes": record.bytes,
+        "wire_bytes": wire_bytes(record.op, record.bytes, record.group.size),
+        "dtype": "" if record.dtype is None else str(record.dtype).removeprefix("torch."),
+        "shape": list(record.shape),
         "implicit": False,
         "cause": cause,
         "source": record.source,
         "is_async": record.is_async,
         "is_object": record.is_object,
         "batch": record.batch,
-        "start": record.start if times is None else times[0],
-        "end": record.end if times is None and record.switched_off else (None if times is None else times[1]),
+        "start": None if start is None else start + epoch,
+        "end": None if end is None else end + epoch,
     }
 
 
