@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def _mount_of(path: str) -> tuple[str, str, str]:
     best = ("?", "", "?")
     for line in lines:
         left, _, right = line.partition(" - ")
-        mount = left.split()[4].encode().decode("unicode_escape")
+        mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), left.split()[4])
         covers = path == mount or path.startswith(mount.rstrip("/") + "/")
         if covers and len(mount) >= len(best[1]):  # of mounts on one point, the last is on top
             filesystem, device = right.split()[:2]

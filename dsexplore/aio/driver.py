@@ -131,15 +131,18 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
             pending = engine.in_flight
             room = depth - pending if overlap else (0 if pending else depth)
             while running and room > 0 and left > 0:
-                want = 1 if single else min(room, left, total - following)
+                want = _idle(begun, following, 1 if single else min(room, left, total - following))
+                if want == 0:
+                    break
                 if ring is not None:
                     for index in range(following, following + want):
                         where[index] = address = free.pop()
                         engine.place(index, address)
                 begun[following : following + want] = [clock()] * want
                 accepted = engine.submit(following, want)
-                if ring is not None:
-                    free.extend(where[following + accepted : following + want])
+                if accepted < want:
+                    begun[following + accepted : following + want] = [0.0] * (want - accepted)
+                    free.extend(where[following + accepted : following + want] if ring is not None else ())
                 room -= accepted
                 left -= accepted
                 following = (following + accepted) % total
@@ -152,6 +155,7 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                     raise _failure(result, lengths[index])
                 moved += result
                 latencies.append(now - begun[index])
+                begun[index] = 0.0
                 if ring is None:
                     touched[index] = where[index]
                 else:
@@ -161,6 +165,14 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
     finally:
         drain(engine)
     watch.ended_at, watch.bytes = now, moved
+
+
+def _idle(begun: list[float], first: int, count: int) -> int:
+    """How many requests from ``first`` on are not in flight any more, from the turn before."""
+    for index in range(first, first + count):
+        if begun[index]:
+            return index - first
+    return count
 
 
 def drain(engine: Engine) -> None:

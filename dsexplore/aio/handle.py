@@ -308,7 +308,7 @@ def _opened(file: File, write: bool) -> Target:
 
 def _check_length(target: Target, memory: Memory, offset: int) -> None:
     size = target.size()
-    if offset + memory.nbytes > size and os.path.isfile(target.path):  # noqa: PTH113 - a device tells no size
+    if memory.nbytes and offset + memory.nbytes > size and os.path.isfile(target.path):  # noqa: PTH113 - a device tells no size
         text = f"read of {memory.nbytes} bytes at offset {offset}: the file holds {size} bytes"
         raise OSError(errno.ENODATA, text, target.path)
 

@@ -1,0 +1,77 @@
+"""Fixtures of the disk room: every engine that runs here, random bytes, and filesystems made for one test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsexplore.aio.backends.choose import ENGINES, why_not
+
+
+@pytest.fixture(params=ENGINES)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each engine in turn; one that the system lacks is reported as such, not as passed."""
+    reason = why_not(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def random_bytes() -> Callable[[int], bytes]:
+    """``random_bytes(n)``: the same n random bytes every time."""
+    pool = np.random.default_rng(7).integers(0, 256, 8 << 20, np.uint8).tobytes()
+
+    def take(n: int) -> bytes:
+        assert n <= len(pool)
+        return pool[:n]
+
+    return take
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    """Fails the test if it leaves a descriptor open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """``mounted("size=4m")``: a tmpfs with these options for one test."""
+    points: list[Path] = []
+
+    def mount(options: str) -> Path:
+        point = tmp_path / f"mount{len(points)}"
+        point.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(point)], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+        points.append(point)
+        return point
+
+    yield mount
+    for point in points:
+        subprocess.run(["umount", str(point)], check=True)
+
+
+@pytest.fixture
+def loop_disk(tmp_path: Path) -> Iterator[Path]:
+    """A 24 MiB ext4 filesystem on a loop device: direct I/O on a disk that fills."""
+    image, point = tmp_path / "disk.img", tmp_path / "disk"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(24 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)], check=True, capture_output=True)
+    done = subprocess.run(["mount", "-o", "loop", str(image), str(point)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this user may not mount a loop device: {done.stderr.strip()}")
+    yield point
+    subprocess.run(["umount", str(point)], check=True)

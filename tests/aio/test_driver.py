@@ -1,0 +1,258 @@
+"""How requests are submitted and reaped, on an engine whose every answer is scripted."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsexplore.aio.backends.base import Completions, Requests, split
+from dsexplore.aio.driver import Policy, Watch, drive, drive_until
+
+BLOCK = 4096
+
+
+class Scripted:
+    """Finishes requests in order; ``refuse`` and ``results`` say what goes otherwise."""
+
+    name = "scripted"
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.in_flight = depth, 0
+        self.calls: list[tuple[str, int]] = []
+        self.refuse: deque[int] = deque()
+        """How many requests each coming submission accepts; as many as offered when it is empty."""
+        self.results: dict[int, list[int]] = {}
+        self.most_in_flight = 0
+        self._queue: deque[int] = deque()
+
+    def load(self, requests: Requests) -> None:
+        assert self.in_flight == 0
+        self.requests = requests
+
+    def place(self, index: int, address: int) -> None:
+        self.requests.addresses[index] = address
+
+    def submit(self, first: int, count: int) -> int:
+        accepted = min(self.refuse.popleft(), count) if self.refuse else count
+        self.calls.append(("submit", accepted))
+        self._queue.extend(range(first, first + accepted))
+        self.in_flight += accepted
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        assert self.in_flight <= self.depth
+        return accepted
+
+    def reap(self, minimum: int) -> Completions:
+        assert 1 <= minimum <= self.in_flight
+        self.calls.append(("reap", minimum))
+        done = [self._queue.popleft() for _ in range(minimum)]
+        self.in_flight -= minimum
+        return [(index, self._result(index)) for index in done]
+
+    def _result(self, index: int) -> int:
+        scripted = self.results.get(index)
+        return scripted.pop(0) if scripted else int(self.requests.lengths[index])
+
+    def close(self) -> None:
+        assert self.in_flight == 0
+
+
+@pytest.fixture
+def target(tmp_path: Path):  # type: ignore[no-untyped-def]
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 16 * 10)
+    fd = os.open(path, os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+def requests_on(fd: int, count: int, *, write: bool = False) -> tuple[Requests, np.ndarray]:  # type: ignore[type-arg]
+    memory = np.zeros(count * BLOCK, np.uint8)
+    return split(write, fd, memory.ctypes.data, memory.nbytes, 0, BLOCK), memory
+
+
+def run(engine: Scripted, requests: Requests, policy: Policy, fd: int = -1) -> None:
+    drive(engine, requests, policy, lambda: fd, None)
+
+
+def test_split_covers_everything_once() -> None:
+    table = split(False, 3, 0x1000, 2500, 512, 1024)
+    assert table.lengths.tolist() == [1024, 1024, 452]
+    assert table.offsets.tolist() == [512, 1536, 2560]
+    assert table.addresses.tolist() == [0x1000, 0x1400, 0x1800]
+    assert len(split(True, 3, 0x1000, 0, 0, 1024)) == 0
+
+
+def test_without_overlap_each_batch_is_reaped_whole() -> None:
+    engine = Scripted(4)
+    run(engine, requests_on(-1, 10)[0], Policy(False, False))
+    assert engine.calls == [("submit", 4), ("reap", 4)] * 2 + [("submit", 2), ("reap", 2)]
+
+
+def test_with_overlap_the_queue_is_kept_full() -> None:
+    engine = Scripted(4)
+    run(engine, requests_on(-1, 7)[0], Policy(False, True))
+    assert engine.calls[0] == ("submit", 4)
+    assert engine.calls[1:7] == [("reap", 1), ("submit", 1)] * 3
+    assert engine.calls[7:] == [("reap", 1)] * 4
+
+
+def test_single_submit_is_one_request_per_call() -> None:
+    engine = Scripted(4)
+    run(engine, requests_on(-1, 6)[0], Policy(True, False))
+    assert engine.calls == [("submit", 1)] * 4 + [("reap", 4)] + [("submit", 1)] * 2 + [("reap", 2)]
+
+
+def test_partial_submissions_are_resumed() -> None:
+    engine = Scripted(4)
+    engine.refuse.extend([1, 2])
+    run(engine, requests_on(-1, 4)[0], Policy(False, False))
+    assert engine.calls == [("submit", 1), ("submit", 2), ("submit", 1), ("reap", 4)]
+
+
+def test_no_room_waits_for_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(4)
+    engine.refuse.extend([2, 0, 1, 0])
+    run(engine, requests_on(-1, 4)[0], Policy(False, True))
+    submitted = sum(count for call, count in engine.calls if call == "submit")
+    assert submitted == 4
+    assert engine.calls[:3] == [("submit", 2), ("submit", 0), ("reap", 1)]
+
+
+def test_no_room_with_nothing_in_flight_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr("dsexplore.aio.driver.time.sleep", naps.append)
+    engine = Scripted(4)
+    engine.refuse.extend([0] * 100)
+    with pytest.raises(OSError, match="takes no request") as caught:
+        run(engine, requests_on(-1, 4)[0], Policy(False, True))
+    assert caught.value.errno == errno.EAGAIN
+    assert 10 < len(naps) < 100
+
+
+def test_no_room_at_first_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.aio.driver.time.sleep", lambda _: None)
+    engine = Scripted(4)
+    engine.refuse.extend([0, 0, 0])
+    run(engine, requests_on(-1, 4)[0], Policy(False, True))
+    assert ("submit", 4) in engine.calls
+
+
+@pytest.mark.parametrize("result", [0, 1000, -errno.EINTR, -errno.EAGAIN, -errno.EINVAL])
+def test_a_short_or_interrupted_read_is_completed(target: int, result: int) -> None:
+    engine = Scripted(4)
+    engine.results[1] = [result]
+    requests, memory = requests_on(target, 10)
+    run(engine, requests, Policy(False, True), target)
+    moved = max(result, 0)
+    expected = os.pread(target, BLOCK, BLOCK)
+    assert memory[BLOCK + moved : 2 * BLOCK].tobytes() == expected[moved:]
+
+
+def test_a_short_write_is_completed(target: int) -> None:
+    engine = Scripted(2)
+    engine.results[3] = [512]
+    requests, memory = requests_on(target, 5, write=True)
+    memory[:] = 0xEE
+    run(engine, requests, Policy(False, False), target)
+    assert os.pread(target, BLOCK, 3 * BLOCK) == os.pread(target, 512, 3 * BLOCK) + b"\xee" * (BLOCK - 512)
+
+
+def test_a_file_that_ends_early_is_an_error(target: int) -> None:
+    engine = Scripted(2)
+    engine.results[11] = [0]
+    with pytest.raises(OSError, match=f"ends at byte {11 * BLOCK}") as caught:
+        run(engine, requests_on(target, 12)[0], Policy(False, True), target)
+    assert caught.value.errno == errno.ENODATA
+
+
+def test_a_failure_leaves_nothing_in_flight() -> None:
+    engine = Scripted(4)
+    engine.results[1] = [-errno.EIO]
+    with pytest.raises(OSError, match="Input/output error"):
+        run(engine, requests_on(-1, 20)[0], Policy(False, True))
+    assert engine.in_flight == 0
+    assert sum(count for call, count in engine.calls if call == "submit") < 20
+
+
+class Ticks:
+    """A clock that advances by one at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_watch_ends_at_its_deadline_and_counts_what_moved(overlap: bool) -> None:
+    engine, watch = Scripted(2), Watch(deadline=40.0, first=5, clock=Ticks())
+    drive_until(engine, requests_on(-1, 6)[0], Policy(False, overlap), watch, None)
+    submitted = sum(count for call, count in engine.calls if call == "submit")
+    assert submitted > 12  # round and round
+    assert watch.bytes == submitted * BLOCK
+    assert len(watch.latencies) == submitted
+    assert watch.started_at == 1
+    assert 40 <= watch.ended_at < 48
+    assert next(iter(watch.addresses)) == 5
+
+
+def test_a_watch_moves_one_batch_however_late_it_starts() -> None:
+    watch = Watch(deadline=0.0, clock=Ticks())
+    drive_until(Scripted(2), requests_on(-1, 6)[0], Policy(False, True), watch, None)
+    assert watch.bytes == 2 * BLOCK
+
+
+def test_a_watch_ends_after_its_number_of_requests() -> None:
+    watch = Watch(deadline=1e9, most=9, clock=Ticks())
+    engine = Scripted(4)
+    drive_until(engine, requests_on(-1, 6)[0], Policy(False, True), watch, None)
+    assert watch.bytes == 9 * BLOCK
+
+
+def test_a_ring_lends_each_address_to_one_request_at_a_time() -> None:
+    engine = Scripted(3)
+    table = split(False, -1, 0, 8 * BLOCK, 0, BLOCK)
+    watch = Watch(deadline=60.0, clock=Ticks())
+    drive_until(engine, table, Policy(False, True), watch, [100, 200, 300])
+    assert set(watch.addresses.values()) == {100, 200, 300}
+    held = list({address: index for index, address in watch.addresses.items()}.values())
+    assert len(held) == 3
+
+
+class Latecomer(Scripted):
+    """Finishes the newest request first, so that the first one stays in flight while others go round."""
+
+    def reap(self, minimum: int) -> Completions:
+        self._queue.rotate(1)
+        return super().reap(minimum)
+
+
+@pytest.mark.parametrize("ring", [None, [100, 200]])
+def test_a_request_in_flight_is_not_submitted_again(ring: list[int] | None) -> None:
+    class Checking(Latecomer):
+        def submit(self, first: int, count: int) -> int:
+            assert not set(range(first, first + count)) & set(self._queue)
+            lent = [int(self.requests.addresses[index]) for index in (*self._queue, *range(first, first + count))]
+            assert len(set(lent)) == len(lent)
+            return super().submit(first, count)
+
+    table = split(False, -1, 0, 4 * BLOCK, 0, BLOCK) if ring else requests_on(-1, 4)[0]
+    watch = Watch(deadline=60.0, clock=Ticks())
+    drive_until(Checking(2), table, Policy(False, True), watch, ring)
+    assert watch.bytes > 4 * BLOCK
+    assert min(watch.latencies) > 0
+
+
+def test_a_short_request_under_a_watch_is_an_error() -> None:
+    engine = Scripted(2)
+    engine.results[1] = [100]
+    with pytest.raises(OSError, match="100 of 4096 bytes moved"):
+        drive_until(engine, requests_on(-1, 6)[0], Policy(False, True), Watch(deadline=50.0, clock=Ticks()), None)
+    assert engine.in_flight == 0

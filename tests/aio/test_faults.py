@@ -1,0 +1,428 @@
+"""Full disks, read-only mounts, exhausted limits, forks and kills: a clear error or a right result, no stray file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsexplore.aio import Buffer, aio_handle, sweep
+from dsexplore.aio.backends import syscalls as sc
+from dsexplore.aio.files import Target
+from dsexplore.aio.measure import fill_random
+from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
+
+
+def python(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own."""
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Until a started program has done something that others can see."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_disk_that_fills_in_the_middle(loop_disk: Path, backend: str, threads: int) -> None:
+    data = fill_random(Buffer(32 << 20))
+    with aio_handle(1 << 20, 8, False, True, threads, backend=backend) as handle:
+        with pytest.raises(OSError, match=r"write of 33554432 bytes at offset 0") as caught:
+            handle.sync_pwrite(data, str(loop_disk / "file"))
+        assert caught.value.errno == errno.ENOSPC
+        (loop_disk / "file").unlink()
+        small = Buffer(1 << 20)
+        small.bytes[:] = data.bytes[: 1 << 20]
+        assert handle.sync_pwrite(small, str(loop_disk / "small")) == 1
+    assert (loop_disk / "small").read_bytes() == small.bytes.tobytes()
+
+
+def test_a_sweep_checks_the_space_before_it_writes(loop_disk: Path) -> None:
+    with pytest.raises(OSError, match=r"64 MiB are needed and .* are free: give a smaller size") as caught:
+        sweep(loop_disk, "64MiB", 1)
+    assert caught.value.errno == errno.ENOSPC
+    assert [entry.name for entry in loop_disk.iterdir()] == ["lost+found"]
+
+
+def test_a_disk_that_fills_during_a_sweep_leaves_no_file(loop_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.aio.scratch.check_space", lambda *_: None)
+    with pytest.raises(OSError, match="No space left") as caught:
+        sweep(loop_disk, "64MiB", 1)
+    assert caught.value.errno == errno.ENOSPC
+    assert [entry.name for entry in loop_disk.iterdir()] == ["lost+found"]
+
+
+def test_a_small_disk_is_swept(loop_disk: Path) -> None:
+    result = sweep(loop_disk, "16MiB", 1.0, block_size=[1 << 18], thread_count=[1, 2])
+    assert result.disk.filesystem == "ext4"
+    assert result.disk.mount == str(loop_disk)
+    assert [entry.name for entry in loop_disk.iterdir()] == ["lost+found"]
+
+
+def test_tmpfs_is_swept_and_named(mounted: Callable[..., Path]) -> None:
+    point = mounted("size=40m")
+    result = sweep(point, "16MiB", 0.8, block_size=[1 << 18])
+    assert result.lines()[0].startswith("tmpfs on tmpfs (memory, page cache)")
+    assert list(point.iterdir()) == []
+
+
+def test_a_read_only_mount(mounted: Callable[..., Path]) -> None:
+    point = mounted("size=40m")
+    (point / "data").write_bytes(os.urandom(9 << 20))
+    subprocess.run(["mount", "-o", "remount,ro", str(point)], check=True)
+    with pytest.raises(OSError, match=str(point)) as caught:
+        sweep(point, "16MiB", 1)
+    assert caught.value.errno == errno.EROFS
+    with aio_handle(queue_depth=2) as handle, pytest.raises(OSError, match="open for write") as caught:
+        handle.sync_pwrite(bytearray(10), str(point / "data"))
+    assert (caught.value.errno, caught.value.filename) == (errno.EROFS, str(point / "data"))
+    assert sweep(point / "data", "16MiB", 0.5, block_size=[1 << 18]).operations == ["read"]
+
+
+def test_a_file_that_someone_else_owns(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become someone else")
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent.stat().st_mode & 0o005 != 0o005 and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o005)
+    (tmp_path / "secret").write_bytes(bytes(10 << 20))
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "abandoned").write_bytes(b"")
+    theirs = tmp_path / f"{PREFIX}1-00000000.tmp"
+    theirs.write_bytes(b"theirs")
+    theirs.chmod(0o600)
+    done = python(f"""
+        import os, sys
+        from dsexplore.aio import aio_handle, sweep  # before the rights to read the code are given up
+        import dsexplore.aio.references, dsexplore.aio.backends.linux_aio, dsexplore.aio.backends.io_uring
+        import dsexplore.aio.backends.threads
+        os.setgid(65534); os.setuid(65534)
+        for call in (
+            lambda: aio_handle(queue_depth=2).sync_pread(bytearray(10), {str(tmp_path / "secret")!r}),
+            lambda: sweep({str(tmp_path / "secret")!r}, "16MiB", 1),
+            lambda: sweep({str(tmp_path)!r}, "16MiB", 1),
+        ):
+            try:
+                call()
+            except PermissionError as error:
+                print(error.errno, error.filename)
+    """)
+    assert done.stdout.splitlines()[:2] == [f"{errno.EACCES} {tmp_path / 'secret'}"] * 2, done.stderr
+    assert done.stdout.splitlines()[2].startswith(f"{errno.EACCES} {tmp_path}/{PREFIX}")
+    assert theirs.exists()
+
+
+def test_no_descriptors_left() -> None:
+    done = python("""
+        import os, resource, tempfile
+        import numpy as np
+        from dsexplore.aio import aio_handle, sweep
+        folder = tempfile.mkdtemp()
+        path = folder + "/file"
+        handle = aio_handle(4096, 4)
+        handle.sync_pwrite(np.arange(10_000), path)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, lowest))
+        for call in (
+            lambda: handle.sync_pread(np.zeros(10_000, np.int64), path),
+            lambda: sweep(folder, "16MiB", 1),
+        ):
+            try:
+                call()
+            except OSError as error:
+                print(error.errno, error.filename)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, lowest))
+        handle.close()
+        os.unlink(path)
+        os.rmdir(folder)
+        print("clean")
+    """)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [str(errno.EMFILE)] * 2 + ["clean"], done.stderr
+    assert lines[0].endswith("/file")
+
+
+def test_few_descriptors_suffice_for_a_transfer() -> None:
+    done = python("""
+        import os, resource, tempfile
+        import numpy as np
+        from dsexplore.aio import aio_handle
+        path = tempfile.mkdtemp() + "/file"
+        handle = aio_handle(4096, 4, intra_op_parallelism=3)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, free + 2))  # one direct, one for the tail
+        data = np.arange(12_345)
+        for _ in range(5):
+            handle.async_pwrite(data, path)
+            handle.wait()
+        back = np.zeros_like(data)
+        handle.sync_pread(back, path)
+        print(np.array_equal(back, data))
+    """)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_minimal_memory_lock_limit_does_not_hinder_a_sweep(tmp_path: Path) -> None:
+    done = python(f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+        from dsexplore.aio import sweep
+        result = sweep({str(tmp_path)!r}, "16MiB", 0.6, backend="linux-aio", block_size=[1 << 18])
+        print(result.best().config.block_size)
+    """)
+    assert done.stdout == "262144\n", done.stderr
+
+
+def test_not_enough_aio_requests(tmp_path: Path) -> None:
+    limit = int(Path("/proc/sys/fs/aio-max-nr").read_text())
+    with pytest.raises(OSError, match=f"aio-max-nr is {limit}") as caught:
+        aio_handle(queue_depth=limit // 2 + 1, intra_op_parallelism=4, backend="linux-aio")
+    assert caught.value.errno == errno.EAGAIN
+    with aio_handle(queue_depth=8) as handle:  # those that were granted have been given back
+        handle.sync_pwrite(bytearray(b"x"), str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("backend_name", ["threads", "io_uring"])
+def test_depths_that_other_engines_refuse(backend_name: str) -> None:
+    with pytest.raises(OSError, match="queue_depth 70000") as caught:
+        aio_handle(queue_depth=70_000, backend=backend_name)
+    assert caught.value.errno in (errno.EAGAIN, errno.EINVAL)
+
+
+def test_a_filesystem_without_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    real = os.open
+
+    def refusing(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    target = Target(tmp_path / "file", write=True)
+    assert (target.direct, target.why_buffered) == (False, "the filesystem refuses O_DIRECT (EINVAL)")
+    target.close()
+    data = fill_random(Buffer(300_001))
+    with aio_handle(65536, 4, intra_op_parallelism=2, backend=backend) as handle:
+        handle.sync_pwrite(data, str(tmp_path / "file"), 7)
+        back = np.zeros(300_001, np.uint8)
+        handle.sync_pread(back, str(tmp_path / "file"), 7)
+    assert np.array_equal(back, data.bytes)
+    result = sweep(tmp_path, "16MiB", 0.6, backend=backend, block_size=[1 << 18])
+    assert result.lines()[0].split("; ")[0].endswith("page cache)")
+
+
+def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, backend: str) -> None:
+    """A block size below the sector of the disk: each request comes back with EINVAL."""
+    path = tmp_path / "file"
+    data = fill_random(Buffer(64 << 10))
+    path.write_bytes(data.bytes.tobytes())
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    back = np.zeros((64 << 10) + 1, np.uint8)[1:]
+    try:
+        with aio_handle(4096, 4, backend=backend) as handle:
+            target = Target(fd, write=False)
+            from dsexplore.aio.backends.base import split
+            from dsexplore.aio.backends.choose import open_engine
+            from dsexplore.aio.driver import Policy, drive
+
+            engine = open_engine(backend, 4)
+            requests = split(False, fd, back.ctypes.data, back.nbytes, 0, 1000)  # misaligned in every way
+            drive(engine, requests, Policy(False, True), target.plain_fd, None)
+            engine.close()
+            target.close()
+            assert handle.backend == backend
+    finally:
+        os.close(fd)
+    assert np.array_equal(back, data.bytes)
+
+
+def test_signals_do_not_lose_requests(tmp_path: Path, backend: str) -> None:
+    """The process is interrupted thousands of times a second while it moves data."""
+    data = fill_random(Buffer(24 << 20))
+    caught = []
+    previous = signal.signal(signal.SIGALRM, lambda *_: caught.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        with aio_handle(65536, 8, False, True, 2, backend=backend) as handle:
+            handle.sync_pwrite(data, str(tmp_path / "file"))
+            back = Buffer(24 << 20)
+            handle.sync_pread(back, str(tmp_path / "file"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert caught
+    assert np.array_equal(back.bytes, data.bytes)
+
+
+def test_system_calls_interrupted_by_signals_are_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import ctypes
+
+    real, times = sc.io_getevents, iter(range(1000))
+
+    def interrupted(*arguments: object) -> int:
+        if next(times) % 3 == 0:
+            ctypes.set_errno(errno.EINTR)
+            return -1
+        return real(*arguments)
+
+    monkeypatch.setattr(sc, "io_getevents", interrupted)
+    data = fill_random(Buffer(1 << 20))
+    with aio_handle(65536, 4, False, True, backend="linux-aio") as handle:
+        handle.sync_pwrite(data, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_bytes() == data.bytes.tobytes()
+
+
+def test_a_system_without_room_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import ctypes
+
+    real, times = sc.io_submit, iter(range(1000))
+
+    def refusing(*arguments: object) -> int:
+        if next(times) % 2 == 0:
+            ctypes.set_errno(errno.EAGAIN)
+            return -1
+        return real(*arguments)
+
+    monkeypatch.setattr(sc, "io_submit", refusing)
+    data = fill_random(Buffer(1 << 20))
+    with aio_handle(65536, 4, True, True, backend="linux-aio") as handle:
+        handle.sync_pwrite(data, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_bytes() == data.bytes.tobytes()
+
+
+def test_a_fork_after_use(tmp_path: Path, backend: str) -> None:
+    done = python(f"""
+        import os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tested
+        import numpy as np
+        from dsexplore.aio import aio_handle
+        path = {str(tmp_path)!r} + "/"
+        handle = aio_handle(4096, 4, intra_op_parallelism=2, backend={backend!r})
+        data = np.arange(50_000)
+        handle.sync_pwrite(data, path + "parent")
+        handle.async_pwrite(data, path + "pending")
+        child = os.fork()
+        if child == 0:
+            back = np.zeros_like(data)
+            assert handle.sync_pread(back, path + "parent") == 1  # the parent's pending operation is not the child's
+            assert np.array_equal(back, data)
+            handle.sync_pwrite(data[::-1].copy(), path + "child")
+            handle.close()
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert handle.wait() == 1
+        assert np.array_equal(np.fromfile(path + "pending", np.int64), data)
+        assert np.array_equal(np.fromfile(path + "child", np.int64), data[::-1])
+        handle.close()
+        print("right")
+    """)
+    assert (done.stdout, done.stderr) == ("right\n", "")
+
+
+def test_a_program_that_ends_without_closing_ends(tmp_path: Path, backend: str) -> None:
+    done = python(f"""
+        import numpy as np
+        from dsexplore.aio import aio_handle
+        handle = aio_handle(4096, 4, backend={backend!r})
+        handle.async_pwrite(np.arange(50_000), {str(tmp_path / "file")!r})
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
+
+
+def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    program = f"""
+        import os, threading
+        import numpy as np
+        from dsexplore.aio import aio_handle, pool
+        drive, gate = pool.drive, threading.Event()
+        def slow(*arguments):
+            gate.wait()
+            drive(*arguments)
+        pool.drive = slow
+        handle = aio_handle(4096, 4)
+        handle.async_pwrite(np.arange(50_000), {str(tmp_path / "file")!r})
+        print("waiting", flush=True)
+        try:
+            handle.wait()
+        except KeyboardInterrupt:
+            gate.set()
+            print(handle.wait(), flush=True)
+    """
+    process = start(program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (out, err) == ("1\n", "")
+    assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
+
+
+SWEEP = """
+    from dsexplore.aio import sweep
+    result = sweep({folder!r}, "32MiB", 60, progress=lambda p: print(p.text, flush=True))
+    print("interrupted", result.interrupted, len(result.measured) > 0)
+"""
+
+
+def test_ctrl_c_in_a_sweep(tmp_path: Path) -> None:
+    process = start(SWEEP.format(folder=str(tmp_path)))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("descent"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert out.splitlines()[-1] == "interrupted True True", err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_a_killed_sweep_is_tidied_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "mine.tmp").write_bytes(b"the user's")
+    process = start(SWEEP.format(folder=str(tmp_path)))
+    wait_for(lambda: any(entry.name.startswith(PREFIX) for entry in tmp_path.iterdir()), process)
+    with Scratch(tmp_path, 4096) as own:  # one that is in use is left alone, whoever starts beside it
+        assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2
+        sweep(tmp_path, "16MiB", 0.5, block_size=[1 << 18])
+        assert [str(entry) for entry in tmp_path.glob(f"{PREFIX}*")] == [own.path]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.tmp"]
+
+
+def test_abandoned_files_are_told_from_others(tmp_path: Path) -> None:
+    abandoned = tmp_path / f"{PREFIX}99999-0123abcd.tmp"
+    abandoned.write_bytes(b"x")
+    link = tmp_path / f"{PREFIX}1-link.tmp"
+    (tmp_path / "precious").write_bytes(b"y")
+    link.symlink_to(tmp_path / "precious")
+    assert remove_abandoned(tmp_path) == [abandoned]
+    assert (tmp_path / "precious").read_bytes() == b"y"
+    assert link.is_symlink()

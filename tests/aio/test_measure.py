@@ -1,0 +1,216 @@
+"""Slices measure what moved, and say so when it did not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.disk import cached_share, disk_of, drop_cached
+from dsexplore.aio.files import Target
+from dsexplore.aio.measure import Bench, fill_random
+from dsexplore.errors import UsageError
+
+SIZE = 16 << 20
+SMALL = AioConfig(block_size=256 << 10, queue_depth=4, thread_count=2)
+
+pytestmark = pytest.mark.usefixtures("open_files")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(fill_random(Buffer(SIZE)).bytes.tobytes())
+    return path
+
+
+@pytest.fixture
+def bench(file: Path, backend: str, open_files: None) -> Iterator[Bench]:
+    source, written = Target(file, write=False), Target(file, write=True)
+    bench = Bench(backend, source, SIZE, write_target=written)
+    fill_random(bench.buffer)
+    yield bench
+    bench.close()
+    source.close()
+    written.close()
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_slice_in_each_direction(bench: Bench, file: Path, single: bool, overlap: bool) -> None:
+    config = SMALL.with_(single_submit=single, overlap_events=overlap)
+    before = file.read_bytes()
+    for operation in ("read", "write"):
+        sample = bench.measure(config, operation, 0.03)  # type: ignore[arg-type]
+        assert (sample.operation, sample.config) == (operation, config)
+        assert sample.bytes >= config.bytes_in_flight
+        assert sample.bytes % config.block_size == 0
+        assert 0 < sample.seconds < 5
+        assert 0 < sample.p50 <= sample.p95 <= sample.p99 <= sample.longest <= sample.seconds
+        assert sample.rate == sample.bytes / sample.seconds
+        assert sample.durable_rate <= sample.rate
+        assert (sample.fsync_seconds > 0) is (operation == "write")
+        assert sample.cpu_ms_per_gib > 0
+    assert file.read_bytes() == before  # the same bytes, written in place
+    assert bench.bytes_written >= config.bytes_in_flight
+
+
+def test_a_ring_uses_depth_times_block_of_memory(file: Path, backend: str) -> None:
+    source = Target(file, write=False)
+    bench = Bench(backend, source, SIZE, mode="ring")
+    assert bench.measure(SMALL, "read", 0.03).bytes >= SMALL.bytes_in_flight
+    assert bench.buffer.nbytes == SMALL.bytes_in_flight
+    bench.close()
+    source.close()
+
+
+def test_bytes_that_were_not_read_are_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsexplore.aio import measure
+
+    honest = measure.drive_until
+
+    def forgetful(engine, requests, policy, watch, ring):  # type: ignore[no-untyped-def]
+        honest(engine, requests, policy, watch, ring)
+        bench.buffer.bytes[:] = 0
+
+    monkeypatch.setattr(measure, "drive_until", forgetful)
+    with pytest.raises(OSError, match=r"verification failed: 256 KiB at offset \d+ differ after a read by"):
+        bench.measure(SMALL, "read", 0.02)
+
+
+def test_bytes_that_were_not_written_are_noticed(bench: Bench, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsexplore.aio import measure
+
+    honest = measure.drive_until
+
+    def lossy(engine, requests, policy, watch, ring):  # type: ignore[no-untyped-def]
+        honest(engine, requests, policy, watch, ring)
+        with file.open("r+b") as opened:
+            opened.write(bytes(SIZE))
+
+    monkeypatch.setattr(measure, "drive_until", lossy)
+    with pytest.raises(OSError, match="differ after a write by"):
+        bench.measure(SMALL, "write", 0.02)
+
+
+def test_a_failing_request_ends_all_threads(bench: Bench, file: Path) -> None:
+    os.truncate(file, SIZE // 2)
+    with pytest.raises(OSError, match="bytes moved"):
+        bench.measure(SMALL, "read", 5.0)
+    os.truncate(file, SIZE)
+    assert bench.measure(SMALL, "read", 0.02).bytes > 0  # and the bench still works
+
+
+def test_a_file_that_is_only_read_is_never_written(file: Path) -> None:
+    source = Target(file, write=False)
+    bench = Bench("threads", source, SIZE)
+    with pytest.raises(UsageError, match="only read, never written"):
+        bench.measure(SMALL, "write", 0.02)
+    bench.close()
+    source.close()
+
+
+def test_what_fits() -> None:
+    bench = Bench.__new__(Bench)
+    bench.size = 64 << 20
+    assert bench.fits(AioConfig())
+    assert bench.fits(AioConfig(queue_depth=16))
+    assert not bench.fits(AioConfig(queue_depth=16, thread_count=2))
+    bench.size = 8 << 20
+    assert bench.fits(AioConfig())
+
+
+def test_random_fill_does_not_compress() -> None:
+    import zlib
+
+    data = fill_random(Buffer(1_000_003), seed=5).bytes.tobytes()
+    assert len(zlib.compress(data, 1)) > 0.99 * len(data)
+    assert data == fill_random(Buffer(1_000_003), seed=5).bytes.tobytes()
+    assert data != fill_random(Buffer(1_000_003), seed=6).bytes.tobytes()
+
+
+def test_cached_pages_are_dropped_without_privileges(file: Path) -> None:
+    disk = disk_of(file)
+    if disk.kind != "disk":
+        pytest.skip(f"{disk.label}: its files live in memory")
+    file.read_bytes()
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        if cached_share(fd) is None:
+            pytest.skip("this kernel does not tell what is cached")
+        assert cached_share(fd) == 1.0
+        assert drop_cached(fd) == 0.0
+    finally:
+        os.close(fd)
+
+
+def test_facts_about_a_disk(file: Path) -> None:
+    disk = disk_of(file)
+    assert disk.path == str(file)
+    assert str(file).startswith(disk.mount)
+    assert disk.free_bytes > 0
+    assert disk.direct is (disk.why_buffered is None)
+    if disk.direct:
+        assert 4096 % disk.offset_alignment == 0
+        assert disk.label.endswith("direct I/O)")
+    assert disk_of(file, direct=False).why_buffered == "buffered I/O was asked for"
+    assert disk_of(file, direct=False).label.endswith("page cache)")
+
+
+def test_tmpfs_is_recognised(mounted) -> None:  # type: ignore[no-untyped-def]
+    path = mounted("size=2m") / "file"
+    path.write_bytes(bytes(8192))
+    disk = disk_of(path)
+    assert (disk.filesystem, disk.kind, disk.direct) == ("tmpfs", "memory", False)
+    assert disk.why_buffered is not None
+    assert "page cache" in disk.label
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "device", "kind"),
+    [
+        ("nfs4", "server:/home", "network"),
+        ("fuse.sshfs", "host:", "network"),
+        ("9p", "share", "network"),
+        ("ext4", "/dev/nvme0n1p1", "disk"),
+        ("ext4", "/dev/zram0", "memory"),
+        ("ramfs", "none", "memory"),
+    ],
+)
+def test_kinds_of_filesystem(filesystem: str, device: str, kind: str) -> None:
+    from dsexplore.aio.disk import _kind_of
+
+    assert _kind_of(filesystem, device) == kind
+
+
+def test_a_warm_up_precedes_the_slice(bench: Bench) -> None:
+    begun = time.perf_counter()
+    sample = bench.measure(SMALL, "read", 0.02)
+    assert sample.seconds < time.perf_counter() - begun - 0.01
+
+
+def test_fresh_files_are_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "fresh"
+    path.write_bytes(bytes(4096))
+    renewed: list[int] = []
+
+    def renew() -> None:
+        os.truncate(path, 0)
+        renewed.append(1)
+
+    source, written = Target(path, write=False), Target(path, write=True)
+    bench = Bench("threads", source, SIZE, write_target=written, renew=renew)
+    fill_random(bench.buffer)
+    sample = bench.measure(SMALL, "write", 30.0)
+    assert sample.bytes == SIZE
+    assert len(renewed) == 1
+    assert np.array_equal(np.fromfile(path, np.uint8), bench.buffer.bytes)
+    bench.close()
+    source.close()
+    written.close()

@@ -1,0 +1,149 @@
+"""The search finds good settings, on disks that are formulas."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsexplore.aio import search
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.statistics import Interval, median, quantile, ratio_interval
+from dsexplore.errors import UsageError
+
+CONTROL = AioConfig()
+
+
+class Disk:
+    """Saturating in depth, peaked in block size, with noise; counts how often it is asked."""
+
+    def __init__(self, knee: float, peak: int, thread_gain: float, noise: float, seed: int = 0) -> None:
+        self.knee, self.peak, self.thread_gain, self.noise = knee, peak, thread_gain, noise
+        self.random = random.Random(seed)
+        self.asked = 0
+
+    def true(self, config: AioConfig) -> float:
+        in_flight = config.queue_depth * config.thread_count * config.block_size / (1 << 20)
+        depth = in_flight / (in_flight + self.knee)
+        block = math.exp(-((math.log2(config.block_size / self.peak) / 8) ** 2))
+        threads = 1 + self.thread_gain * (config.thread_count - 1)
+        return depth * block * threads * (1 if config.overlap_events else 0.9) * (0.98 if config.single_submit else 1)
+
+    def measure(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        self.asked += len(configs)
+        rates = {c: self.true(c) * math.exp(self.random.gauss(0, self.noise)) for c in [CONTROL, *configs]}
+        return {config: rate / rates[CONTROL] for config, rate in rates.items()}
+
+
+def anything(_: AioConfig) -> bool:
+    return True
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    knee=st.floats(0.5, 30),
+    peak=st.sampled_from([1 << 18, 1 << 20, 1 << 22]),
+    gain=st.floats(-0.2, 0.3),
+    seed=st.integers(0, 100),
+)
+def test_descent_and_finals_come_close_to_the_best_of_the_grid(knee: float, peak: int, gain: float, seed: int) -> None:
+    disk = Disk(knee, peak, gain, 0.01, seed)
+    scores = search.descend(CONTROL, search.AXES, disk.measure, lambda: disk.asked < 120, anything)
+    ratios = search.finals(search.strongest(scores, CONTROL), disk.measure, lambda: disk.asked < 400, random.Random(1))
+    rounds = {config: dict(enumerate(values)) for config, values in ratios.items()}
+    chosen = search.tied_with_best(rounds)[0]
+    best = max(disk.true(config) for config in search.grid(search.AXES, anything))
+    assert disk.true(chosen) / best > 0.93
+
+
+def test_descent_asks_little_and_stops_when_nothing_improves() -> None:
+    disk = Disk(4, 1 << 20, 0.1, 0.0)
+    scores = search.descend(CONTROL, search.AXES, disk.measure, lambda: True, anything)
+    winner = max(scores, key=lambda config: scores[config])
+    best = max(search.grid(search.AXES, anything), key=disk.true)
+    assert disk.true(winner) == pytest.approx(disk.true(best), rel=0.01)
+    assert disk.asked < len(search.grid(search.AXES, anything)) / 5
+
+
+def test_descent_ends_when_time_is_up() -> None:
+    disk = Disk(4, 1 << 20, 0.1, 0.0)
+    assert search.descend(CONTROL, search.AXES, disk.measure, lambda: False, anything) == {}
+
+
+def test_settings_that_do_not_fit_are_never_measured() -> None:
+    disk = Disk(40, 1 << 22, 0.3, 0.0)
+
+    def fits(config: AioConfig) -> bool:
+        return config.bytes_in_flight <= 16 << 20
+
+    scores = search.descend(CONTROL, search.AXES, disk.measure, lambda: True, fits)
+    assert scores
+    assert all(fits(config) for config in scores)
+    assert all(fits(config) for config in search.grid(search.AXES, fits))
+
+
+def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> None:
+    disk = Disk(4, 1 << 20, 0.0, 0.002)
+    good, bad = AioConfig(queue_depth=64), AioConfig(queue_depth=1)
+    ratios = search.finals([good, bad], disk.measure, lambda: disk.asked < 1000, random.Random(0), width=0.004)
+    assert disk.asked < 1000
+    assert len(ratios[bad]) < len(ratios[good])
+    assert len(ratios[bad]) >= 3
+
+
+def test_the_cheapest_of_equals_is_chosen() -> None:
+    cheap, dear, slow = AioConfig(queue_depth=4), AioConfig(queue_depth=64, thread_count=4), AioConfig(queue_depth=1)
+    noisy = {0: 1.99, 1: 2.03, 2: 1.97, 3: 2.02}
+    rounds = {cheap: noisy, dear: dict.fromkeys(range(4), 2.005), slow: dict.fromkeys(range(4), 1.5)}
+    assert search.tied_with_best(rounds) == [cheap, dear]
+
+
+def test_a_large_difference_is_no_tie_however_noisy() -> None:
+    cheap, dear = AioConfig(queue_depth=4), AioConfig(queue_depth=64)
+    rounds = {cheap: {0: 0.7, 1: 1.2, 2: 0.9}, dear: {0: 1.1, 1: 0.9, 2: 1.2}}
+    assert search.tied_with_best(rounds) == [dear]
+
+
+def test_cost_counts_threads_first_then_memory() -> None:
+    ordered = [AioConfig(queue_depth=4), AioConfig(queue_depth=64), AioConfig(queue_depth=1, thread_count=2)]
+    assert sorted([ordered[2], ordered[0], ordered[1]], key=search.cost) == ordered
+
+
+def test_axes() -> None:
+    assert search.checked_axes({"queue_depth": [4, 8, 4]})["queue_depth"] == (4, 8)
+    assert search.checked_axes({"thread_count": 2})["thread_count"] == (2,)
+    assert len(search.grid(search.checked_axes({"queue_depth": [4, 8]}), anything)) == 2 * 3 * 7 * 2 * 2
+    with pytest.raises(UsageError, match="axis 'depth' is unknown: sweep over queue_depth"):
+        search.checked_axes({"depth": [1]})
+    with pytest.raises(UsageError, match="'queue_depth' has no values"):
+        search.checked_axes({"queue_depth": []})
+    with pytest.raises(UsageError, match="block_size 1000 is not a multiple"):
+        search.checked_axes({"block_size": [1000]})
+
+
+def test_ratio_interval() -> None:
+    assert ratio_interval([2.0]) == Interval(2.0, 0.0, math.inf, 1)
+    assert ratio_interval([2.0, 2.0]).width == pytest.approx(0)
+    narrow = ratio_interval([1.0, 1.1, 0.9, 1.05, 0.95] * 4)
+    wide = ratio_interval([1.0, 1.1, 0.9, 1.05, 0.95])
+    assert wide.low < narrow.low < narrow.value < narrow.high < wide.high
+    assert str(ratio_interval([2.0, 2.0])) == "2.000 (2.000–2.000, n 2)"
+    with pytest.raises(ValueError, match="at least one"):
+        ratio_interval([])
+
+
+def test_ratio_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = random.Random(3)
+    samples = ([math.exp(generator.gauss(0.1, 0.2)) for _ in range(6)] for _ in range(2000))
+    covered = sum(interval.low <= math.exp(0.1) <= interval.high for interval in map(ratio_interval, samples))
+    assert 0.93 < covered / 2000 < 0.97
+
+
+def test_median_and_quantile() -> None:
+    assert (median([3, 1, 2]), median([4, 1, 2, 3])) == (2, 2.5)
+    ordered = [float(i) for i in range(100)]
+    assert (quantile(ordered, 0.5), quantile(ordered, 0.99), quantile([7.0], 0.95)) == (50, 99, 7)

@@ -1,0 +1,190 @@
+"""Small real sweeps, the command, and what importing costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsexplore.aio import AioConfig, SweepResult, command, sweep
+from dsexplore.aio.references import why_no_reference
+from dsexplore.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("open_files")
+
+QUICK = {"size": "32MiB", "seconds": 1.5, "queue_depth": [2, 8], "block_size": [1 << 18, 1 << 20]}
+
+
+def test_sweep_of_a_directory(tmp_path: Path, backend: str) -> None:
+    told: list[tuple[float, str]] = []
+    result = sweep(tmp_path, **QUICK, backend=backend, progress=lambda p: told.append(p))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    assert result.operations == ["read", "write"]
+    assert result.conditions.backend == backend
+    assert result.conditions.write_mode == "overwrite"
+    assert result.bytes_written > 32 << 20
+    assert not result.interrupted
+    assert {m.phase for m in result.measured} == {"descent", "finals"}
+    for number in {m.round for m in result.measured}:
+        assert AioConfig() in {m.sample.config for m in result.measured if m.round == number}
+    assert AioConfig.from_dict(result.to_ds_config()).queue_depth in (2, 8)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (1.0, "done")
+    assert result.references[0].name == "ring"
+
+
+def test_sweep_of_an_existing_file_only_reads(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(os.urandom(9 << 20))
+    path.chmod(0o400)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    result = sweep(path, **QUICK)  # type: ignore[arg-type]
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert (result.operations, result.bytes_written, result.conditions.write_mode) == (["read"], 0, "none")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_full_grid(tmp_path: Path) -> None:
+    axes = {"queue_depth": [4, 8], "thread_count": [1], "block_size": [1 << 20]}
+    result = sweep(tmp_path, "32MiB", None, read_share=1.0, **axes)
+    measured = {m.sample.config for m in result.measured if m.phase == "grid"}
+    assert len(measured) == 2 * 2 * 2
+    assert result.operations == ["read"]
+
+
+@pytest.mark.parametrize("write_mode", ["fresh", "fallocated"])
+def test_other_write_modes(tmp_path: Path, write_mode: str) -> None:
+    result = sweep(tmp_path, **QUICK, write_mode=write_mode, read_share=0.0)  # type: ignore[arg-type]
+    assert (result.operations, result.conditions.write_mode) == (["write"], write_mode)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ring_mode_and_the_page_cache_are_labelled(tmp_path: Path) -> None:
+    result = sweep(tmp_path, **QUICK, mode="ring", direct=False)  # type: ignore[arg-type]
+    assert result.conditions.mode == "ring"
+    assert result.lines()[0].endswith("page cache); ring mode by linux-aio")
+
+
+def test_references(tmp_path: Path) -> None:
+    result = sweep(tmp_path, **QUICK, references=["fio", "deepspeed"])  # type: ignore[arg-type]
+    for name in ("fio", "deepspeed"):
+        if (reason := why_no_reference(name)) is not None:
+            assert result.conditions.unavailable[name] == reason
+            assert not [r for r in result.references if r.name == name]
+        else:
+            runs = [r for r in result.references if r.name == name]
+            assert {r.operation for r in runs} == {"read", "write"}
+            assert all(r.rate > 1e6 for r in runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "1MiB"}, "size 1 MiB is too small: at least 8 MiB"),
+        ({"size": "much"}, "size 'much' is not a number"),
+        ({"seconds": 0}, "seconds 0 is no time"),
+        ({"seconds": float("nan")}, "seconds nan is no time"),
+        ({"read_share": 1.5}, "read_share 1.5 is no share"),
+        ({"mode": "fast"}, "mode 'fast' is unknown"),
+        ({"write_mode": "append"}, "write_mode 'append' is unknown"),
+        ({"backend": "libaio"}, "backend 'libaio' is unknown"),
+        ({"references": ["dd"]}, "reference 'dd' is unknown"),
+        ({"depth": [3]}, "axis 'depth' is unknown"),
+        ({"size": "900TiB"}, "more than half of the .* mode='ring'"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sweep(tmp_path, **{"size": "32MiB", "seconds": 1, **arguments})  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_that_cannot_be_swept(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none"):
+        sweep(tmp_path / "none", "32MiB", 1)
+    with pytest.raises(UsageError, match="path '' is empty"):
+        sweep("", "32MiB", 1)
+    (tmp_path / "tiny").write_bytes(bytes(100))
+    with pytest.raises(UsageError, match=r"tiny holds 100 B.*give a larger file, or a directory"):
+        sweep(tmp_path / "tiny", "32MiB", 1)
+
+
+@pytest.mark.parametrize("after", [3, 15])
+def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    from dsexplore.aio.measure import Bench
+
+    measure, calls = Bench.measure, []
+
+    def interrupted(self, *args):  # type: ignore[no-untyped-def]
+        calls.append(args)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return measure(self, *args)
+
+    monkeypatch.setattr(Bench, "measure", interrupted)
+    result = sweep(tmp_path, **QUICK)  # type: ignore[arg-type]
+    assert result.interrupted
+    assert len(result.measured) == after
+    assert list(tmp_path.iterdir()) == []
+    assert SweepResult.load(result.save(tmp_path / "partial.json")) == result
+    if after == 15:
+        assert result.best()
+
+
+def test_an_interrupt_before_anything_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsexplore.aio.measure import Bench
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, **QUICK)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words))
+
+
+def test_the_command_prints_the_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(str(tmp_path), "--size", "32MiB", "--seconds", "1", "--save", str(tmp_path / "r.json")) == 0
+    text = capsys.readouterr().out
+    assert "direct I/O); tensor mode by" in text or "page cache); tensor mode by" in text
+    assert AioConfig.from_dict(json.loads(text[text.index("{") :]))
+    assert SweepResult.load(tmp_path / "r.json").measured
+
+
+def test_the_command_prints_json_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(str(tmp_path), "--size", "32MiB", "--seconds", "1", "--json") == 0
+    captured = capsys.readouterr()
+    loaded = json.loads(captured.out)
+    assert captured.err == ""
+    assert AioConfig.from_dict(loaded["aio"])
+    assert SweepResult.from_json(loaded).measured
+
+
+def test_the_command_tells_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(str(tmp_path / "none"), "--seconds", "1") == 1
+    assert capsys.readouterr().err.startswith("dsexplore aio: ")
+    assert run_command(str(tmp_path), "--size", "1k") == 1
+    assert "too small" in capsys.readouterr().err
+
+
+def test_importing_and_sweeping_need_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys, dsexplore.aio as aio\n"
+        "assert 'numpy' not in sys.modules\n"
+        "aio.AioConfig, aio.SweepResult, aio.aio_handle, aio.sweep, aio.AIO\n"
+        f"aio.sweep({str(tmp_path)!r}, '16MiB', 0.5)\n"
+        "print(sorted({'torch', 'polars', 'plotly', 'IPython'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
