@@ -1,0 +1,115 @@
+"""What recording costs a program, beside torch's own tracers.
+
+    python benchmarks/trace_overhead.py [--rounds 15] [--check]
+
+Three programs: (a) 1,000 additions of small CPU tensors, which send nothing; (b) forward and backward of a Llama of
+4 layers under tensor and sequence parallel on 4 simulated ranks, real CPU tensors; (c) the same on fake tensors.
+Each runs untraced, under `commtrace`, under torch's CommDebugMode and under torch's DebugMode, alternating; printed is
+the median ratio to the untraced run of the same round, with quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from alternating import Way, alternate, ratios
+from llama import TINY, Llama, apply_tensor_parallel, training_loss
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._debug_mode import DebugMode
+
+import dsexplore
+from dsexplore.trace.recorder import record
+
+GOALS = {"a": 1.02, "b": 1.05, "c": 1.05}
+OURS = "dsexplore"
+WAYS: dict[str, Way] = {
+    "untraced": nullcontext,
+    OURS: record,
+    "CommDebugMode": CommDebugMode,
+    "DebugMode": DebugMode,
+}
+
+
+@contextmanager
+def additions() -> Iterator[Callable[[], None]]:
+    """1,000 additions."""
+    x = torch.ones(8)
+
+    def program() -> None:
+        for _ in range(1000):
+            torch.add(x, x)
+
+    yield program
+
+
+@contextmanager
+def llama(fake: bool) -> Iterator[Callable[[], None]]:
+    """Forward and backward of the tensor-parallel Llama."""
+    with dsexplore.simulate(mesh="tp=4", fake=fake) as mesh:
+        torch.manual_seed(0)
+        model = Llama(TINY)
+        apply_tensor_parallel(model, mesh)
+        tokens = torch.randint(TINY.vocabulary, (1, TINY.sequence))
+
+        def program() -> None:
+            training_loss(model, tokens).backward()
+            model.zero_grad()
+
+        yield program
+
+
+PROGRAMS = {
+    "a": ("1,000 CPU adds", additions, 20),
+    "b": ("TP + SP Llama, 4 layers", lambda: llama(fake=False), 1),
+    "c": ("the same, fake tensors", lambda: llama(fake=True), 1),
+}
+
+
+def compare(key: str, rounds: int) -> bool:
+    """Print one program's table; whether ours meets its goal."""
+    title, prepared, more = PROGRAMS[key]
+    with prepared() as program:
+        seconds = alternate(program, WAYS, rounds * more)
+        with record() as trace:
+            program()
+        events = len(trace)
+    print(f"({key}) {title}: {events} collectives, {1e3 * statistics.median(seconds['untraced']):.2f} ms untraced")
+    found = ratios(seconds, "untraced")
+    for name in WAYS:
+        print(f"    {name:<14} × {found[name]}")
+    met = found[OURS].median <= GOALS[key]
+    print(f"    goal: {OURS} ≤ {GOALS[key]}: {'met' if met else 'MISSED'}")
+    return met
+
+
+def switching(rounds: int) -> float:
+    """Median milliseconds to open and close an empty recording."""
+    took = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        with record():
+            pass
+        took.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(took)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="alternating runs of each way (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}; median ratio [quartiles] of {options.rounds} alternating rounds or more")
+    met = [compare(key, options.rounds) for key in PROGRAMS]
+    print(f"to open and close a recording, once: {switching(options.rounds):.1f} ms")
+    return 1 if options.check and not all(met) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
