@@ -49,7 +49,7 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
     expectations = [each for op, wanted in ops.items() for each in _parse(op, wanted)]
     with record(stack_depth=stack_depth) as trace:
         yield trace
-    _check(trace.tables, expectations, no_implicit_redistribute)
+    _check(trace.events, expectations, no_implicit_redistribute)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def _parse(op: str, wanted: Wanted) -> list[_Expectation]:
             if key == "op" or (key != "module" and key not in schema.EVENTS):
                 known = ", ".join([*_SIZES, "module", *(name for name in schema.EVENTS if name != "op")])
                 raise UsageError(f"expect_comms({op}=dict({key}=…)): no such key; they are {known}")
-        return [_Expectation(op, sizes or {}, conditions)]
+        select(Tables(), conditions)  # refuses bad values before the block runs
+        return [_Expectation(op, sizes, conditions)]
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return [each for part in wanted for each in _parse(op, part)]
     raise UsageError(f"expect_comms({op}={wanted!r}): give a count, a dict such as dict(count=2, axis='tp'), or a list")
@@ -95,43 +96,38 @@ def _size(op: str, key: str, value: Any) -> int:
     return value
 
 
-def _check(tables: Tables, expectations: Sequence[_Expectation], no_implicit: bool) -> None:
-    events = tables.events.with_row_index("_row")
+def _check(events: pl.DataFrame, expectations: Sequence[_Expectation], no_implicit: bool) -> None:
+    events = events.with_row_index("_row")
     rows: list[_Row] = []
     named: set[int] = set()
     suspects: set[int] = set()
     for expected in expectations:
-        matching = _matching(tables, events, expected)
-        seen = {key: _total(matching, column) for key, column in _SIZES.items()}
-        agrees = all(seen[key] == size for key, size in expected.sizes.items()) and (
-            bool(expected.sizes) or not matching.is_empty()
-        )
-        shown = expected.sizes or {"count": 0}
-        rows.append(
-            _Row(
-                expected.op,
-                expected.wanted() or "some",
-                " · ".join(_sizes_text({key: seen[key] for key in shown})),
-                agrees,
-            )
-        )
-        named |= set(matching["_row"])
-        if not agrees:
-            suspects |= set(matching["_row"])
+        matching = _matching(events, expected)
+        row = _compared(expected, matching)
+        rows.append(row)
+        named.update(matching["_row"])
+        if not row.agrees:
+            suspects.update(matching["_row"])
     strangers = events.filter(~pl.col("_row").is_in(sorted(named)))
     rows += [_Row(op, "none", str(count), False) for op, count in _counts(strangers)]
-    suspects |= set(strangers["_row"])
-    if no_implicit:
-        implicit = events.filter(pl.col("implicit"))
-        if not implicit.is_empty():
-            rows.append(_Row("implicit redistribute", "none", str(implicit.height), False))
-            suspects |= set(implicit["_row"])
+    suspects.update(strangers["_row"])
+    implicit = events.filter(pl.col("implicit"))
+    if no_implicit and not implicit.is_empty():
+        rows.append(_Row("implicit redistribute", "none", str(implicit.height), False))
+        suspects.update(implicit["_row"])
     if not all(row.agrees for row in rows):
         raise ExpectationError(_message(rows, events.filter(pl.col("_row").is_in(sorted(suspects)))))
 
 
-def _matching(tables: Tables, events: pl.DataFrame, expected: _Expectation) -> pl.DataFrame:
-    chosen = select(Tables(events=events), {**expected.conditions})
+def _compared(expected: _Expectation, matching: pl.DataFrame) -> _Row:
+    """One row of the table; an expectation that gives no size wants at least one event."""
+    seen = {key: _total(matching, column) for key, column in _SIZES.items() if key in (expected.sizes or {"count"})}
+    agrees = seen == expected.sizes if expected.sizes else not matching.is_empty()
+    return _Row(expected.op, expected.wanted() or "some", " · ".join(_sizes_text(seen)), agrees)
+
+
+def _matching(events: pl.DataFrame, expected: _Expectation) -> pl.DataFrame:
+    chosen = select(Tables(events=events), expected.conditions)
     return chosen.events.filter(pl.col("op") == expected.op)
 
 
