@@ -123,7 +123,7 @@ def collapse(address: int, nbytes: int) -> bool:
 def huge_share(address: int, nbytes: int) -> float | None:
     """The part of the resident pages in ``[address, address + nbytes)``'s mappings that are huge, 0 to 1."""
     try:
-        lines = Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     inside = False

@@ -154,5 +154,5 @@ def _model_of(path: str) -> str:
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     for candidate in (block / "device/model", block / "../device/model"):
         with suppress(OSError):
-            return candidate.read_text(encoding="ascii", errors="replace").strip()
+            return candidate.read_text(encoding="utf-8", errors="replace").strip()
     return ""

@@ -167,7 +167,7 @@ class _Setup:
         self.disk: Disk = disk_of(self.path, direct=direct)
         source = Target(self.path, write=False, direct=direct and self.disk.direct)
         stack.callback(source.close)
-        written, renew = self._write_side(stack, path, direct and self.disk.direct) if own else (None, None)
+        self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct) if own else (None, None)
         self.operations = _operations(plan.read_share, own)
         drop_cached(source.fd)
         self.cached = cached_share(source.fd)
@@ -177,8 +177,8 @@ class _Setup:
             source,
             self.size,
             mode=plan.mode,
-            write_target=written,
-            renew=renew,
+            write_target=self.written,
+            renew=self.renew,
             before_read=None if source.direct else (lambda: void(drop_cached(source.fd))),
         )
         stack.callback(self.bench.close)
@@ -316,14 +316,17 @@ class _Run:
         """What the disk gives at most: a ring of memory, deep queues, two threads."""
         setup = self._setup
         config = _LIMIT if setup.bench.fits(_LIMIT) else _CONTROL
-        bench = Bench(setup.engine, setup.source, setup.size, mode="ring")
+        bench = Bench(
+            setup.engine, setup.source, setup.size, mode="ring", write_target=setup.written, renew=setup.renew
+        )
+        note = f"ring of {format_bytes(config.bytes_in_flight)} on huge pages, {config}"
         try:
-            if "read" in setup.operations:
-                rates = [bench.measure(config, "read", self._plan.slice).rate for _ in range(_LIMIT_RUNS)]
-                note = f"ring of {format_bytes(config.bytes_in_flight)} on huge pages, {config}"
-                result.references.append(Reference("ring", "read", config, tuple(rates), note))
+            for operation in setup.operations:
+                rates = tuple(bench.measure(config, operation, self._plan.slice).rate for _ in range(_LIMIT_RUNS))
+                result.references.append(Reference("ring", operation, config, rates, note))
         finally:
             bench.close()
+            self.bytes_written += bench.bytes_written
 
     def reference(self, result: SweepResult, name: str) -> None:
         """Run fio or DeepSpeed's handle with the best setting and the default."""
@@ -381,7 +384,7 @@ def _usable_size(path: str, wanted: int) -> int:
 def _check_memory(plan: _Plan) -> None:
     """Refuse a tensor that would push the machine into swapping."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

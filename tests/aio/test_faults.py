@@ -129,6 +129,7 @@ def test_a_file_that_someone_else_owns(tmp_path: Path) -> None:
                 print(error.errno, error.filename)
     """)
     assert done.stdout.splitlines()[:2] == [f"{errno.EACCES} {tmp_path / 'secret'}"] * 2, done.stderr
+    assert len(done.stdout.splitlines()) == 3, done.stderr
     assert done.stdout.splitlines()[2].startswith(f"{errno.EACCES} {tmp_path}/{PREFIX}")
     assert theirs.exists()
 
