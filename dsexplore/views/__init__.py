@@ -13,6 +13,7 @@ VIEWS = {
     # the class that is shown: the view that shows it
     "dsexplore.trace.model:Trace": "dsexplore.views.trace:TraceView",
     "dsexplore.trace.diff:TraceDiff": "dsexplore.views.diff:TraceDiffView",
+    "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep:SweepView",
 }
 
 
