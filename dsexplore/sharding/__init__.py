@@ -1,0 +1,39 @@
+"""Where tensors live: placements × mesh → which rank holds what, without a process group.
+
+The package itself can be called, ``dsexplore.sharding(model)``: see `dsexplore.sharding.plan.sharding`.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsexplore.sharding.layout import Sharding as Sharding
+
+__all__ = ["Sharding"]
+
+
+class _CallablePackage(ModuleType):
+    """A package that is also the function it is named after."""
+
+    def __call__(self, shown: Any, placements: Any = None, mesh: Any = None, dtype: Any = None) -> Sharding:
+        from dsexplore.sharding.plan import sharding
+
+        return sharding(shown, placements=placements, mesh=mesh, dtype=dtype)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Sharding":
+        from dsexplore.sharding.layout import Sharding
+
+        return Sharding
+    if name == "__wrapped__":  # lets inspect and help() show the function's signature and text
+        from dsexplore.sharding.plan import sharding
+
+        return sharding
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+sys.modules[__name__].__class__ = _CallablePackage

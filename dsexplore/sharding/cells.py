@@ -1,0 +1,159 @@
+"""The ranks of a mesh, folded: blocks of coordinates on which every tensor has the same local shape.
+
+Sizes change only at a few coordinates of an axis (`chunks.borders`), so blocks are few however many ranks there
+are; everything below computes once per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsexplore.sharding.chunks import nested_borders
+from dsexplore.sharding.joint import Reading
+from dsexplore.sharding.mesh import Mesh, Numbers
+from dsexplore.sharding.tensor import Placed
+
+_MOST_LISTED = 4096
+"""Ranks that are counted out to write them as ranges; of more, coordinates are written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A mesh cut into blocks."""
+
+    mesh: Mesh
+    starts: tuple[Numbers, ...]
+    """Per axis, the first coordinate of each of its stretches."""
+    lengths: tuple[Numbers, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Stretches per axis."""
+        return tuple(len(starts) for starts in self.starts)
+
+    @property
+    def counts(self) -> Numbers:
+        """Ranks per block, one dim per axis."""
+        counts = np.ones((1,) * len(self.shape), dtype=np.int64)
+        for lengths in self._across(self.lengths):
+            counts = counts * lengths
+        return counts
+
+    @property
+    def coordinates(self) -> tuple[Numbers, ...]:
+        """The first coordinates of each block, to broadcast together."""
+        return self._across(self.starts)
+
+    def _across(self, per_axis: Sequence[Numbers]) -> tuple[Numbers, ...]:
+        last = len(per_axis) - 1
+        return tuple(values.reshape((-1,) + (1,) * (last - axis)) for axis, values in enumerate(per_axis))
+
+    def local_numel(self, tensor: Placed) -> Numbers:
+        """Elements of a tensor that a rank holds, by block."""
+        numel = np.ones((1,) * len(self.shape), dtype=np.int64)
+        for dim in range(len(tensor.shape)):
+            numel = numel * tensor.dim_size(dim, self.coordinates)
+        return np.broadcast_to(numel, self.shape)
+
+    def local_shapes(self, tensor: Placed) -> Numbers:
+        """Its local shape, by block: the last dim runs over the tensor's dims."""
+        sizes = [
+            np.broadcast_to(tensor.dim_size(dim, self.coordinates), self.shape) for dim in range(len(tensor.shape))
+        ]
+        return np.stack(sizes, axis=-1) if sizes else np.zeros((*self.shape, 0), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class RankGroup:
+    """Ranks that are alike in something."""
+
+    value: tuple[int, ...]
+    count: int
+    first: tuple[int, ...]
+    """Coordinates of its first rank in mesh order."""
+    ranks: str
+    """``"0-6, 8"``; of very many ranks their coordinates, ``"dp 0-2046"``."""
+
+
+def fold(mesh: Mesh, tensors: Iterable[Placed]) -> Cells:
+    """The coarsest blocks on which every one of these tensors has one local shape."""
+    borders: list[set[int]] = [{0} for _ in mesh.axes]
+    for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():
+        for dim in placements.cut_dims():
+            cuts = placements.cuts(dim)
+            found = nested_borders(placements.shape[dim], [cut for cut, _ in cuts])
+            for (_, axis), here in zip(cuts, found, strict=True):
+                _mark(borders, axis, here, mesh)
+    starts = tuple(np.array(sorted(here), dtype=np.int64) for here in borders)
+    ends = (np.append(here[1:], size) for here, size in zip(starts, mesh.shape, strict=True))
+    return Cells(mesh, starts, tuple(end - here for here, end in zip(starts, ends, strict=True)))
+
+
+def _mark(borders: list[set[int]], axis: Reading, here: set[int], mesh: Mesh) -> None:
+    for number, divisor, modulus, weight in axis.terms:
+        size = mesh.shape[number]
+        if here and divisor != 1:
+            borders[number].update(range(size))
+        for border in here:
+            digit = border // weight % modulus
+            around = (digit, digit + 1) if len(axis.terms) > 1 else (digit,)
+            borders[number].update(at for at in around if at < size)
+
+
+def groups(cells: Cells, values: Numbers) -> list[RankGroup]:
+    """Blocks with equal values put together, the largest value first.
+
+    Args:
+        cells: the blocks.
+        values: one row of numbers per block: the shape of the blocks and one dim more.
+    """
+    rows = values.reshape(-1, values.shape[-1])
+    if not rows.shape[1]:
+        distinct, first, inverse = rows[:1], np.zeros(1, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    else:
+        distinct, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    sizes = cells.counts.ravel()
+    found = []
+    for number in range(len(distinct) - 1, -1, -1):
+        blocks = np.flatnonzero(inverse.ravel() == number)
+        count = int(sizes[blocks].sum())
+        first_block = np.unravel_index(first[number], cells.shape) if cells.shape else ()
+        start = tuple(int(starts[at]) for starts, at in zip(cells.starts, first_block, strict=True))
+        found.append(RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(cells, blocks, count)))
+    return found
+
+
+def _ranks_text(cells: Cells, blocks: Numbers, count: int) -> str:
+    places = [np.unravel_index(block, cells.shape) if cells.shape else () for block in blocks]
+    corners = [
+        (
+            [int(starts[at]) for starts, at in zip(cells.starts, place, strict=True)],
+            [int(lengths[at]) for lengths, at in zip(cells.lengths, place, strict=True)],
+        )
+        for place in places
+    ]
+    if count == cells.mesh.size and count > 1:
+        return "all"
+    if count <= _MOST_LISTED:
+        return numbers_text(np.concatenate([cells.mesh.block(*corner) for corner in corners]))
+    return "; ".join(_block_text(cells.mesh, *corner) for corner in corners[:3]) + ("; …" if len(corners) > 3 else "")
+
+
+def _block_text(mesh: Mesh, starts: list[int], lengths: list[int]) -> str:
+    parts = [
+        f"{axis} {start}" if length == 1 else f"{axis} {start}-{start + length - 1}"
+        for axis, size, start, length in zip(mesh.axes, mesh.shape, starts, lengths, strict=True)
+        if length < size
+    ]
+    return ", ".join(parts)
+
+
+def numbers_text(numbers: Numbers, most: int = 4) -> str:
+    """``[0, 1, 2, 6]`` → ``"0-2, 6"``; of many stretches the first ones."""
+    ordered = np.unique(numbers)
+    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
+    texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in stretches[:most]]
+    return ", ".join(texts) + (", …" if len(stretches) > most else "")

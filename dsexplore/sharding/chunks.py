@@ -1,0 +1,125 @@
+"""How one dim of a tensor is cut by mesh axes: sizes in closed form, index ranges on demand.
+
+A cut follows ``torch.chunk``: of ``size`` indices each of ``parts`` coordinates gets ``ceil(size / parts)``, the
+last one that gets any gets the rest, and those after it get none. A strided cut first cuts the dim into
+``pieces`` in the same way, and then every piece into ``parts``: coordinate i holds the i-th part of each piece.
+
+Worked example: 10 indices, 4 parts, 1 piece → 0:3, 3:6, 6:9, 9:10. 8 indices, 2 parts, 2 pieces → coordinate 0
+holds 0:2 and 4:6, coordinate 1 holds 2:4 and 6:8.
+
+Nothing here runs over the coordinates of an axis, so the cost does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Range = tuple[int, int]
+"""Indices from the first to before the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one mesh axis does to one dim."""
+
+    parts: int
+    """Coordinates of the axis."""
+    pieces: int = 1
+    """Pieces that are cut first; above 1 for a strided shard."""
+
+
+def part_size(size: Any, cut: Cut, coordinate: Any) -> Any:
+    """Indices that a coordinate holds of ``size``; numbers, or numpy arrays that broadcast together."""
+    piece = -(-size // cut.pieces)
+    whole = size // np.maximum(piece, 1)
+    return whole * _chunk_size(piece, cut.parts, coordinate) + _chunk_size(size - whole * piece, cut.parts, coordinate)
+
+
+def _chunk_size(size: Any, parts: int, coordinate: Any) -> Any:
+    chunk = -(-size // parts)
+    return np.clip(size - chunk * coordinate, 0, chunk)
+
+
+def borders(size: int, cut: Cut) -> set[int]:
+    """Coordinates at which `part_size` may change; between two of them it is constant.
+
+    Worked example: 10 indices in 8 parts are five chunks of 2 and three of 0: ``{5}``.
+    """
+    piece = -(-size // cut.pieces)
+    rest = size - (size // piece) * piece if piece else 0
+    found: set[int] = set()
+    for cut_size in (piece, rest):
+        chunk = -(-cut_size // cut.parts)
+        if chunk:
+            found |= {cut_size // chunk, -(-cut_size // chunk)}
+    return {border for border in found if 0 < border < cut.parts}
+
+
+def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
+    """`borders` of each of the axes that cut one dim one after the other, whatever the coordinates of the others."""
+    sizes, found = {size}, []
+    for cut in cuts:
+        here = set().union(*(borders(each, cut) for each in sizes))
+        at = np.array([0, *sorted(here)])
+        sizes = {int(part) for each in sizes for part in part_size(each, cut, at)}
+        found.append(here)
+    return found
+
+
+def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> list[Range]:
+    """The indices that one rank holds of a dim, ascending, which is also their order in its local tensor.
+
+    Args:
+        size: indices of the dim.
+        cuts: the axes that cut it, in mesh order.
+        coordinates: the rank's coordinate on each of those axes.
+    """
+    held = [(0, size)]
+    for cut, coordinate in zip(cuts, coordinates, strict=True):
+        local = sum(stop - start for start, stop in held)
+        held = _positions(held, _part_ranges(local, cut, coordinate))
+    return held
+
+
+def _part_ranges(size: int, cut: Cut, coordinate: int) -> list[Range]:
+    piece = -(-size // cut.pieces)
+    found = []
+    for first in range(0, size, piece or 1):
+        length = min(piece, size - first)
+        chunk = -(-length // cut.parts)
+        start, stop = min(chunk * coordinate, length), min(chunk * (coordinate + 1), length)
+        if stop > start:
+            found.append((first + start, first + stop))
+    return found
+
+
+def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
+    """What lies at the wanted positions of the held ranges strung together; neighbours are joined."""
+    found: list[Range] = []
+    position, source = 0, iter(held)
+    low, high = next(source, (0, 0))
+    for start, stop in wanted:
+        while start < stop:
+            while start - position >= high - low:
+                position += high - low
+                low, high = next(source)
+            first = low + start - position
+            last = min(high, first + stop - start)
+            if found and found[-1][1] == first:
+                found[-1] = found[-1][0], last
+            else:
+                found.append((first, last))
+            start += last - first
+    return found
+
+
+def ranges_text(ranges: Sequence[Range], most: int = 4) -> str:
+    """``"0:2, 4:6"``; ``"–"`` for none; of many the first ones and their number."""
+    if not ranges:
+        return "–"
+    text = ", ".join(f"{start}:{stop}" for start, stop in ranges[:most])
+    return text if len(ranges) <= most else f"{text}, … ({len(ranges):,} ranges)"

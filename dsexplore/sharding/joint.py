@@ -1,0 +1,145 @@
+"""One mesh for tensors that lie on several.
+
+A model's parameters may lie on meshes that share their ranks: norm weights on ``dp``, projections on ``dp, tp``,
+experts on ``ep``. `join` lays them over one another: one mesh whose axes are fine enough for all, and for each
+tensor how the coordinates on its own mesh are read off that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dsexplore.errors import UsageError
+from dsexplore.sharding.mesh import Mesh, Numbers, device_ranks, read_mesh
+from dsexplore.trace.groups import axis_names, mesh_text
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the coordinate on one axis of a tensor's own mesh is read off those on the joint mesh.
+
+    The sum over ``terms`` (axis, divisor, modulus, weight) of ``coordinate[axis] // divisor % modulus * weight``.
+    Worked example: on ``dp=2,tp=4`` a flattened axis of 8 is ``dp × 4 + tp``: ``((0, 1, 2, 4), (1, 1, 4, 1))``.
+    """
+
+    name: str
+    size: int
+    terms: tuple[tuple[int, int, int, int], ...]
+
+    def __call__(self, coordinates: Sequence[Any]) -> Any:
+        """The coordinate; numbers, or arrays that broadcast."""
+        return sum(coordinates[axis] // divisor % modulus * weight for axis, divisor, modulus, weight in self.terms)
+
+
+def plain_readings(mesh: Mesh) -> tuple[Reading, ...]:
+    """For a tensor whose mesh is the shown one."""
+    pairs = zip(mesh.axes, mesh.shape, strict=True)
+    return tuple(Reading(name, size, ((axis, 1, size, 1),)) for axis, (name, size) in enumerate(pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis on the ranks of a root mesh, which are counted in its order."""
+
+    name: str
+    size: int
+    stride: int
+    """Ranks from one coordinate to the next."""
+
+    @property
+    def end(self) -> int:
+        return self.stride * self.size
+
+    def covers(self, other: _Axis) -> bool:
+        return self.stride <= other.stride and other.end <= self.end
+
+
+def join(meshes: Sequence[Any], rank: int | None = None) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+    """One mesh for tensors that lie on several of torch's meshes, and the readings of each.
+
+    Ranks on axes that none of the meshes has (other pipeline stages, say) are left out: what they hold is unknown.
+
+    Args:
+        meshes: at least one ``DeviceMesh``; all of them hold this process's rank.
+        rank: this process's rank; without it the first rank of the first mesh.
+
+    Raises:
+        UsageError: the ranks of a mesh form no regular grid, so its other copies cannot be told.
+    """
+    if all(mesh == meshes[0] for mesh in meshes[1:]):
+        only = read_mesh(meshes[0])
+        return only, [plain_readings(only)] * len(meshes)
+    order = _common_order(meshes)
+    grids = [_axes_of(mesh, order) for mesh in meshes]
+    used = [axis for grid in grids for axis in grid if axis.size > 1]
+    ends = sorted({1}.union(*({axis.stride, axis.end} for axis in used)))
+    if any(outer % inner for inner, outer in pairwise(ends)):
+        return _by_rank(order, grids)
+    atoms = [_Axis("", outer // inner, inner) for inner, outer in pairwise(ends)]
+    atoms = [atom for atom in reversed(atoms) if any(axis.covers(atom) for axis in used)]
+    atoms = _named(atoms, used) or [_Axis("rank", 1, 1)]
+    own = device_ranks(meshes[0]).flat[0] if rank is None else rank
+    return _mesh_of(atoms, order, int(own)), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
+
+
+def _common_order(meshes: Sequence[Any]) -> Numbers:
+    """The ranks in the order of the meshes' root; as they count where the meshes have none in common."""
+    roots = [mesh._get_root_mesh() for mesh in meshes]
+    if all(root == roots[0] for root in roots):
+        return device_ranks(roots[0]).ravel()
+    return np.arange(max(int(device_ranks(root).max()) for root in roots) + 1)
+
+
+def _axes_of(mesh: Any, order: Numbers) -> list[_Axis]:
+    positions = np.zeros(int(order.max()) + 1, dtype=np.int64)
+    positions[order] = np.arange(len(order))
+    grid = positions[device_ranks(mesh)]
+    origin = (0,) * grid.ndim
+    axes, regular = [], np.full_like(grid, grid[origin])
+    for number, (name, size) in enumerate(zip(axis_names(mesh), grid.shape, strict=True)):
+        step = tuple(int(other == number) for other in range(grid.ndim))
+        stride = int(grid[step] - grid[origin]) if size > 1 else 1
+        along = (-1,) + (1,) * (grid.ndim - number - 1)
+        regular = regular + stride * np.arange(size).reshape(along)
+        axes.append(_Axis(str(name), size, stride))
+    if not np.array_equal(regular, grid) or any(axis.stride < 1 for axis in axes):
+        raise UsageError(
+            f"the ranks of mesh {mesh_text(mesh)} form no regular grid on those of the model's other meshes: "
+            "show the tensors of one mesh at a time"
+        )
+    return axes
+
+
+def _named(atoms: list[_Axis], used: list[_Axis]) -> list[_Axis]:
+    """With the names of the axes; a part of one that another mesh splits is ``"ep/4"``: 4 is the step in ranks."""
+    named: list[_Axis] = []
+    for atom in atoms:
+        smallest = min((axis for axis in used if axis.covers(atom)), key=lambda axis: axis.size)
+        taken = smallest.name in [other.name for other in named]
+        name = f"{smallest.name}/{atom.stride}" if smallest.size > atom.size or taken else smallest.name
+        named.append(_Axis(name, atom.size, atom.stride))
+    return named
+
+
+def _mesh_of(atoms: list[_Axis], order: Numbers, rank: int) -> Mesh:
+    position = int(np.flatnonzero(order == rank)[0])
+    grid = np.full((1,) * len(atoms), position - sum(position // a.stride % a.size * a.stride for a in atoms))
+    for number, atom in enumerate(atoms):
+        grid = grid + atom.stride * np.arange(atom.size).reshape((-1,) + (1,) * (len(atoms) - number - 1))
+    return Mesh(tuple(atom.name for atom in atoms), tuple(atom.size for atom in atoms), order[grid])
+
+
+def _reading(axis: _Axis, atoms: list[_Axis]) -> Reading:
+    terms = [(i, 1, a.size, a.stride // axis.stride) for i, a in enumerate(atoms) if axis.size > 1 and axis.covers(a)]
+    return Reading(axis.name, axis.size, tuple(terms))
+
+
+def _by_rank(order: Numbers, grids: list[list[_Axis]]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+    """Sizes such as 2 × 3 and 3 × 2 have no finer grid in common: every rank counts for itself."""
+    mesh = Mesh(("rank",), (len(order),), order)
+    return mesh, [tuple(Reading(a.name, a.size, ((0, a.stride, a.size, 1),)) for a in grid) for grid in grids]

@@ -1,0 +1,221 @@
+"""`Sharding`: which rank holds what of which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import polars as pl
+import torch
+
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.sharding.cells import RankGroup, fold, groups
+from dsexplore.sharding.chunks import Range, ranges_text
+from dsexplore.sharding.memory import PARTS, assume, memory_groups
+from dsexplore.sharding.mesh import Mesh
+from dsexplore.sharding.tensor import Placed
+
+_MOST_ROWS = 2_000_000
+
+
+class Sharding(Displayable):
+    """Tensors on a mesh; made by ``dsexplore.sharding(...)``.
+
+    Attributes:
+        title: what was asked for: a model's class, a tensor's name.
+        mesh: the ranks that are told about.
+        tensors: the tensors, each with its placements.
+        notes: what a reader must know.
+    """
+
+    def __init__(self, title: str, mesh: Mesh, tensors: Iterable[Placed], notes: Iterable[str] = ()) -> None:
+        self.title = title
+        self.mesh = mesh
+        self.tensors = tuple(tensors)
+        self.notes = tuple(notes)
+
+    def __len__(self) -> int:
+        """The number of tensors."""
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"<Sharding of {len(self)} tensor{'s' if len(self) != 1 else ''} on {self.mesh}>"
+
+    def __getitem__(self, name: str) -> Sharding:
+        """One tensor of several.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        for tensor in self.tensors:
+            if name in (tensor.name, *tensor.also):
+                return Sharding(name, self.mesh, [tensor])
+        raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
+
+    def to_frame(self, ranks: int | Iterable[int] | None = None) -> pl.DataFrame:
+        """One row per tensor and rank: what that rank holds.
+
+        Columns: ``tensor``; ``rank``; ``coordinates``, a struct with one field per axis; ``local_shape``;
+        ``index``, text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of the first
+        index and the one after the last; ``bytes``.
+
+        Args:
+            ranks: the ranks to tell about; all of them by default.
+
+        Raises:
+            UsageError: a rank that is not on the mesh, or a table of millions of rows.
+        """
+        wanted = [ranks] if isinstance(ranks, int) else None if ranks is None else list(ranks)
+        count = self.mesh.size if wanted is None else len(wanted)
+        if count * len(self) > _MOST_ROWS:
+            raise UsageError(
+                f"{len(self):,} tensors on {count:,} ranks are {count * len(self):,} rows: name the ranks, "
+                "to_frame(ranks=range(8)), or use summary() and memory(), which fold equal ranks"
+            )
+        rows = self._rows(range(self.mesh.size) if wanted is None else wanted, wanted is None)
+        return pl.DataFrame(list(rows), schema=self._schema(), orient="row")
+
+    def _schema(self) -> dict[str, pl.DataType]:
+        return {
+            "tensor": pl.String(),
+            "rank": pl.Int64(),
+            "coordinates": pl.Struct(dict.fromkeys(self.mesh.axes, pl.Int64())),
+            "local_shape": pl.List(pl.Int64()),
+            "index": pl.String(),
+            "ranges": pl.List(pl.List(pl.List(pl.Int64()))),
+            "bytes": pl.Int64(),
+        }
+
+    def _rows(self, places: Iterable[int], by_position: bool) -> Iterator[tuple[object, ...]]:
+        """``places`` are ranks, or positions in the order of the mesh."""
+        order = Mesh(self.mesh.axes, self.mesh.shape)
+        where = [order.coordinates(place) if by_position else self.mesh.coordinates(place) for place in places]
+        for tensor in self.tensors:
+            held = cache(lambda dim, at, tensor=tensor: tensor.dim_ranges(dim, at))
+            cutting = [
+                [{term[0] for term in axis.terms} for _, axis in tensor.cuts(d)] for d in range(len(tensor.shape))
+            ]
+            matter = [set().union(*axes) for axes in cutting]
+            for at in where:
+                alike = [tuple(c if axis in axes else 0 for axis, c in enumerate(at)) for axes in matter]
+                ranges = [held(dim, coordinates) for dim, coordinates in enumerate(alike)]
+                shape = [sum(stop - start for start, stop in dim) for dim in ranges]
+                yield (
+                    tensor.name,
+                    self.mesh.rank(at),
+                    dict(zip(self.mesh.axes, at, strict=True)),
+                    shape,
+                    index_text(ranges),
+                    [list(map(list, dim)) for dim in ranges],
+                    _product(shape) * tensor.dtype.itemsize,
+                )
+
+    def summary(self) -> pl.DataFrame:
+        """One row per tensor, equal ranks folded; the cost does not depend on the number of ranks.
+
+        Columns: ``tensor``, ``shape``, ``dtype``, ``placements`` and ``mesh`` (its own; empty for a plain tensor),
+        ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same part), ``local_shape`` and ``local_bytes``
+        of the rank that holds most, ``worst_rank`` (the first such one), ``smallest_bytes``, ``empty_ranks``.
+        """
+        known: dict[tuple[object, ...], tuple[object, ...]] = {}
+        rows = []
+        for tensor in self.tensors:
+            key = tensor.shape, tensor.dtype, tensor.placements, tensor.axes
+            if key not in known:
+                known[key] = self._summary(tensor)
+            rows.append((tensor.name, *known[key]))
+        return pl.DataFrame(rows, schema=_SUMMARY, orient="row")
+
+    def _summary(self, tensor: Placed) -> tuple[object, ...]:
+        held = self.shapes(tensor)
+        sizes = [_product(group.value) * tensor.dtype.itemsize for group in held]
+        most = held[sizes.index(max(sizes))]
+        return (
+            list(tensor.shape),
+            dtype_name(tensor.dtype),
+            ", ".join(map(str, tensor.placements)),
+            ",".join(f"{axis.name}={axis.size}" for axis in tensor.axes),
+            tensor.nbytes,
+            tensor.copies if tensor.placements else self.mesh.size,
+            list(most.value),
+            max(sizes),
+            self.mesh.rank(most.first),
+            min(sizes),
+            sum(group.count for group in held if _product(group.value) == 0),
+        )
+
+    def shapes(self, tensor: Placed) -> list[RankGroup]:
+        """Ranks by the local shape that they hold of a tensor, the largest first."""
+        cells = fold(self.mesh, [tensor])
+        return groups(cells, cells.local_shapes(tensor))
+
+    def memory(
+        self,
+        optimizer: str | int = "adamw",
+        state_dtype: torch.dtype | None = None,
+        gradient_dtype: torch.dtype | None = None,
+    ) -> pl.DataFrame:
+        """Bytes that training needs on each rank, equal ranks folded, the neediest first.
+
+        Gradients and optimizer states are placed like their parameter, for parameters that require gradients. Step
+        counters, padding, buffers and activations are not counted, and nothing is measured.
+
+        Columns: ``ranks`` (how many), ``first_rank``, ``which`` (``"0-6, 8"``), ``parameters``, ``gradients``,
+        ``optimizer``, ``total``.
+
+        Args:
+            optimizer: a name such as ``"adamw"`` (two states), or the number of states per parameter.
+            state_dtype: of the optimizer's states; by default the parameter's own.
+            gradient_dtype: by default the parameter's own.
+
+        Raises:
+            UsageError: an optimizer that is not known.
+        """
+        assumed = assume(optimizer, state_dtype, gradient_dtype)
+        rows = [
+            (group.count, self.mesh.rank(group.first), group.ranks, *group.value, sum(group.value))
+            for group in memory_groups(self.mesh, self.tensors, assumed)
+        ]
+        return pl.DataFrame(rows, schema=_MEMORY, orient="row")
+
+
+_SUMMARY: dict[str, pl.DataType] = {
+    "tensor": pl.String(),
+    "shape": pl.List(pl.Int64()),
+    "dtype": pl.String(),
+    "placements": pl.String(),
+    "mesh": pl.String(),
+    "bytes": pl.Int64(),
+    "copies": pl.Int64(),
+    "local_shape": pl.List(pl.Int64()),
+    "local_bytes": pl.Int64(),
+    "worst_rank": pl.Int64(),
+    "smallest_bytes": pl.Int64(),
+    "empty_ranks": pl.Int64(),
+}
+
+_MEMORY: dict[str, pl.DataType] = {
+    "ranks": pl.Int64(),
+    "first_rank": pl.Int64(),
+    "which": pl.String(),
+    **{part: pl.Int64() for part in PARTS},
+    "total": pl.Int64(),
+}
+
+
+def index_text(ranges: Iterable[list[Range]]) -> str:
+    """``"0:2, 4:6 | 0:8"``: dims apart by bars; ``"()"`` for a tensor without dims."""
+    return " | ".join(map(ranges_text, ranges)) or "()"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _product(sizes: Iterable[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= int(size)
+    return product

@@ -1,0 +1,88 @@
+"""What a rank needs to train: parameters, gradients and optimizer state, by rank and folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dsexplore.errors import UsageError
+from dsexplore.sharding.cells import Cells, RankGroup, fold, groups
+from dsexplore.sharding.mesh import Mesh, Numbers
+from dsexplore.sharding.tensor import Placed
+
+OPTIMIZERS = {"adamw": 2, "adam": 2, "sgd": 0, "sgd momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "none": 0}
+"""States that an optimizer of torch keeps per parameter, each as large as the parameter; Lion's is its paper's."""
+
+PARTS = ("parameters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What is taken for granted where memory is counted: nothing of it is measured."""
+
+    optimizer: str = "adamw"
+    states: int = 2
+    """Tensors that the optimizer keeps for each parameter, placed like the parameter."""
+    state_dtype: torch.dtype | None = None
+    """None: the parameter's own, as torch's optimizers do."""
+    gradient_dtype: torch.dtype | None = None
+    """None: the parameter's own."""
+
+    def __str__(self) -> str:
+        def kind(dtype: torch.dtype | None) -> str:
+            return "the parameter's dtype" if dtype is None else str(dtype).removeprefix("torch.")
+
+        states = f"{self.states} state{'s' if self.states != 1 else ''} per parameter"
+        return (
+            f"Counted, not measured: gradients in {kind(self.gradient_dtype)}, {self.optimizer} with {states}"
+            + (f" in {kind(self.state_dtype)}" if self.states else "")
+            + "; both placed like their parameter, for parameters that require gradients. Step counters, padding, "
+            "buffers and activations are not counted."
+        )
+
+
+def assume(
+    optimizer: str | int = "adamw", state_dtype: torch.dtype | None = None, gradient_dtype: torch.dtype | None = None
+) -> Assumptions:
+    """Assumptions from an optimizer's name, or from the number of states that it keeps per parameter.
+
+    Raises:
+        UsageError: an unknown name, or a number below 0.
+    """
+    if isinstance(optimizer, int) and not isinstance(optimizer, bool):
+        if optimizer < 0:
+            raise UsageError(f"optimizer={optimizer}: give the number of states it keeps per parameter, 0 or more")
+        return Assumptions("an optimizer", optimizer, state_dtype, gradient_dtype)
+    name = str(optimizer).lower()
+    if name not in OPTIMIZERS:
+        raise UsageError(
+            f"optimizer {optimizer!r} is not known: give one of {', '.join(OPTIMIZERS)}, or the number of states "
+            "that it keeps per parameter"
+        )
+    return Assumptions(name, OPTIMIZERS[name], state_dtype, gradient_dtype)
+
+
+def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -> list[RankGroup]:
+    """Ranks that need equally much, the neediest first; values are bytes by `PARTS`."""
+    kinds: dict[tuple[object, ...], list[Placed]] = {}
+    for tensor in tensors:
+        key = tensor.shape, tensor.placements, tensor.axes, tensor.dtype, tensor.requires_grad
+        kinds.setdefault(key, []).append(tensor)
+    cells = fold(mesh, [alike[0] for alike in kinds.values()])
+    needed = np.zeros((*cells.shape, len(PARTS)), dtype=np.int64)
+    for alike in kinds.values():
+        needed += len(alike) * _needed(alike[0], cells, assumed)
+    found = groups(cells, needed)
+    return sorted(found, key=lambda group: (-sum(group.value), group.first))
+
+
+def _needed(tensor: Placed, cells: Cells, assumed: Assumptions) -> Numbers:
+    numel = cells.local_numel(tensor)
+    own = tensor.dtype.itemsize
+    gradient = assumed.gradient_dtype.itemsize if assumed.gradient_dtype is not None else own
+    state = assumed.states * (assumed.state_dtype.itemsize if assumed.state_dtype is not None else own)
+    trained = int(tensor.requires_grad)
+    return np.stack([numel * own, numel * gradient * trained, numel * state * trained], axis=-1)

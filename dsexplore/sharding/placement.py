@@ -1,0 +1,82 @@
+"""DTensor placements as plain data, read from torch's objects or from the short text of `trace.placements`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.placements import short
+
+Kind = Literal["shard", "strided", "replicate", "partial"]
+
+_EXAMPLE = "write Shard(0), Replicate() or Partial(), or the text 'S(0)', 'R', 'P'"
+_SHARD = re.compile(r"(?:S|Shard)\(\s*(?:dim\s*=\s*)?(-?\d+)\s*\)")
+_STRIDED = re.compile(
+    r"(?:_S|_StridedShard)\(\s*(?:dim\s*=\s*)?(-?\d+)\s*,\s*(?:(?:sf|split_factor)\s*=\s*)?(-?\d+)\s*\)"
+)
+_REPLICATE = re.compile(r"R|Replicate(?:\(\s*\))?")
+_PARTIAL = re.compile(r"(?:P|Partial)(?:\(\s*['\"]?(\w*)['\"]?\s*\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one mesh axis does to a tensor."""
+
+    kind: Kind
+    dim: int = 0
+    """The dim that is cut; not negative once the placement belongs to a tensor."""
+    pieces: int = 1
+    """The split factor of a strided shard: pieces that are cut before this axis cuts each."""
+    reduce_op: str = ""
+    """How the partial values become whole: sum, avg, max, …"""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether each rank holds only a part of the indices."""
+        return self.kind in ("shard", "strided")
+
+    def __str__(self) -> str:
+        """The short text: ``S(0)``, ``_S(0, 2)``, ``R``, ``P``, ``P(avg)``."""
+        if self.kind == "shard":
+            return f"S({self.dim})"
+        if self.kind == "strided":
+            return f"_S({self.dim}, {self.pieces})"
+        if self.kind == "replicate":
+            return "R"
+        return "P" if self.reduce_op == "sum" else f"P({self.reduce_op})"
+
+
+def read(placement: Any) -> Placement:
+    """One placement from torch's object or from text.
+
+    Raises:
+        UsageError: it is neither, or a kind of placement that is not known.
+    """
+    text = placement.strip() if isinstance(placement, str) else short(placement)
+    if match := _SHARD.fullmatch(text):
+        return Placement("shard", int(match[1]))
+    if match := _STRIDED.fullmatch(text):
+        if int(match[2]) < 1:
+            raise UsageError(f"placement {text}: a split factor counts pieces, so it is 1 or more")
+        return Placement("strided", int(match[1]), int(match[2]))
+    if _REPLICATE.fullmatch(text):
+        return Placement("replicate")
+    if match := _PARTIAL.fullmatch(text):
+        return Placement("partial", reduce_op=match[1] or "sum")
+    raise UsageError(f"{placement!r} is not a placement: {_EXAMPLE}")
+
+
+def read_all(placements: Any) -> tuple[Placement, ...]:
+    """Placements in mesh order, from one, from several, or from text such as ``"S(0), R"``.
+
+    Raises:
+        UsageError: one of them is not a placement.
+    """
+    if isinstance(placements, str):
+        return tuple(map(read, re.split(r",(?![^(]*\))", placements))) if placements.strip() else ()
+    if isinstance(placements, Iterable):
+        return tuple(map(read, placements))
+    return (read(placements),)
