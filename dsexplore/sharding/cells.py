@@ -6,6 +6,7 @@ are; everything below computes once per block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ def groups(cells: Cells, values: Numbers) -> list[RankGroup]:
         cells: the blocks.
         values: one row of numbers per block: the shape of the blocks and one dim more.
     """
-    rows = values.reshape(-1, values.shape[-1])
+    rows = values.reshape(math.prod(cells.shape), values.shape[-1])
     if not rows.shape[1]:
         distinct, first, inverse = rows[:1], np.zeros(1, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     else:

@@ -49,34 +49,39 @@ class Placement:
         return "P" if self.reduce_op == "sum" else f"P({self.reduce_op})"
 
 
-def read(placement: Any) -> Placement:
+def read(placement: Any, what: str = "") -> Placement:
     """One placement from torch's object or from text.
+
+    Args:
+        placement: it.
+        what: the name of the tensor, for the message.
 
     Raises:
         UsageError: it is neither, or a kind of placement that is not known.
     """
+    of = f"{what}: " if what else ""
     text = placement.strip() if isinstance(placement, str) else short(placement)
     if match := _SHARD.fullmatch(text):
         return Placement("shard", int(match[1]))
     if match := _STRIDED.fullmatch(text):
         if int(match[2]) < 1:
-            raise UsageError(f"placement {text}: a split factor counts pieces, so it is 1 or more")
+            raise UsageError(f"{of}placement {text}: a split factor counts pieces, so it is 1 or more")
         return Placement("strided", int(match[1]), int(match[2]))
     if _REPLICATE.fullmatch(text):
         return Placement("replicate")
     if match := _PARTIAL.fullmatch(text):
         return Placement("partial", reduce_op=match[1] or "sum")
-    raise UsageError(f"{placement!r} is not a placement: {_EXAMPLE}")
+    raise UsageError(f"{of}{placement!r} is not a placement: {_EXAMPLE}")
 
 
-def read_all(placements: Any) -> tuple[Placement, ...]:
+def read_all(placements: Any, what: str = "") -> tuple[Placement, ...]:
     """Placements in mesh order, from one, from several, or from text such as ``"S(0), R"``.
 
     Raises:
         UsageError: one of them is not a placement.
     """
     if isinstance(placements, str):
-        return tuple(map(read, re.split(r",(?![^(]*\))", placements))) if placements.strip() else ()
-    if isinstance(placements, Iterable):
-        return tuple(map(read, placements))
-    return (read(placements),)
+        parts = re.split(r",(?![^(]*\))", placements) if placements.strip() else []
+        return tuple(read(part, what) for part in parts)
+    several = placements if isinstance(placements, Iterable) else [placements]
+    return tuple(read(placement, what) for placement in several)

@@ -113,7 +113,7 @@ def _on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: A
     placed = []
     for name, (shape, placements, dtype, trained) in entries.items():
         sizes = _shape(shape, name)
-        fitted = fit(read_all(placements), sizes, shown.axes, name)
+        fitted = fit(read_all(placements, name), sizes, shown.axes, name)
         placed.append(Placed(name, sizes, dtype, fitted, axes, trained))
     return Sharding(placed[0].name if len(placed) == 1 else "plan", shown, placed)
 

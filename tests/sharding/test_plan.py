@@ -1,0 +1,317 @@
+"""`dsexplore.sharding`: what it takes, what it refuses, and that real DTensors and models are read as they lie."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import dsexplore
+from dsexplore.errors import UsageError
+from dsexplore.sharding import Sharding
+from dsexplore.sharding.placement import Placement, read, read_all
+from dsexplore.trace.placements import short
+from dsexplore.worlds.simulate import simulate
+
+MESHES = {"dp=4": 4, "dp=2,tp=2": 4, "dp=2,cp=1,tp=3": 6}
+
+
+def rows_by_rank(shown, name):
+    frame = shown.to_frame()
+    return {row["rank"]: row for row in frame.filter(frame["tensor"] == name).rows(named=True)}
+
+
+def feed_forward() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 6), nn.LayerNorm(7))
+
+
+def two_ways(mesh: DeviceMesh) -> nn.Module:
+    model = parallelize_module(feed_forward(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+def test_every_rank_of_a_simulated_world_has_the_local_shape_that_is_shown(mesh, placement):
+    for rank in range(MESHES[mesh]):
+        with simulate(mesh=mesh, rank=rank) as device_mesh:
+            placements = [Shard(0)] + [placement] * (device_mesh.ndim - 1)
+            tensor = distribute_tensor(torch.zeros(7, 5), device_mesh, placements, src_data_rank=None)
+            row = rows_by_rank(dsexplore.sharding(tensor), "tensor")[rank]
+            assert row["local_shape"] == list(tensor.to_local().shape)
+            assert row["bytes"] == tensor.to_local().nbytes
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_model_under_tp_and_fsdp_is_shown_on_all_its_axes_from_any_rank(fake):
+    frames = []
+    for rank in range(8):
+        with simulate(mesh="dp=2,tp=4", rank=rank, fake=fake) as mesh:
+            model = two_ways(mesh)
+            shown = dsexplore.sharding(model)
+            for name, parameter in model.named_parameters():
+                assert rows_by_rank(shown, name)[rank]["local_shape"] == list(parameter.to_local().shape)
+            frames.append(shown.to_frame())
+            placements = dict(shown.summary().select("tensor", "placements").iter_rows())
+    assert all(frame.equals(frames[0]) for frame in frames)
+    assert placements["0.weight"] == "_S(0, 4), S(0)"
+    assert placements["3.weight"] == "S(0)"  # on dp alone, and still shown on every rank
+    assert shown.mesh.axes == ("dp", "tp")
+
+
+def test_axes_that_no_parameter_lies_on_are_left_out():
+    with simulate(mesh="pp=2,dp=2,tp=2", rank=5) as mesh:
+        shown = dsexplore.sharding(two_ways(mesh))
+    assert str(shown.mesh) == "dp=2,tp=2"
+    assert sorted(set(shown.to_frame()["rank"])) == [4, 5, 6, 7]
+
+
+def test_meshes_that_split_the_same_ranks_in_two_ways():
+    with simulate(mesh="world=8") as world:
+        dense, sparse = world._unflatten(0, (2, 4), ("dp", "tp")), world._unflatten(0, (4, 2), ("efsdp", "ep"))
+        model = nn.Sequential(nn.Linear(4, 16), nn.Linear(4, 9))
+        for part, mesh in zip(model, (dense, sparse), strict=True):
+            for name, parameter in list(part.named_parameters()):
+                placed = distribute_tensor(parameter.data, mesh, [Shard(0), Shard(0)], src_data_rank=None)
+                setattr(part, name, nn.Parameter(placed))
+        shown = dsexplore.sharding(model)
+    assert shown.mesh.size == 8
+    for tensor, mesh in (("0.weight", "dp=2,tp=4"), ("1.weight", "efsdp=4,ep=2")):
+        alone = dsexplore.sharding(next(t.shape for t in shown.tensors if t.name == tensor), "S(0), S(0)", mesh)
+        assert {r: row["index"] for r, row in rows_by_rank(shown, tensor).items()} == {
+            r: row["index"] for r, row in rows_by_rank(alone, "tensor").items()
+        }
+
+
+def test_sizes_without_a_common_grid_are_told_rank_by_rank():
+    with simulate(mesh="world=12") as world:
+        by_four, by_three = world._unflatten(0, (3, 4), ("a", "b")), world._unflatten(0, (4, 3), ("c", "d"))
+        tensors = {
+            "x": distribute_tensor(torch.zeros(8, 8), by_four, [Shard(0), Shard(1)], src_data_rank=None),
+            "y": distribute_tensor(torch.zeros(8, 8), by_three, [Shard(0), Shard(1)], src_data_rank=None),
+        }
+        shown = dsexplore.sharding(tensors)
+    assert shown.mesh.axes == ("rank",)
+    for name, mesh in (("x", "a=3,b=4"), ("y", "c=4,d=3")):
+        alone = dsexplore.sharding((8, 8), "S(0), S(1)", mesh)
+        assert {r: row["ranges"] for r, row in rows_by_rank(shown, name).items()} == {
+            r: row["ranges"] for r, row in rows_by_rank(alone, "tensor").items()
+        }
+    assert sum(row["ranks"] for row in shown.memory().rows(named=True)) == 12
+
+
+@pytest.fixture
+def local_world():
+    """Eight ranks whose values are all true, in this process."""
+    excepthook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    try:
+        with LocalTensorMode(8):
+            yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = excepthook
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [(Shard(0), Shard(1)), (Shard(0), Shard(0)), (Replicate(), Shard(1)), (Shard(1), Replicate())],
+    ids=lambda placements: ",".join(map(str, placements)),
+)
+def test_true_values_of_all_ranks_are_those_of_the_ranges_shown(local_world, placements, by_ranges):
+    whole = torch.arange(7 * 9).reshape(7, 9)
+    tensor = distribute_tensor(whole, local_world, placements)
+    rows = rows_by_rank(dsexplore.sharding(tensor), "tensor")
+    for rank, local in tensor.to_local()._local_tensors.items():
+        assert torch.equal(local, by_ranges((7, 9), rows[rank]["ranges"]))
+
+
+def test_a_plan_on_paper_needs_no_process_group_and_reads_a_mesh_in_any_form():
+    on_paper = DeviceMesh(
+        "cpu", torch.arange(8).reshape(2, 4), mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0
+    )
+    forms = [on_paper, "dp=2,tp=4", {"dp": 2, "tp": 4}]
+    frames = [dsexplore.sharding((9, 5), [Shard(0), Shard(1)], mesh).to_frame() for mesh in forms]
+    assert not dist.is_initialized()
+    assert frames[0].equals(frames[1])
+    assert frames[1].equals(frames[2])
+    assert frames[0].rows(named=True)[7] == {
+        "tensor": "tensor",
+        "rank": 7,
+        "coordinates": {"dp": 1, "tp": 3},
+        "local_shape": [4, 0],
+        "index": "5:9 | –",
+        "ranges": [[[5, 9]], []],
+        "bytes": 0,
+    }
+
+
+def test_ranks_of_a_mesh_in_another_order():
+    reversed_ranks = torch.arange(4).flip(0)
+    mesh = DeviceMesh("cpu", reversed_ranks, mesh_dim_names=("dp",), _init_backend=False, _rank=0)
+    rows = rows_by_rank(dsexplore.sharding((8,), Shard(0), mesh), "tensor")
+    assert [rows[rank]["index"] for rank in range(4)] == ["6:8", "4:6", "2:4", "0:2"]
+
+
+def test_a_model_without_placements_is_whole_on_every_rank():
+    alone = dsexplore.sharding(nn.Linear(4, 2))
+    assert alone.mesh.size == 1
+    many = dsexplore.sharding(nn.Linear(4, 2), mesh="dp=3")
+    assert many.memory().rows(named=True)[0]["ranks"] == 3
+    assert many.summary()["copies"].to_list() == [3, 3]
+    with simulate(6):
+        assert dsexplore.sharding(nn.Linear(4, 2)).mesh.size == 6
+
+
+def test_tied_frozen_and_wrapped_parameters():
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False), "norm": nn.LayerNorm(4)})
+    model["head"].weight = model["embed"].weight
+    model["norm"].weight.requires_grad = False
+    shown = dsexplore.sharding(torch.compile(model))
+    assert [(tensor.name, tensor.also) for tensor in shown.tensors] == [
+        ("embed.weight", ("head.weight",)),
+        ("norm.weight", ()),
+        ("norm.bias", ()),
+    ]
+    assert shown.title == "ModuleDict"
+    (row,) = shown.memory().rows(named=True)
+    assert (row["parameters"], row["gradients"], row["optimizer"]) == (40 * 4, 36 * 4, 72 * 4)
+
+
+def test_the_step_of_adamw_allocates_the_state_that_is_counted():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 8)).sum().backward()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    (row,) = dsexplore.sharding(model).memory().rows(named=True)
+    assert row["optimizer"] == sum(state.nbytes for state in states)
+    assert row["gradients"] == sum(parameter.grad.nbytes for parameter in model.parameters())
+
+
+def test_memory_in_other_dtypes_and_with_other_optimizers():
+    shown = dsexplore.sharding((10,), "S(0)", "dp=2", dtype="bfloat16")
+    (row,) = shown.memory(state_dtype=torch.float32, gradient_dtype=torch.float32).rows(named=True)
+    assert (row["parameters"], row["gradients"], row["optimizer"]) == (10, 20, 40)
+    assert shown.memory("sgd").rows(named=True)[0]["optimizer"] == 0
+    assert shown.memory(3).rows(named=True)[0]["optimizer"] == 30
+    for wrong in ("adamv", -1, True):
+        with pytest.raises(UsageError, match="states|0 or more"):
+            shown.memory(wrong)
+
+
+def test_no_value_is_read():
+    shown = dsexplore.sharding({"meta": torch.empty(4, 4, device="meta"), "plain": torch.ones(2)})
+    assert shown.summary()["bytes"].to_list() == [64, 8]
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        (Shard(-1), Placement("shard", -1)),
+        (_StridedShard(1, split_factor=4), Placement("strided", 1, 4)),
+        (Replicate(), Placement("replicate")),
+        (Partial("avg"), Placement("partial", reduce_op="avg")),
+        ("Shard(dim=2)", Placement("shard", 2)),
+        ("_StridedShard(dim=0, sf=3)", Placement("strided", 0, 3)),
+        ("Partial(max)", Placement("partial", reduce_op="max")),
+    ],
+    ids=str,
+)
+def test_placements_are_read_from_objects_and_text(placement, expected):
+    assert read(placement) == expected
+    assert read(str(expected)) == expected
+    if not isinstance(placement, str):
+        assert short(placement) == str(expected)
+
+
+def test_text_of_several_placements():
+    assert list(map(str, read_all("_S(0, 2), S(0), R, P(max)"))) == ["_S(0, 2)", "S(0)", "R", "P(max)"]
+    assert read_all("") == ()
+
+
+def test_a_negative_dim_counts_from_the_end():
+    shown = dsexplore.sharding((4, 6), [Shard(-1)], "tp=2")
+    assert str(shown.tensors[0].placements[0]) == "S(1)"
+
+
+LAZY = nn.LazyLinear(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp:2"), "'dp:2' is not AXIS=RANKS: write it like 'dp=2,tp=4'"),
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp=0"), "axis dp has 0 ranks"),
+        (lambda: dsexplore.sharding((4,), "S(0)"), "needs a mesh: write mesh='dp=2,tp=4'"),
+        (lambda: dsexplore.sharding((4,), "S(0)", 8), "mesh 8 is no mesh"),
+        (lambda: dsexplore.sharding((4,), "S(0), R", "dp=2"), "2 placements (S(0), R) for 1 mesh axis (dp): give one per"),
+        (lambda: dsexplore.sharding((4,), "", "dp=2,tp=2"), "0 placements (none) for 2 mesh axes (dp, tp)"),
+        (lambda: dsexplore.sharding((4, 8), "R, S(2)", "dp=2,tp=2"), "S(2) on axis tp, but a tensor of shape (4, 8) has dims 0 to 1"),
+        (lambda: dsexplore.sharding((), "S(0)", "dp=2"), "no dims: it can be replicated, not cut"),
+        (lambda: dsexplore.sharding((4,), "Q(0)", "dp=2"), "'Q(0)' is not a placement: write Shard(0)"),
+        (lambda: dsexplore.sharding((4,), "_S(0, 0)", "dp=2"), "_S(0, 0): a split factor counts pieces"),
+        (lambda: dsexplore.sharding((4, -1), "S(0)", "dp=2"), "(4, -1) is no shape"),
+        (lambda: dsexplore.sharding("weights", "S(0)", "dp=2"), "'weights' is no shape"),
+        (lambda: dsexplore.sharding((4,)), "(4,) is no model and no tensor; for a shape give placements="),
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp=2", dtype="float33"), "'float33' is no dtype of torch"),
+        (lambda: dsexplore.sharding({"w": (4, 4)}, mesh="dp=2"), "w: 4 is not a placement: write Shard(0)"),
+        (lambda: dsexplore.sharding({"w": 4}, mesh="dp=2"), "entry 'w' is 4: give each name a pair (shape, placements)"),
+        (lambda: dsexplore.sharding(nn.Linear(2, 2), "S(0)"), "a model has those of its parameters"),
+        (lambda: dsexplore.sharding({"w": ((4,), "R")}, "S(0)", "dp=2"), "a mapping has those of its entries"),
+        (lambda: dsexplore.sharding(LAZY), "weight has no shape yet: run the model once"),
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp=2")["v"], "no tensor 'v' here"),
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp=2").to_frame(ranks=2), "rank 2 is not on the mesh dp=2: give one of ranks 0 to 1"),
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp=3000000").to_frame(), "to_frame(ranks=range(8))"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_is_refused_with_what_to_do(call, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        call()
+
+
+def test_a_dtensor_keeps_its_own_placements_and_mesh():
+    with simulate(mesh="dp=2") as mesh, implicit_replication():
+        tensor = distribute_tensor(torch.zeros(4), mesh, [Shard(0)], src_data_rank=None)
+        with pytest.raises(UsageError, match="leave placements= out"):
+            dsexplore.sharding(tensor, [Shard(0)])
+        with pytest.raises(UsageError, match="leave it out"):
+            dsexplore.sharding(tensor, mesh="dp=2")
+
+
+def test_the_package_is_the_function():
+    program = (
+        "import dsexplore.sharding, inspect\n"
+        "shown = dsexplore.sharding((4,), 'S(0)', 'dp=2')\n"
+        "from dsexplore import sharding\n"
+        "assert sharding is dsexplore.sharding and isinstance(shown, sharding.Sharding)\n"
+        "assert list(inspect.signature(sharding).parameters) == ['shown', 'placements', 'mesh', 'dtype']\n"
+        "import sys\n"
+        "assert 'torch.distributed.tensor' not in sys.modules, 'a plan on paper needs no DTensor'\n"
+        "assert not {'plotly', 'pandas', 'ipywidgets'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert isinstance(dsexplore.sharding((4,), "S(0)", "dp=2"), Sharding)
+    with pytest.raises(AttributeError, match="no attribute 'shardings'"):
+        dsexplore.sharding.shardings  # noqa: B018
+
+
+def test_ranks_are_told_on_request():
+    shown = dsexplore.sharding((64, 3), [Shard(0), Replicate()], "dp=8,tp=2")
+    assert shown.to_frame(ranks=5)["index"].to_list() == ["16:24 | 0:3"]
+    assert shown.to_frame(ranks=[15, 0])["rank"].to_list() == [15, 0]
+    assert shown.to_frame().height == math.prod(shown.mesh.shape)
