@@ -39,6 +39,7 @@ _DDP_HOOK: Final = 12
 _PIPELINE: Final = 13
 _BLOCKING: Final = 14
 _COMPILED: Final = 15
+_PIPELINE_WARM_UP: Final = 16
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
@@ -50,6 +51,7 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/tensor/_redistribute.py", "redistribute_local_tensor"): _REDISTRIBUTE,
     ("distributed/tensor/_redistribute.py", "backward"): _REDISTRIBUTE_BACKWARD,
     ("distributed/tensor/_dispatch.py", "redistribute_local_args"): _IMPLICIT,
+    ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): _PIPELINE_WARM_UP,
     ("distributed/distributed_c10d.py", "batch_isend_irecv"): _P2P_BATCH,
     ("distributed/distributed_c10d.py", "send"): _BLOCKING,
     ("distributed/distributed_c10d.py", "recv"): _BLOCKING,
@@ -130,6 +132,8 @@ class Context:
     batch: int = 0
     """1 for the first member of a batch of point-to-point operations, 2 for the next ones."""
     mesh: Any = None
+    schedule: tuple[dict[str, Any], ...] = ()
+    """Local names of the pipeline schedule's frames, innermost first; see `pipelines`."""
     node: Any = None
     """The autograd node that is running, in backward."""
     sources: list[Source] = field(default_factory=list)
@@ -207,8 +211,14 @@ def look(depth: int) -> Context:
             context.batch = 1 if names.get("p2p_op") is names["p2p_op_list"][0] else 2
         elif kind == _DDP_HOOK:
             context.cause = "DDP gradient bucket"
-        elif kind == _PIPELINE and not context.cause:
-            context.cause = "pipeline schedule"
+        elif kind == _PIPELINE:
+            if not settled:
+                context.cause = "pipeline schedule"
+                context.schedule += (frame.f_locals,)
+        elif kind == _PIPELINE_WARM_UP and not settled:
+            context.cause = "pipeline warm-up"
+            context.schedule = ()
+            settled = True
         if kind != _OWN_CODE:
             below_engine = False
         frame = frame.f_back

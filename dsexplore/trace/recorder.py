@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.errors import UsageError
-from dsexplore.trace import frames, schema
+from dsexplore.trace import frames, pipelines, schema
 from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.groups import Group, Groups
@@ -180,6 +180,9 @@ class Recorder:
         if context.mesh is not None:
             self._groups.add_mesh(context.mesh)
         members = list(entry.members(args, group.size if group is not None else 1, entry.op))
+        if context.schedule:
+            module, context.phase = pipelines.place(context.schedule, members[0][2], members[0][1])
+            trigger = self._modules.find(module) if module is not None else None
         rank = dist.get_rank() if dist.is_initialized() else 0
         batch = self._batch(context.batch, coalesced="coalesced" in raw_op)
         return [

@@ -1,0 +1,77 @@
+"""Which stage a pipeline schedule sends or receives for, and in which direction.
+
+A schedule moves activations and gradients between its calls of the stages' modules, so no module is running then.
+But it knows: what it sends follows the action that it performs, and what it receives goes into a buffer that one of
+its stages set aside for an activation or for a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsexplore.trace.schema import Phase
+
+
+def place(frames: Sequence[dict[str, Any]], op: str, tensor: torch.Tensor | None) -> tuple[nn.Module | None, Phase]:
+    """The stage's module and the phase of a message.
+
+    Args:
+        frames: local names of the schedule's frames, innermost first.
+        op: ``send`` or ``recv``; anything else is not a message between stages.
+        tensor: what is sent or received into.
+
+    Returns:
+        None and ``other`` where the schedule does not tell.
+    """
+    stages = _stages(frames)
+    if op == "recv" and tensor is not None:
+        return _receiver(stages, tensor)
+    if op == "send":
+        return _sender(stages, frames)
+    return None, "other"
+
+
+def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
+    for names in frames:
+        schedule = names.get("self")
+        if hasattr(schedule, "_stage"):
+            return [schedule._stage]
+        if hasattr(schedule, "_stages"):
+            return list(schedule._stages)
+    return []
+
+
+def _receiver(stages: Iterable[Any], tensor: torch.Tensor) -> tuple[nn.Module | None, Phase]:
+    storage = _storage(tensor)
+    for stage in stages:
+        directions: tuple[tuple[Any, Phase], ...] = (
+            (stage.args_recv_info, "forward"),
+            (stage.grad_recv_info, "backward"),
+        )
+        for buffers, phase in directions:
+            for microbatch in buffers.values():
+                if any(_storage(getattr(info, "buffer", None)) == storage for info in microbatch):
+                    return stage.submod, phase
+    return None, "other"
+
+
+def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Module | None, Phase]:
+    for names in frames:
+        action = names.get("action")
+        if action is not None:
+            stage = next((stage for stage in stages if stage.stage_index == action.stage_index), None)
+            forward = action.computation_type.name in ("FORWARD", "SEND_F")
+            return getattr(stage, "submod", None), "forward" if forward else "backward"
+        about = names.get("desc")
+        if about and len(stages) == 1:  # "fwd_send", "bwd_send", "fwd_send_bwd_recv", …
+            return stages[0].submod, "forward" if "fwd_send" in about else "backward"
+    return None, "other"
+
+
+def _storage(tensor: torch.Tensor | None) -> int | None:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.untyped_storage()._cdata if local is not None else None
