@@ -37,7 +37,7 @@ def place(frames: Sequence[dict[str, Any]], op: str, tensor: torch.Tensor | None
 
 def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
     for names in frames:
-        schedule = names.get("self")
+        schedule: Any = names.get("self")
         if hasattr(schedule, "_stage"):
             return [schedule._stage]
         if hasattr(schedule, "_stages"):

@@ -14,7 +14,8 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._utils import InferenceMode
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
