@@ -40,6 +40,7 @@ _PIPELINE: Final = 13
 _BLOCKING: Final = 14
 _COMPILED: Final = 15
 _PIPELINE_WARM_UP: Final = 16
+_RECOMPUTE: Final = 17
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
@@ -52,6 +53,8 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/tensor/_redistribute.py", "backward"): _REDISTRIBUTE_BACKWARD,
     ("distributed/tensor/_dispatch.py", "redistribute_local_args"): _IMPLICIT,
     ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): _PIPELINE_WARM_UP,
+    ("utils/checkpoint.py", "recompute_fn"): _RECOMPUTE,
+    ("utils/checkpoint.py", "backward"): _RECOMPUTE,  # of the reentrant form
     ("distributed/distributed_c10d.py", "batch_isend_irecv"): _P2P_BATCH,
     ("distributed/distributed_c10d.py", "send"): _BLOCKING,
     ("distributed/distributed_c10d.py", "recv"): _BLOCKING,
@@ -184,6 +187,10 @@ def look(depth: int) -> Context:
                 if below_engine and not context.cause:
                     context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
                 settled = True
+        elif kind == _RECOMPUTE:
+            if not settled:
+                settled = True
+                context.phase = "recompute"
         elif kind == _OPTIMIZER:
             if not settled:
                 settled = True
