@@ -38,16 +38,14 @@ print(json.dumps([m for m in {HEAVY} if m in sys.modules and m != "pandas"]))
     assert run(program) == []
 
 
-def test_adds_at_most_150_ms_to_torch() -> None:
+def test_adds_one_module_to_torch() -> None:
     program = """
-import json, time
-import torch
-start = time.perf_counter()
+import json, sys, torch
+before = set(sys.modules)
 import dsexplore
-print(json.dumps(time.perf_counter() - start))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
-    best = min(float(str(run(program))) for _ in range(3))
-    assert best <= 0.15, f"import dsexplore took {best:.3f} s after torch"
+    assert run(program) == ["dsexplore"]
 
 
 def test_every_public_name_is_there_and_listed() -> None:
