@@ -1,10 +1,12 @@
-"""`MeshSpec`: a mesh as people write it, ``dp=2,tp=4``."""
+"""Meshes as people write and read them: ``dp=2,tp=4``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.errors import UsageError
 
@@ -52,3 +54,14 @@ def _axis(part: str, mesh: str) -> tuple[str, int]:
     if not equals or not size.strip().removeprefix("-").isdecimal():
         raise UsageError(f"mesh {mesh!r}: {part.strip()!r} is not AXIS=RANKS: {_EXAMPLE}")
     return name.strip(), int(size)
+
+
+def mesh_text(mesh: DeviceMesh) -> str:
+    """``"dp=2,tp=4"``; axes without a name are ``dim_0``, ``dim_1``."""
+    names = axis_names(mesh)
+    return ",".join(f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The mesh's axis names, ``dim_0``, … where it has none."""
+    return mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(mesh.ndim))

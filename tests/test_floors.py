@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "dsexplore"
 FLOORS = (
-    {"constants", "units", "errors", "display", "meshes"},
+    {"constants", "units", "errors", "display", "meshes", "models", "placements"},
     {"trace", "sharding"},
     {"worlds", "comm", "aio"},
     {"analysis", "cost"},

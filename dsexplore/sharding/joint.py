@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dsexplore.errors import UsageError
+from dsexplore.meshes import axis_names, mesh_text
 from dsexplore.sharding.mesh import Mesh, Numbers, device_ranks, read_mesh
-from dsexplore.trace.groups import axis_names, mesh_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""DTensor placements as plain data, read from torch's objects or from the short text of `trace.placements`."""
+"""DTensor placements as plain data, read from torch's objects or from the short text of `placements`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.placements import short
+from dsexplore.placements import short
 
 Kind = Literal["shard", "strided", "replicate", "partial"]
 

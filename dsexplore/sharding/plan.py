@@ -74,7 +74,7 @@ def _refuse(placements: Any, what: str, where: str) -> None:
 
 
 def _title(model: nn.Module) -> str:
-    from dsexplore.trace.modules import class_name  # brings FSDP with it, which a plan on paper does without
+    from dsexplore.models import class_name
 
     while any(name in model._modules for name in _WRAPPERS):
         model = next(inner for name in _WRAPPERS if (inner := model._modules.get(name)) is not None)

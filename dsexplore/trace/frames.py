@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from dsexplore.trace import placements
+from dsexplore import placements
 
 _OWN_CODE: Final = -1
 _INTERNAL: Final = 0

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
+from dsexplore.meshes import axis_names, mesh_text
 from dsexplore.trace.schema import Timing
 
 _DIM = re.compile(r"dim_\d+")
@@ -127,17 +128,6 @@ def backend_name(process_group: Any) -> str:
         return str(dist.get_backend(process_group))
     except (KeyError, ValueError, RuntimeError):
         return str(process_group.name())
-
-
-def mesh_text(mesh: DeviceMesh) -> str:
-    """``"dp=2,tp=4"``; axes without a name are ``dim_0``, ``dim_1``."""
-    names = axis_names(mesh)
-    return ",".join(f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
-
-
-def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The mesh's axis names, ``dim_0``, … where it has none."""
-    return mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(mesh.ndim))
 
 
 def mesh_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:

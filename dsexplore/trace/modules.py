@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from dsexplore.trace import frames, placements
+from dsexplore import placements
+from dsexplore.meshes import mesh_text
+from dsexplore.models import class_name
+from dsexplore.trace import frames
 from dsexplore.trace.frames import Source
-from dsexplore.trace.groups import mesh_text
 
 _KEPT_BOUNDARIES = 1_000_000
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -328,12 +329,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         if inner is not None:
             return _unwrapped(inner)
     return model
-
-
-def class_name(model: nn.Module) -> str:
-    """The class as the program wrote it: ``fully_shard`` puts its own, ``FSDP<name>``, in front."""
-    own = type(model)
-    return (own.__bases__[1] if isinstance(model, FSDPModule) and len(own.__bases__) > 1 else own).__name__
 
 
 def _clean(path: str) -> str:

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dsexplore.trace.groups import Groups, mesh_text
+from dsexplore.meshes import mesh_text
+from dsexplore.trace.groups import Groups
 from dsexplore.trace.recorder import record
 from dsexplore.worlds.simulate import simulate
 

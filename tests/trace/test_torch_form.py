@@ -15,9 +15,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import _comm_mode
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from dsexplore.placements import joined
 from dsexplore.trace import registry, torch_form
 from dsexplore.trace.model import Tables, Trace
-from dsexplore.trace.placements import joined
 
 Make = Callable[..., Tables]
 funcol = torch.ops.c10d_functional
