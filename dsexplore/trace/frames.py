@@ -170,10 +170,12 @@ def look(depth: int) -> Context:
         kind = _kinds.get(id(code))
         if kind is None:
             kind = _kind(code)
-        if kind == _USER:
+        if kind == _INTERNAL:  # most of them
+            below_engine = False
+        elif kind == _USER:
             if len(context.sources) < depth:
                 context.sources.append((code.co_filename, frame.f_lineno))
-            elif settled:
+            if settled and len(context.sources) == depth:
                 break
             if in_backward and not settled and not context.cause and "bucket" in code.co_varnames[: code.co_argcount]:
                 context.cause = "DDP gradient bucket"

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.meshes import axis_names, mesh_text
 from dsexplore.trace.schema import Timing
+from dsexplore.trace.timing import timing_of
 
 _DIM = re.compile(r"dim_\d+")
 _WHOLE_WORLD = ("default_pg", "mesh_default", "undefined", "")
@@ -31,6 +32,8 @@ class Group:
     axis: str = ""
     mesh: str = ""
     timing: Timing = "none"
+    own_rank: int = 0
+    """The global rank of this process."""
 
 
 @dataclass
@@ -38,18 +41,17 @@ class Groups:
     """The groups that a recording met, and what is known about meshes."""
 
     _groups: dict[str, tuple[Any, Group]] = field(default_factory=dict)
+    _by_identity: dict[int, tuple[Any, Group]] = field(default_factory=dict)
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
 
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
         process_group = resolve(handle)
-        name = process_group.group_name
-        known = self._groups.get(name)
-        if known is not None and known[0] is process_group:
-            return known[1]
-        group = _describe(process_group)
-        self._groups[name] = (process_group, group)
-        return group
+        known = self._by_identity.get(id(process_group))
+        if known is None:
+            known = self._by_identity[id(process_group)] = process_group, _describe(process_group)
+            self._groups[process_group.group_name] = known
+        return known[1]
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
         """Remember a mesh that a parameter or a redistribute lies on: its axes name its groups."""
@@ -79,6 +81,7 @@ class Groups:
     def release(self) -> None:
         """Drop all references to process groups and meshes; descriptions stay."""
         self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
+        self._by_identity.clear()
         self._meshes.clear()
 
 
@@ -105,7 +108,7 @@ def _group_of(mesh: DeviceMesh, name: str) -> Any:
 def resolve(handle: Any) -> Any:
     """The ``ProcessGroup`` that an op was called with."""
     if isinstance(handle, str):
-        return _resolve_process_group(dist.distributed_c10d.GroupName(handle))
+        return _resolve_process_group(handle)  # type: ignore[arg-type]  # a GroupName, which is a str
     if isinstance(handle, dist.ProcessGroup):
         return handle
     real = getattr(handle, "real_obj", handle)  # a FakeScriptObject carries the real one
@@ -119,7 +122,16 @@ def _describe(process_group: Any) -> Group:
         ranks = tuple(dist.get_process_group_ranks(process_group))
     except (KeyError, ValueError, RuntimeError):
         ranks = tuple(range(size))
-    return Group(name, size, ranks, backend_name(process_group), process_group.group_desc)
+    backend = backend_name(process_group)
+    return Group(
+        name,
+        size,
+        ranks,
+        backend,
+        process_group.group_desc,
+        timing=timing_of(backend),
+        own_rank=dist.get_rank() if dist.is_initialized() else 0,
+    )
 
 
 def backend_name(process_group: Any) -> str:

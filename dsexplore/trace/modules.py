@@ -31,6 +31,7 @@ from dsexplore.trace import frames
 from dsexplore.trace.frames import Source
 
 _KEPT_BOUNDARIES = 1_000_000
+_NOWHERE = (None, 0, None)
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -88,9 +89,10 @@ class _Boundaries(threading.local):
         return self.stack[-1][0] if self.stack else None
 
     def mark(self) -> None:
+        module, _, site = self.stack[-1] if self.stack else _NOWHERE
         self.numbers.append(_get_sequence_nr())
-        self.modules.append(self.top)
-        self.sites.append(self.stack[-1][2] if self.stack else None)
+        self.modules.append(module)
+        self.sites.append(site)
         if len(self.numbers) > _KEPT_BOUNDARIES:
             half = _KEPT_BOUNDARIES // 2
             del self.numbers[:half], self.modules[:half], self.sites[:half]
@@ -131,26 +133,31 @@ class Modules:
             # The module's own last hook: what earlier hooks communicate still belongs to the module.
             self._handles[identity] = called.register_forward_hook(_leaving, always_call=True)
         boundaries = self._boundaries
-        if module.root is None and boundaries.stack:
+        stack = boundaries.stack
+        if module.root is None and stack:
             # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
-            del boundaries.stack[frames.calls_in_progress() - 1 :]
-        if boundaries.top is not module or boundaries.stack[-1][1] == identity:
+            del stack[frames.calls_in_progress() - 1 :]
+        if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
             module.calls += 1
-        boundaries.stack.append((module, identity, frames.call_site()))
+        stack.append((module, identity, frames.call_site()))
         boundaries.mark()
 
     def leave(self, called: nn.Module) -> None:
         """A forward ended, with or without an exception."""
-        stack = self._boundaries.stack
+        boundaries = self._boundaries
+        stack = boundaries.stack
         identity = id(called)
-        if any(entered == identity for _, entered, _ in stack):
+        if stack and stack[-1][1] == identity:
+            stack.pop()
+        elif any(entered == identity for _, entered, _ in stack):
             while stack.pop()[1] != identity:
                 pass
-        self._boundaries.mark()
+        boundaries.mark()
 
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
-        return self._lookup(wanted) or self._discover(wanted)
+        known = self._known.get(id(wanted))
+        return known[1] if known is not None and known[0]() is wanted else self._discover(wanted)
 
     def _lookup(self, wanted: nn.Module) -> Module | None:
         reference, module = self._known.get(id(wanted), (None, None))

@@ -34,7 +34,7 @@ from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.registry import Communication
 from dsexplore.trace.substrate import Substrate, best_available
-from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, end_at_completion, timing_of
+from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, end_at_completion
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +95,7 @@ class Recorder:
         self._recordings: list[Recording] = []
         self._groups = Groups()
         self._modules = Modules()
+        self._stack_depth = 1
         self._batches = 0
         self._anchor: CudaAnchor | None = None
         self._warned: set[str] = set()
@@ -121,11 +122,13 @@ class Recorder:
                 self._substrate = substrate
             recording.earlier_calls = self._modules.calls()
             self._recordings.append(recording)
+            self._stack_depth = max(each.stack_depth for each in self._recordings)
 
     def close(self, recording: Recording) -> Tables:
         """End it and return its content; the last one removes everything that was installed."""
         with self._lock:
             self._recordings.remove(recording)
+            self._stack_depth = max((each.stack_depth for each in self._recordings), default=1)
             if self._recordings:
                 return self.tables(recording)
             try:
@@ -174,8 +177,7 @@ class Recorder:
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> list[Event]:
         group = self._group(raw_op, entry, args)
-        depth = max((recording.stack_depth for recording in self._recordings), default=1)
-        context = frames.look(depth)
+        context = frames.look(self._stack_depth)
         trigger, owner = self._attribute(context)
         if context.mesh is not None:
             self._groups.add_mesh(context.mesh)
@@ -183,7 +185,6 @@ class Recorder:
         if context.schedule:
             module, context.phase = pipelines.place(context.schedule, members[0][2], members[0][1])
             trigger = self._modules.find(module) if module is not None else None
-        rank = dist.get_rank() if dist.is_initialized() else 0
         batch = self._batch(context.batch, coalesced="coalesced" in raw_op)
         return [
             Event(
@@ -202,7 +203,7 @@ class Recorder:
                 is_async=not context.is_blocking and _is_async(entry, args),
                 is_object=context.is_object,
                 batch=batch,
-                rank=rank,
+                rank=group.own_rank if group is not None else _rank(),
             )
             for size, tensor, op in members
         ]
@@ -215,10 +216,7 @@ class Recorder:
                 return None
         else:
             handle = args[entry.group]
-        group = self._groups.find(handle)
-        if group.timing == "none":
-            group.timing = timing_of(group.backend)
-        return group
+        return self._groups.find(handle)
 
     def _attribute(self, context: frames.Context) -> tuple[Module | None, Module | None]:
         modules = self._modules
@@ -262,7 +260,7 @@ class Recorder:
             is_async=False,
             is_object=False,
             batch=None,
-            rank=dist.get_rank() if dist.is_initialized() else 0,
+            rank=_rank(),
         )
         for recording in self._recordings:
             recording.events.append(event)
@@ -303,6 +301,10 @@ class Recorder:
                 notes=tuple(recording.notes),
             ),
         )
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _world_size(groups: list[Group]) -> int:
