@@ -136,6 +136,7 @@ _C10D = {
     "broadcast_": Communication("broadcast", _each(0), 1, 4),
     "reduce_": Communication("reduce", _each(0), 1, 5),
     "gather_": Communication("gather", _each_scaled(1), 2, 4),
+    "gather_into_tensor_": Communication("gather", _scaled(1), 2, 4),
     "scatter_": Communication("scatter", _each_scaled(0), 2, 4),
     "alltoall_": Communication("all_to_all", _larger_list(1, 0), 2, 3),
     "alltoall_base_": Communication("all_to_all", _larger(1, 0), 2, 5),
@@ -168,6 +169,8 @@ _FUNCTIONAL = {
 # Signatures: torch/csrc/distributed/c10d/symm_mem and torch/distributed/_symmetric_memory.
 _SYMMETRIC_MEMORY = {
     "_low_contention_all_gather": Communication("all_gather", _scaled(0), 1),
+    "_low_contention_all_gather_ce_multicast": Communication("all_gather", _scaled(0), 1),
+    "_low_contention_all_gather_ce_multicast_out": Communication("all_gather", _scaled(0), 1),
     "_low_contention_reduce_scatter": Communication("reduce_scatter", _tensor(0), 2),
     "fused_all_gather_matmul": Communication("all_gather", _scaled(0), 3),
     "fused_all_gather_scaled_matmul": Communication("all_gather", _scaled(0), 5),
@@ -188,6 +191,7 @@ _SYMMETRIC_MEMORY = {
     "tile_reduce": Communication("reduce", _tensor(0), 3),
     "multi_root_tile_reduce": Communication("reduce", _each(0), 3),
     "nccl_reduce_scatter_offset": Communication("reduce_scatter", _tensor(0), 2),
+    "nccl_all_to_all_nd": Communication("all_to_all", _tensor(0), 4),
     "nvshmem_broadcast": Communication("broadcast", _tensor(0), 2),
     "nvshmem_all_to_all": Communication("all_to_all", _tensor(0), 2),
     "all_to_all_vdev": Communication("all_to_all", _tensor(0), 4),
@@ -208,6 +212,7 @@ _DECOMPOSES = "decomposes into the _c10d_functional op of the same name, which i
 NOT_COMMUNICATION: dict[str, str] = {
     "c10d::check_for_nan": "looks at a local tensor",
     "_c10d_functional::wait_tensor": "waits for a collective that was recorded when issued",
+    "_c10d_functional::wait_tensors": "waits for collectives that were recorded when issued",
     "_c10d_functional::_wrap_tensor_autograd": "wraps the result of a recorded collective",
     "_c10d_functional_autograd::all_gather_into_tensor": _DECOMPOSES,
     "_c10d_functional_autograd::reduce_scatter_tensor": _DECOMPOSES,
@@ -232,7 +237,9 @@ NOT_COMMUNICATION: dict[str, str] = {
     "_dtensor::mesh_get_process_group": "looks a group up",
     "fsdp::all_gather_copy_in": "copies local shards into the buffer that is gathered next",
     "fsdp::chunk_cat": "copies local gradients into the buffer that is scattered next",
+    "fsdp::chunk_cat_mixed_dtype": "the same for gradients of several dtypes",
     "fsdp::copy_": "local copy",
+    "fsdp::record_grad_output_stream": "tells the allocator which stream uses a buffer",
     "fsdp::split_with_sizes_copy": "copies parameters out of the gathered buffer",
     "symm_mem::_async_input_mm": "local matmul that waits for signals",
     "symm_mem::_barrier": "device-side barrier of a symmetric-memory block: no data",
@@ -243,13 +250,16 @@ NOT_COMMUNICATION: dict[str, str] = {
     **{
         f"symm_mem::{name}": _ONE_SIDED
         for name in (
+            "memcpy_to_multicast_",
             "nccl_get",
+            "nccl_get_out",
             "nccl_put",
             "nccl_put_signal",
             "nccl_put_with_signal",
             "nccl_wait_for_signal",
             "nccl_wait_signal",
             "nvshmem_get",
+            "nvshmem_get_out",
             "nvshmem_put",
             "nvshmem_put_with_signal",
             "nvshmem_wait_for_signal",
