@@ -170,8 +170,8 @@ def look(depth: int) -> Context:
         kind = _kinds.get(id(code))
         if kind is None:
             kind = _kind(code)
-        if kind == _INTERNAL:  # most of them
-            below_engine = False
+        if kind == _INTERNAL:
+            pass  # most of them: asked first
         elif kind == _USER:
             if len(context.sources) < depth:
                 context.sources.append((code.co_filename, frame.f_lineno))
