@@ -22,7 +22,7 @@ import torch
 
 from dsexplore import placements
 
-_OWN_CODE: Final = -1
+_PLUMBING: Final = -1
 _INTERNAL: Final = 0
 _USER: Final = 1
 _MODULE_CALL: Final = 2
@@ -41,6 +41,9 @@ _BLOCKING: Final = 14
 _COMPILED: Final = 15
 _PIPELINE_WARM_UP: Final = 16
 _RECOMPUTE: Final = 17
+
+_DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+"""torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
@@ -102,15 +105,19 @@ def _kind(code: CodeType) -> int:
 
 def _classify(code: CodeType) -> int:
     file, name = code.co_filename, code.co_name
+    if name == "__torch_dispatch__":
+        return _PLUMBING
     if file.startswith(_TORCH):
         part = file[len(_TORCH) :].replace(os.sep, "/")
+        if part in _DISPATCHER:
+            return _PLUMBING
         if part.startswith(_DDP_HOOKS):
             return _DDP_HOOK
         if part.startswith("distributed/tensor/") and "op_call" in code.co_varnames[: code.co_argcount]:
             return _DTENSOR_OP
         return _BY_NAME.get((part, name), _BY_FILE.get(part, _INTERNAL))
     if file.startswith(_OWN):
-        return _OWN_CODE
+        return _PLUMBING
     if file.startswith(("<frozen ", "<eval_with_key>")) or file == "<string>":
         return _INTERNAL
     if "torchinductor" in file:
@@ -163,7 +170,7 @@ def look(depth: int) -> Context:
     redistribute: dict[str, Any] | None = None
     redistribute_backward = False
     dtensor_op = ""
-    below_engine = True  # only our own frames so far
+    below_engine = True  # no frame of a caller so far
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -228,7 +235,7 @@ def look(depth: int) -> Context:
             context.cause = "pipeline warm-up"
             context.schedule = ()
             settled = True
-        if kind != _OWN_CODE:
+        if kind != _PLUMBING:
             below_engine = False
         frame = frame.f_back
     if redistribute is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import debug as torch_debug
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore import CommDebugMode
@@ -348,6 +350,21 @@ def test_other_threads_are_counted(mesh: DeviceMesh) -> None:
         thread.start()
         thread.join()
     assert mode.get_comm_counts() == {torch.ops.c10d.allreduce_: 1}
+
+
+def test_the_bucket_of_ddp_s_reducer_is_named_though_a_dispatch_mode_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        model = DistributedDataParallel(MLP())
+        with CommDebugMode() as mode:
+            model(torch.ones(2, 8)).sum().backward()
+        assert mode.trace.events["cause"].to_list() == ["DDP gradient bucket"]
+        assert mode.comm_module_counts["DistributedDataParallel"][BACKWARD] == {torch.ops.c10d.allreduce_: 1}
+        assert "DistributedDataParallel.module.net1" not in mode.comm_module_counts
+        del model
+    finally:
+        dist.destroy_process_group()
 
 
 class Checkpointed(nn.Module):
