@@ -12,6 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import dsexplore
+from dsexplore.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,9 +102,12 @@ def test_a_program_that_fails_leaves_its_traces(tmp_path: Path) -> None:
     assert trace.info.notes == ("the recording ended early, with RuntimeError",)
 
 
-@pytest.mark.processes
-def test_one_file_for_two_processes_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "trace.parquet")
-    assert done.returncode != 0
-    assert "save='trace.parquet' names one file, but 2 processes record" in done.stderr
-    assert not (tmp_path / "trace.parquet").exists()
+def test_one_file_for_two_processes_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ran = False
+    with (
+        pytest.raises(UsageError, match=r"save='trace\.parquet' names one file, but 2 processes record"),
+        dsexplore.commtrace(save="trace.parquet"),
+    ):
+        ran = True
+    assert not ran
