@@ -7,14 +7,15 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $(name))))
 
 BIN := $(VENV)/bin
-PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package size clean
+.PHONY: help lab test check package notebooks size clean
 
 help:
 	@echo "make lab    set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
 	@echo "make test   set up $(VENV) and run everything that CI runs"
 	@echo "make check  the style and type checks of make test alone"
+	@echo "make notebooks  run the notebooks and store their outputs anew"
 	@echo "make size   download what make lab and make test need, and print how much it is"
 	@echo "make clean  remove what these made, $(VENV) included"
 
@@ -38,10 +39,13 @@ package: $(VENV)/.test
 	$(BUILD)/empty/bin/dsexplore demo --html $(BUILD)/demo.html
 	rm -rf $(BUILD)/empty
 
+notebooks: $(VENV)/.test
+	$(BIN)/python tests/run_notebooks.py
+
 size: $(VENV)/bin/python
 	@for extra in lab dev,ranks; do \
 		rm -rf $(BUILD)/download && \
-		$(BIN)/python -m pip --disable-pip-version-check download --quiet --constraint constraints.txt \
+		$(BIN)/python -m pip --disable-pip-version-check download -qq --constraint constraints.txt \
 			--dest $(BUILD)/download ".[$$extra]" && \
 		du -sh --apparent-size $(BUILD)/download | sed "s|	.*| for dsexplore[$$extra]|"; \
 	done; rm -rf $(BUILD)/download

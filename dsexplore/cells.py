@@ -25,7 +25,7 @@ class CellSyntaxError(Exception):
 
     def __init__(self, shell: InteractiveShell, error: SyntaxError) -> None:
         super().__init__(str(error))
-        self._lines: list[str] = shell.SyntaxTB.structured_traceback(type(error), error, [])
+        self._lines: list[str] = shell.SyntaxTB.structured_traceback(type(error), error)
 
     def _render_traceback_(self) -> list[str]:
         return self._lines

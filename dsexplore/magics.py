@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
@@ -10,7 +11,6 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
-from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
 
 from dsexplore import cells
@@ -31,11 +31,18 @@ A mesh named in --mesh is there as `mesh`. On a simulated world counts, bytes an
 program; values are not, because each rank sees its own shard only. The trace of the last cell is `_trace`."""
 
 
-class _Parser(MagicArgumentParser):
-    """IPython's parser with errors that tell where to look."""
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises where argparse's own would end the kernel."""
 
     def error(self, message: str) -> NoReturn:
         raise ShellUsageError(f"commtrace: {message}; %commtrace -h lists the options")
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """The options of a magic's line."""
+        try:
+            return self.parse_args(shlex.split(line))
+        except ValueError as error:
+            self.error(f"{line!r} cannot be split into words ({error})")
 
 
 def _help_format(prog: str) -> argparse.HelpFormatter:
@@ -74,7 +81,7 @@ class CommtraceMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def commtrace(self, line: str, cell: str | None = None) -> None:
-        options = _PARSER.parse_argstring(line)
+        options = _PARSER.parse_line(line)
         if options.help:
             print(_PARSER.format_help())
             return

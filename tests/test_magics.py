@@ -201,6 +201,7 @@ class TestBadInput:
                 "%%commtrace --world-size 6 --mesh dp=2,tp=4\n1",
                 "mesh dp=2,tp=4 has 2×4 = 8 ranks, but the world size is 6",
             ),
+            ("%%commtrace --mesh 'dp=2\n1", "cannot be split into words"),
             ("%%commtrace --mesh dp2\n1", "'dp2' is not AXIS=RANKS"),
             ("%%commtrace --world-size 4 --rank 4\n1", "rank 4 is not in a world of 4 ranks"),
             ("%%commtrace --fake\n1", "--fake is about a simulated world: give --world-size or --mesh"),

@@ -55,7 +55,8 @@ class Attention(nn.Module):
         return self.wo(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # a module call is Any
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        heads: torch.Tensor = x.unflatten(2, (-1, self.head_dim))
+        return heads.transpose(1, 2)
 
 
 class FeedForward(nn.Module):

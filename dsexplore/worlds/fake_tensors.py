@@ -68,7 +68,7 @@ def patch_meshes(patches: Patches) -> None:
 
 def patch_conversion(patches: Patches) -> None:
     """Let ``module.to`` and its kin convert fake parameters in place."""
-    original = nn.Module._apply
+    original: Callable[..., Any] = nn.Module._apply
 
     def apply(module: nn.Module, function: Callable[..., Any], recurse: bool = True) -> nn.Module:
         fakes: dict[str, Any] = {name: p for name, p in module._parameters.items() if isinstance(p, FakeTensor)}
