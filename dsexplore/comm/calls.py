@@ -321,8 +321,8 @@ def all_gather_coalesced(
     """Gather several tensors as one; in the log they are the members of a batch.
 
     Args:
-        output_tensors: for each input one tensor that takes all ranks' (DeepSpeed), or a list of one per rank
-            (torch).
+        output_tensors: for each input one tensor that takes all ranks' (DeepSpeed); or lists of tensors, which go
+            to torch's function as they are.
         input_tensors: this rank's.
         group: the process group; None for the world.
         async_op: return a handle at once, whose ``wait()`` waits for all of them.
@@ -330,12 +330,12 @@ def all_gather_coalesced(
         log_name: the name it is recorded under.
         debug: the caller's name.
     """
-    if len(output_tensors) != len(input_tensors):
-        many = f"{len(output_tensors)} outputs and {len(input_tensors)} inputs"
-        raise UsageError(f"all_gather_coalesced: {many}: give one output for each input")
     if any(isinstance(output, (list, tuple)) for output in output_tensors):
         args = (output_tensors, input_tensors, group, async_op)
         return issue(s.ALL_GATHER_COALESCED_LISTS, args, group, async_op, prof, log_name, debug)
+    if len(output_tensors) != len(input_tensors):
+        many = f"{len(output_tensors)} outputs and {len(input_tensors)} inputs"
+        raise UsageError(f"all_gather_coalesced: {many}: give one output for each input")
     calls = [(output, given, group) for output, given in zip(output_tensors, input_tensors, strict=True)]
     return _as_one(s.ALL_GATHER_COALESCED, calls, group, async_op, prof, log_name, debug)
 

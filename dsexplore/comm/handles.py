@@ -54,11 +54,11 @@ class Handle(td.Work):
             records = self._records
             future.add_done_callback(lambda _: finish(records, []))
 
-    def _future(self) -> torch.futures.Future[Any] | None:
-        if isinstance(self._work, torch.futures.Future):
+    def _future(self) -> Any:
+        if isinstance(self._work, torch._C.Future):
             return self._work
         try:
-            future: torch.futures.Future[Any] = self._work.get_future()
+            future: Any = self._work.get_future()
             return future
         except RuntimeError:  # gloo's send, recv and reduce_scatter have none
             return None
@@ -78,20 +78,20 @@ class Handle(td.Work):
     def is_completed(self) -> bool:
         """Whether the op is over, without waiting."""
         work = self._work
-        done: bool = work.done() if isinstance(work, torch.futures.Future) else work.is_completed()
+        done: bool = work.done() if isinstance(work, torch._C.Future) else work.is_completed()
         if done and not any(record.device is not None for record in self._records):
             self._over()
         return done
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> Any:
         """torch's future of the op."""
         work = self._work
-        future: torch.futures.Future[Any] = work if isinstance(work, torch.futures.Future) else work.get_future()
+        future: Any = work if isinstance(work, torch._C.Future) else work.get_future()
         if self._copies:
             return future.then(self._value_after_copies)
         return future
 
-    def _value_after_copies(self, future: torch.futures.Future[Any]) -> Any:
+    def _value_after_copies(self, future: Any) -> Any:
         value = future.value()
         self._over()
         return value

@@ -1,0 +1,41 @@
+"""Fixtures for programs on real local ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import dsexplore.comm as dist
+from dsexplore.comm import switches
+from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.worlds import processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rank_server() -> Iterator[None]:
+    """Start the process that ranks are forked from before the first test, and end it after the last."""
+    processes.run_ranks("", 1, backend=None).check()
+    yield
+    processes.close()
+
+
+@pytest.fixture
+def ranks() -> Callable[..., list[Any]]:
+    """``ranks(n, program, *args)``: what the program returned on each of n gloo ranks."""
+
+    def run(world_size: int, program: Callable[..., Any], *args: Any) -> list[Any]:
+        return processes.run_ranks(program, world_size, args=args, timeout=60, group_timeout=20).values
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quiet_log() -> Iterator[None]:
+    """Leave the logger and the switches of this process as they were."""
+    yield
+    dist.comms_logger.configure(CommsLoggerConfig())
+    dist.comms_logger.reset_data()
+    switches.off.clear()
+    switches._warned.clear()
