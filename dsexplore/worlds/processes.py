@@ -260,6 +260,11 @@ class _Rank:
             ours.callback(os.close, self.ended)
             self._owned = ours.pop_all()
 
+    @property
+    def failed_at(self) -> float:
+        """When it raised; one that died without a word did so before its peers noticed."""
+        return self._report.at if self._report is not None else 0.0
+
     def read(self) -> None:
         """Take what the rank has written; a report of success settles its status."""
         self.output.take()
@@ -397,9 +402,10 @@ class _Run:
                         rank.read()
                         if reader.at_end:
                             selector.unregister(key.fd)
-                    if self._first_failure is None and rank.status in ("error", "died"):
-                        self._first_failure = rank.rank
-                        deadline = min(deadline, time.monotonic() + grace)
+                failed = [rank for rank in self._ranks if rank.status in ("error", "died")]
+                if failed and self._first_failure is None:
+                    self._first_failure = min(failed, key=lambda rank: rank.failed_at).rank
+                    deadline = min(deadline, time.monotonic() + grace)
 
     def close(self) -> tuple[RankOutcome, ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""

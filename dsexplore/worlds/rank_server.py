@@ -21,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Report:
     value: Any = None
     error: str = ""
     traceback: str = ""
+    at: float = 0.0
+    """When, by the monotonic clock that all processes of the machine share."""
 
 
 def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
@@ -160,11 +163,10 @@ def _become_rank(job: Job, output: int, result: int, release: int, stack: int) -
         os.close(output)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the process's own stdout
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - and stderr
-        report = _report(job)
+        report, data = _sendable(_report(job))
         sys.stdout.flush()
         sys.stderr.flush()
         with open(result, "wb") as pipe:
-            data = _dump(report)
             pipe.write(LENGTH.pack(len(data)) + data)
         if report.ok:
             os.read(release, 1)
@@ -173,15 +175,18 @@ def _become_rank(job: Job, output: int, result: int, release: int, stack: int) -
         os._exit(2)
 
 
-def _dump(report: Report) -> bytes:
+def _sendable(report: Report) -> tuple[Report, bytes]:
+    """The report and its bytes; of a value that cannot be sent, a report that says so."""
+    reason = ""
     for pickler in (pickle.dumps, _cloudpickled):
         try:
-            return pickler(report)
+            return report, pickler(report)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
     name = type(report.value).__name__
     problem = f"TypeError: the program returned a {name}, which cannot be sent back ({reason}): return plain data"
-    return pickle.dumps(Report(False, error=problem))
+    report = Report(False, error=problem, at=time.monotonic())
+    return report, pickle.dumps(report)
 
 
 def _cloudpickled(report: Report) -> bytes:
@@ -205,7 +210,7 @@ def _report(job: Job) -> Report:
         return Report(True, program(*extra))
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the program are its failures too
         text = "".join(traceback.format_exception(error))
-        return Report(False, error=f"{type(error).__name__}: {error}", traceback=text)
+        return Report(False, error=f"{type(error).__name__}: {error}", traceback=text, at=time.monotonic())
 
 
 def _prepare_torch(job: Job) -> None:

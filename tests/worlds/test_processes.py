@@ -1,0 +1,249 @@
+"""The launcher of local ranks: what comes back, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds import processes
+from dsexplore.worlds.processes import RanksFailedError, run_ranks
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rank_server() -> Iterator[None]:
+    """Start the process that ranks are forked from before the first test, and end it after the last."""
+    run_ranks("", 1, backend=None).check()
+    yield
+    processes.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+    except FileNotFoundError:
+        return False
+
+
+def test_values_come_back_by_rank_from_one_world() -> None:
+    def program(offset: int) -> tuple[int, int, float]:
+        import torch
+        import torch.distributed as td
+
+        total = torch.tensor([float(td.get_rank() + offset)])
+        td.all_reduce(total)
+        return td.get_rank(), td.get_world_size(), total.item()
+
+    run = run_ranks(program, 3, args=(10,))
+    assert run.values == [(0, 3, 33.0), (1, 3, 33.0), (2, 3, 33.0)]
+    assert run.reason == "done"
+    assert run.ok
+    assert [outcome.exit_code for outcome in run.outcomes] == [0, 0, 0]
+
+
+def test_functions_bring_what_they_close_over() -> None:
+    factor = 7
+
+    def helper(rank: int) -> int:
+        return rank * factor
+
+    assert run_ranks(lambda: helper(int(os.environ["RANK"])), 2, backend=None).values == [0, 7]
+
+
+def test_output_is_kept_by_rank_whoever_wrote_it() -> None:
+    def program() -> None:
+        rank = os.environ["RANK"]
+        print(f"printed by {rank}")
+        os.write(1, f"written by {rank}\n".encode())
+        print("to stderr", file=sys.stderr)
+
+    lines: list[tuple[int, str]] = []
+    run = run_ranks(program, 2, backend=None, on_line=lambda rank, line: lines.append((rank, line)))
+    for rank, outcome in enumerate(run.outcomes):
+        wanted = [f"printed by {rank}", f"written by {rank}", "to stderr"]
+        assert outcome.output.splitlines() == wanted
+        assert [line for r, line in lines if r == rank] == wanted
+
+
+def test_source_text_runs_as_main_and_shows_its_last_expression() -> None:
+    source = "assert __name__ == '__main__'\nx = [rank, world_size, given]\nx"
+    run = run_ranks(source, 2, namespace={"given": "here"}, backend=None)
+    assert run.values == ["[0, 2, 'here']", "[1, 2, 'here']"]
+    assert run_ranks("x = 1", 1, backend=None).values == [""]
+
+
+def test_a_failing_rank_is_named_with_the_line_of_the_source() -> None:
+    source = "import torch.distributed as td\nif rank == 1:\n    raise ValueError('no good')\ntd.barrier()"
+    run = run_ranks(source, 2)
+    assert run.first_failure == 1
+    assert run.outcomes[1].status == "error"
+    assert run.outcomes[1].error == "ValueError: no good"
+    with pytest.raises(RanksFailedError, match=r"rank 1: error: ValueError: no good") as caught:
+        run.check()
+    assert 'File "<rank cell>", line 3' in str(caught.value)
+    assert run.outcomes[0].status in ("error", "stuck")  # its peer was gone
+
+
+def test_exits_of_the_program_are_failures_and_not_silence() -> None:
+    def program() -> None:
+        if os.environ["RANK"] == "0":
+            sys.exit("enough")
+        os._exit(5)
+
+    run = run_ranks(program, 2, backend=None)
+    assert run.outcomes[0].error == "SystemExit: enough"
+    assert run.outcomes[1].status == "died"
+    assert run.outcomes[1].error == "ended with exit code 5, without a result"
+
+
+def test_a_killed_rank_ends_the_run_and_its_peers() -> None:
+    def program() -> None:
+        import torch
+        import torch.distributed as td
+
+        print(os.getpid(), flush=True)
+        td.barrier()
+        if td.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        td.all_reduce(torch.ones(1))
+
+    run = run_ranks(program, 3, timeout=30)
+    assert run.reason == "failed"
+    assert run.first_failure == 1
+    assert (run.outcomes[1].status, run.outcomes[1].exit_code) == ("died", -signal.SIGKILL)
+    assert "killed by SIGKILL" in run.outcomes[1].error
+    assert not any(is_running(int(outcome.output.split()[0])) for outcome in run.outcomes)
+
+
+def test_a_hung_rank_is_ended_with_its_stack() -> None:
+    def wait_for_nobody() -> None:
+        import torch.distributed as td
+
+        if td.get_rank() == 0:
+            td.barrier()
+
+    run = run_ranks(wait_for_nobody, 2, timeout=1.5)
+    assert run.reason == "timeout"
+    assert [outcome.status for outcome in run.outcomes] == ["stuck", "ok"]
+    assert "in barrier" in run.outcomes[0].stack
+    assert "in wait_for_nobody" in run.outcomes[0].stack
+    with pytest.raises(RanksFailedError, match="time ran out"):
+        _ = run.values
+
+
+def test_ctrl_c_ends_the_ranks_and_tells_where_they_were() -> None:
+    pids: list[int] = []
+
+    def interrupt(rank: int, line: str) -> None:
+        pids.append(int(line))
+        if len(pids) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    def program() -> None:
+        print(os.getpid(), flush=True)
+        threading.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_ranks(program, 2, backend=None, on_line=interrupt)
+    assert len(caught.value.__notes__) == 2
+    assert "in program" in caught.value.__notes__[0]
+    assert not any(map(is_running, pids))
+
+
+def test_what_a_rank_started_ends_with_it() -> None:
+    def program() -> int:
+        return subprocess.Popen(["sleep", "300"]).pid
+
+    (pid,) = run_ranks(program, 1, backend=None).values
+    deadline = time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(pid)
+
+
+def test_no_descriptor_is_left_open() -> None:
+    def failing() -> None:
+        raise RuntimeError("on purpose")
+
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(3):
+        assert run_ranks("1", 2).ok
+        assert not run_ranks(failing, 2, backend=None).ok
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_ranks_get_the_callers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DSEXPLORE_OF_CALLER", "seen")
+    monkeypatch.chdir(tmp_path)
+
+    def program() -> list[str]:
+        names = ("DSEXPLORE_OF_CALLER", "EXTRA", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+        return [*(os.environ[name] for name in names), str(Path.cwd())]
+
+    run = run_ranks(program, 1, backend=None, environment={"EXTRA": "given"})
+    assert run.values == [["seen", "given", "0", "1", "127.0.0.1", str(tmp_path)]]
+
+
+def test_a_value_that_cannot_travel_is_an_error_that_says_so() -> None:
+    run = run_ranks(lambda: threading.Lock(), 1, backend=None)
+    assert "returned a lock, which cannot be sent back" in run.outcomes[0].error
+
+
+@pytest.mark.parametrize("world_size", [0, -3])
+def test_a_world_needs_a_rank(world_size: int) -> None:
+    with pytest.raises(UsageError, match=f"world_size {world_size}"):
+        run_ranks("1", world_size)
+
+
+def test_arguments_that_cannot_travel_are_refused_before_anything_starts() -> None:
+    def program(anything: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="cannot be sent to its ranks"):
+        run_ranks(program, 2, args=(threading.Lock(),))
+
+
+LAUNCHER = """
+import os, threading
+from dsexplore.worlds.processes import run_ranks
+run_ranks(
+    "import os, threading\\nprint(os.getpid(), flush=True)\\nthreading.Event().wait()",
+    2, backend=None, on_line=lambda rank, line: print(line, flush=True),
+)
+"""
+
+
+def test_nothing_outlives_a_launcher_that_was_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        assert all(map(is_running, pids))
+        launcher.kill()
+    deadline = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(is_running, pids))
+
+
+RESTART = """
+import os, signal
+from dsexplore.worlds import processes
+processes._server()
+os.kill(processes._running._process.pid, signal.SIGKILL)
+processes._running._process.wait()
+assert processes.run_ranks("rank", 2, backend=None).values == ["0", "1"]
+"""
+
+
+def test_a_server_that_died_is_replaced() -> None:
+    subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=120)
