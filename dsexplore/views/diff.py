@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 
 from dsexplore.display import View
@@ -77,7 +79,8 @@ def _table(diff: TraceDiff, frame: pl.DataFrame) -> str:
     rows = []
     seen = ""
     for (pattern, *key), modules in list(folded.items())[:MOST_ROWS]:
-        op, axis, phase, change, count, count_after, size, size_after = key
+        op, axis, phase, change = map(str, key[:4])
+        count, count_after, size, size_after = (value for value in key[4:] if isinstance(value, int))
         times = len(modules)
         many = f' <span class="dim">×{times}{_numbers(modules)}</span>' if times > 1 else ""
         label = (html.name(pattern or "(outside any module)") + many) if pattern != seen or many else ""
@@ -85,14 +88,14 @@ def _table(diff: TraceDiff, frame: pl.DataFrame) -> str:
         rows.append(
             (
                 label,
-                _sign(str(change)),
+                _sign(change),
                 html.name(op),
                 html.name(axis or "–"),
                 html.escape(phase),
-                _change(int(count) * times, int(count_after) * times, "{:,}".format),
-                f"{(int(count_after) - int(count)) * times:+,}",
-                _change(int(size) * times, int(size_after) * times, format_bytes),
-                _signed_bytes((int(size_after) - int(size)) * times),
+                _change(count * times, count_after * times, "{:,}".format),
+                f"{(count_after - count) * times:+,}",
+                _change(size * times, size_after * times, format_bytes),
+                _signed_bytes((size_after - size) * times),
             )
         )
     head = ("module", "", "op", "axis", "phase", "count", "Δ", "bytes", "Δ bytes")
@@ -100,8 +103,8 @@ def _table(diff: TraceDiff, frame: pl.DataFrame) -> str:
     return f'<div class="diff">{html.table(head, rows, left=(1, 2, 3, 4), wrap=(0,))}</div>{more}'
 
 
-def _change(before: int, after: int, write: object) -> str:
-    return f"{write(before)} → {write(after)}" if before != after else str(write(before))  # type: ignore[operator]
+def _change(before: int, after: int, write: Callable[[int], str]) -> str:
+    return f"{write(before)} → {write(after)}" if before != after else write(before)
 
 
 def _fold(diff: TraceDiff, frame: pl.DataFrame) -> dict[tuple[object, ...], list[str]]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from dsexplore.trace.model import Tables
 from dsexplore.views.module_tree import ModuleTree
 
 _SAME_EVENT = ("op", "axis", "group_size", "phase", "message_bytes", "dtype", "implicit")
-_SAME_PARAMETER = ("rank", "name", "global_shape", "local_shape", "dtype", "placements", "shared_with")
+_SAME_PARAMETER = ("rank", "global_shape", "local_shape", "dtype", "placements")
 
 
 @dataclass(frozen=True)
@@ -76,31 +77,30 @@ def ranges(numbers: list[int], most: int = 6) -> str:
 
 def _signatures(tree: ModuleTree, tables: Tables) -> list[int]:
     """One number per row; equal numbers mean equal subtrees."""
-    events = _rows_by_module(
-        tables.events.group_by("owner", *_SAME_EVENT).agg(pl.len().alias("count")).sort("owner", *_SAME_EVENT), "owner"
-    )
-    parameters = _rows_by_module(tables.parameters.select("module", *_SAME_PARAMETER), "module")
+    events = tables.events.group_by("owner", *_SAME_EVENT).agg(pl.len().alias("count"))
+    of_events = _sums_of_hashes(events, "owner")
+    own_name = pl.col("name").str.split(".").list.last()
+    of_parameters = _sums_of_hashes(tables.parameters.select("module", own_name, *_SAME_PARAMETER), "module")
     numbers: dict[object, int] = {}
     signatures = [0] * len(tree)
     below: list[list[object]] = [[] for _ in range(len(tree))]
     for row in range(len(tree) - 1, -1, -1):
         name = tree.names[row]
-        own = tuple(_parameter_key(name, parameter) for parameter in parameters.get(name, ()))
-        key = (tree.types[row], int(tree.calls[row]), tuple(events.get(name, ())), own, tuple(below[row]))
+        own = (of_events.get(name), of_parameters.get(name))
+        key = (tree.types[row], int(tree.calls[row]), own, tuple(below[row]))
         signatures[row] = numbers.setdefault(key, len(numbers))
         if tree.parents[row] >= 0:
             below[tree.parents[row]].append((tree.labels[row], signatures[row]))
     return signatures
 
 
-def _rows_by_module(frame: pl.DataFrame, key: str) -> dict[str, list[tuple[object, ...]]]:
-    found: dict[str, list[tuple[object, ...]]] = {}
-    for module, *rest in frame.iter_rows():
-        found.setdefault(module, []).append(tuple(rest))
-    return found
-
-
-def _parameter_key(module: str, row: tuple[object, ...]) -> tuple[object, ...]:
-    rank, name, global_shape, local_shape, *rest = row
-    own_name = str(name).removeprefix(f"{module}.")
-    return (rank, own_name, tuple(global_shape or ()), tuple(local_shape or ()), *rest)  # type: ignore[arg-type]
+def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, int]:
+    """One number for all rows of a module, whatever their order."""
+    if frame.is_empty():
+        return {}
+    hashed = frame.select(key, pl.struct(pl.exclude(key)).hash().alias("hash")).sort(key)
+    modules = hashed[key].to_numpy()
+    first = np.flatnonzero(np.r_[True, modules[1:] != modules[:-1]])
+    with np.errstate(over="ignore"):
+        sums = np.add.reduceat(hashed["hash"].to_numpy(), first)
+    return {str(module): int(total) for module, total in zip(modules[first], sums, strict=True)}

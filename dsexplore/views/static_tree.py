@@ -10,11 +10,11 @@ from dsexplore.trace import schema
 from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html
-from dsexplore.views.fold import Fold, Folding
+from dsexplore.views.fold import Fold, Folding, ranges
 from dsexplore.views.module_tree import ModuleTree, module_tree
 
-MOST_ROWS = 250
-"""Lines drawn; the explorer shows the rest."""
+BUDGET = 36_000
+"""Characters that the tree takes in a notebook, about; a folded model of any depth stays below."""
 MOST_TABLE_ROWS = 12
 MOST_AXES = 6
 
@@ -56,32 +56,24 @@ class _Drawing:
     folding: Folding
     tables: Tables
     phases: list[int]
-    events: dict[str, pl.DataFrame]
-    parameters: dict[str, pl.DataFrame]
-    left: int = MOST_ROWS
+    budget: int
+    cut: bool = False
 
 
-def tree_html(tables: Tables) -> str:
-    """The whole tree; at most `MOST_ROWS` lines, which a folded model of any depth stays below."""
+def tree_html(tables: Tables, budget: int = BUDGET) -> str:
+    """The tree, drawn from the top until the budget of characters is spent, which it then says."""
     tree = module_tree(tables)
     if not len(tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
-    drawing = _Drawing(
-        tree,
-        Folding(tree, tables),
-        tables,
-        [i for i in range(len(schema.PHASES)) if tree.own_counts[:, i].any()],
-        _by_module(_same_events(tables.events), "owner"),
-        _by_module(tables.parameters, "module"),
-    )
-    columns = 3 + len(tree.axes[:MOST_AXES]) + len(drawing.phases)
+    phases = [i for i in range(len(schema.PHASES)) if tree.own_counts[:, i].any()]
+    drawing = _Drawing(tree, Folding(tree, tables), tables, phases, budget)
+    columns = 3 + len(tree.axes[:MOST_AXES]) + len(phases)
     rows = "".join(_fold_html(drawing, fold, 0, 1) for fold in drawing.folding.roots())
-    more = (
-        "" if drawing.left > 0 else f'<p class="dim">Only the first {MOST_ROWS} lines are drawn: explore() has all.</p>'
-    )
+    more = '<p class="dim">Only the first modules are drawn: explore() shows all, to_html(path) more.</p>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="module tree">'
-        f'<div class="tree" style="--dsx-width:{230 + columns * 70}px">{_head(drawing)}{rows}</div></div>{more}'
+        f'<div class="tree" style="--dsx-width:{230 + columns * 70}px">{_head(drawing)}{rows}</div></div>'
+        + (more if drawing.cut else "")
     )
 
 
@@ -93,15 +85,15 @@ def _head(drawing: _Drawing) -> str:
 
 
 def _fold_html(drawing: _Drawing, fold: Fold, depth: int, times: int) -> str:
-    if drawing.left <= 0:
+    if drawing.budget <= 0:
+        drawing.cut = True
         return ""
-    drawing.left -= 1
     tree, row = drawing.tree, fold.first
     times *= len(fold.rows)
-    inside = _own_html(drawing, row, times, depth) + "".join(
-        _fold_html(drawing, child, depth + 1, times) for child in drawing.folding.children(row)
-    )
     line = _line(drawing, fold, depth, times)
+    own = _own_html(drawing, row, times, depth)
+    drawing.budget -= len(line) + len(own) + 60
+    inside = own + "".join(_fold_html(drawing, child, depth + 1, times) for child in drawing.folding.children(row))
     if not inside:
         return f'<div class="row" style="--d:{depth}">{line}</div>'
     opened = " open" if depth < 2 and len(tree.children(row)) else ""
@@ -129,31 +121,18 @@ def _cell(value: int, text: str) -> str:
 
 def _own_html(drawing: _Drawing, row: int, times: int, depth: int) -> str:
     module = drawing.tree.names[row]
-    body = _events_html(drawing.events.get(module)) + _parameters_html(module, drawing.parameters.get(module))
+    body = ""
+    if drawing.tree.own_counts[row].any():
+        body += events_html(drawing.tables.events.filter(pl.col("owner") == module))
+    body += parameters_html(module, drawing.tables.parameters.filter(pl.col("module") == module))
     each = f'<p class="dim">Each of the {times}; named here: {html.name(module)}</p>' if times > 1 and body else ""
     return f'<div class="own" style="--d:{depth}">{each}{body}</div>' if body else ""
 
 
-def _same_events(events: pl.DataFrame) -> pl.DataFrame:
-    keys = (
-        "owner",
-        "op",
-        "axis",
-        "group_size",
-        "phase",
-        "message_bytes",
-        "dtype",
-        "shape",
-        "implicit",
-        "cause",
-        "source",
-    )
-    return events.group_by(*keys).agg(pl.len().alias("count"), pl.col("seq").min()).sort("owner", "seq", *keys[1:4])
-
-
-def _events_html(events: pl.DataFrame | None) -> str:
-    if events is None:
-        return ""
+def events_html(events: pl.DataFrame) -> str:
+    """The collectives of some modules, equal ones on one line."""
+    keys = ("op", "axis", "group_size", "phase", "message_bytes", "dtype", "shape", "implicit", "cause", "source")
+    events = events.group_by(*keys).agg(pl.len().alias("count"), pl.col("seq").min()).sort("seq", *keys[:4])
     rows = [
         (
             html.name(event["op"]) + (' <span class="imp">implicit</span>' if event["implicit"] else ""),
@@ -171,8 +150,9 @@ def _events_html(events: pl.DataFrame | None) -> str:
     return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(events.height, "kinds of collective")
 
 
-def _parameters_html(module: str, parameters: pl.DataFrame | None) -> str:
-    if parameters is None:
+def parameters_html(module: str, parameters: pl.DataFrame) -> str:
+    """The parameters that a module itself holds, and how each is placed."""
+    if parameters.is_empty():
         return ""
     same = (
         "name",
@@ -210,14 +190,8 @@ def _parameters_html(module: str, parameters: pl.DataFrame | None) -> str:
 
 
 def _of_ranks(ranks: list[int]) -> str:
-    from dsexplore.views.fold import ranges
-
     return f' <span class="dim">rank {ranges(ranks)}</span>'
 
 
 def _more(rows: int, what: str) -> str:
     return f'<p class="dim">… and {rows - MOST_TABLE_ROWS:,} more {what}.</p>' if rows > MOST_TABLE_ROWS else ""
-
-
-def _by_module(frame: pl.DataFrame, key: str) -> dict[str, pl.DataFrame]:
-    return {str(name[0]): part for name, part in frame.partition_by(key, as_dict=True, maintain_order=True).items()}

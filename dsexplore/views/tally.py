@@ -123,9 +123,12 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
         "rank", "op", "phase", "message_bytes", pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane"),
         at.cast(pl.Float64).alias("at"),
     ).collect()  # fmt: skip
-    first, last = window or (
-        (float(rows["at"].min() or 0), float(rows["at"].max() or 0)) if rows.height else (0.0, 0.0)
-    )  # type: ignore[arg-type]
+    extent = (
+        rows.select(pl.col("at").min().alias("first"), pl.col("at").max().alias("last")).row(0)
+        if rows.height
+        else (0.0, 0.0)
+    )
+    first, last = window or (float(extent[0]), float(extent[1]))
     width = max(last - first, 1e-9) / bins if timed or last - first >= bins else 1.0
     keys = ("rank", "lane", "op")
     binned = (

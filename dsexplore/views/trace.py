@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dsexplore.display import View
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
 from dsexplore.views.communication import communication_html
-from dsexplore.views.static_tree import STYLE, tree_html
+from dsexplore.views.static_tree import BUDGET, STYLE, tree_html
+
+_PAGE_BUDGET, _TWIN_BUDGET = 1_000_000, 24_000
 
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 
@@ -32,10 +36,36 @@ class TraceView(View):
         ]
         return "\n".join(lines)
 
-    def html(self) -> str:
-        """The summary, the module tree, and what was sent; complete in itself."""
+    def html(self, budget: int = BUDGET) -> str:
+        """The summary, the module tree, and what was sent; complete in itself.
+
+        Args:
+            budget: characters for the tree, about.
+        """
         tables = self._trace.tables
-        return html.fragment(_header(tables) + tree_html(tables) + communication_html(tables), STYLE + draw.STYLE)
+        parts = _header(tables) + tree_html(tables, budget) + communication_html(tables)
+        return html.fragment(parts, STYLE + draw.STYLE)
+
+    def twin(self) -> str:
+        """The short static view that stands in the notebook beside the explorer: summary and tree."""
+        tables = self._trace.tables
+        return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET), STYLE)
+
+    def page(self) -> str:
+        """A document with many more modules than a notebook's output holds."""
+        return html.page(self.title, self.html(_PAGE_BUDGET))
+
+    def figure(self, kind: str = "modules", **options: Any) -> Any:
+        """A plotly figure: modules, ops, sequence, ranks, sankey, sizes or bandwidth."""
+        from dsexplore.views.figures import trace_figure
+
+        return trace_figure(self._trace.tables, kind, **options)
+
+    def explore(self, **options: Any) -> Any:
+        """The live explorer; see `dsexplore.views.explorer`."""
+        from dsexplore.views.explorer import Explorer
+
+        return Explorer(self._trace, **options)
 
 
 def _summary(tables: Tables) -> str:
