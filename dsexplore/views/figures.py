@@ -17,6 +17,8 @@ from dsexplore.units import format_bytes
 from dsexplore.views import html, tally
 from dsexplore.views.palette import OPS, OTHER_OP, PHASES, SKY, phase_mark
 
+SEQUENCE_BINS, SEQUENCE_LANES = 160, 24
+
 INK = "#767676"
 """Text that is legible on white and on black."""
 BLUES = [
@@ -103,14 +105,11 @@ def ops(tables: Tables) -> go.Figure:
 
 def sequence(tables: Tables, window: tuple[float, float] | None = None) -> go.Figure:
     """Bytes in program order (or in time where measured): a lane per rank, group and op, binned."""
-    found = tally.lanes(tables.events, bins=240, most=24, window=window)
+    found = tally.lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, window)
     if not found.labels:
         return go.Figure()
     scale = 1e6 if found.unit == "ns" else 1.0
-    step = (
-        (found.last - found.first) / found.bytes.shape[1] if found.unit == "ns" or found.bytes.shape[1] == 240 else 1.0
-    )
-    places = (found.first + (np.arange(found.bytes.shape[1]) + 0.5) * step) / scale
+    places = (found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale
     names = _unique(f"{rank} · {lane} · {op}" if lane else f"{rank} · {op}" for rank, lane, op in found.labels)
     values = np.where(found.counts > 0, np.log10(found.bytes + 1.0), np.nan)
     hover = [

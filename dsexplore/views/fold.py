@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
 from dsexplore.trace.model import Tables
@@ -77,8 +76,7 @@ def ranges(numbers: list[int], most: int = 6) -> str:
 
 def _signatures(tree: ModuleTree, tables: Tables) -> list[int]:
     """One number per row; equal numbers mean equal subtrees."""
-    events = tables.events.group_by("owner", *_SAME_EVENT).agg(pl.len().alias("count"))
-    of_events = _sums_of_hashes(events, "owner")
+    of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
     own_name = pl.col("name").str.split(".").list.last()
     of_parameters = _sums_of_hashes(tables.parameters.select("module", own_name, *_SAME_PARAMETER), "module")
     numbers: dict[object, int] = {}
@@ -94,13 +92,11 @@ def _signatures(tree: ModuleTree, tables: Tables) -> list[int]:
     return signatures
 
 
-def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, int]:
+def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:
     """One number for all rows of a module, whatever their order."""
     if frame.is_empty():
         return {}
-    hashed = frame.select(key, pl.struct(pl.exclude(key)).hash().alias("hash")).sort(key)
-    modules = hashed[key].to_numpy()
-    first = np.flatnonzero(np.r_[True, modules[1:] != modules[:-1]])
-    with np.errstate(over="ignore"):
-        sums = np.add.reduceat(hashed["hash"].to_numpy(), first)
-    return {str(module): int(total) for module, total in zip(modules[first], sums, strict=True)}
+    number = pl.struct(pl.exclude(key)).hash()
+    halves = (number % 2**32).sum().alias("low"), (number // 2**32).sum().alias("high")
+    sums = frame.group_by(key).agg(*halves)
+    return {str(module): (low, high) for module, low, high in sums.iter_rows()}

@@ -56,7 +56,7 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
         text: any name or message.
         longest: characters kept; of a longer text the middle is replaced by ``…``. 0 keeps all.
     """
-    plain = _UNPRINTABLE.sub("�", str(text))
+    plain = printable(text)
     if longest and len(plain) > longest:
         head = longest * 2 // 3
         plain = f"{plain[:head]}…{plain[len(plain) - (longest - head - 1) :]}"
@@ -71,6 +71,11 @@ def name(text: object, longest: int = LONGEST_NAME) -> str:
 def plain(text: object, longest: int = LONGEST_NAME) -> str:
     """A name for ``text/plain``: on one line, without control characters, cut as in `escape`."""
     return html.unescape(escape(" ".join(str(text).split()), longest))
+
+
+def printable(text: object) -> str:
+    """A name as a browser or a file may take it: control characters and lone surrogates become ``�``."""
+    return _UNPRINTABLE.sub("�", str(text))
 
 
 def content_id(*parts: object) -> str:

@@ -107,8 +107,14 @@ class Lanes:
     """``seq`` for program order, ``ns`` for time since the first start."""
     first: float
     last: float
+    width: float
+    """Of a bin, in the unit: a whole number of collectives in program order."""
     hidden: int
     """Rows left out."""
+
+    def edges(self, column: int) -> tuple[float, float]:
+        """Where a bin begins, and where the next does."""
+        return self.first + column * self.width, self.first + (column + 1) * self.width
 
 
 def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[float, float] | None = None) -> Lanes:
@@ -119,35 +125,42 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
     """
     timed = events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
     at = (pl.col("start") - pl.col("start").min()) if timed else pl.col("seq")
-    rows = events.lazy().select(
-        "rank", "op", "phase", "message_bytes", pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane"),
-        at.cast(pl.Float64).alias("at"),
-    ).collect()  # fmt: skip
-    extent = (
-        rows.select(pl.col("at").min().alias("first"), pl.col("at").max().alias("last")).row(0)
-        if rows.height
-        else (0.0, 0.0)
-    )
-    first, last = window or (float(extent[0]), float(extent[1]))
-    width = max(last - first, 1e-9) / bins if timed or last - first >= bins else 1.0
+    lane = pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane")
+    rows = events.select("rank", "op", "phase", "message_bytes", lane, at.cast(pl.Float64).alias("at"))
+    first, last = window or _extent(rows["at"])
+    width, bins = _bins(first, last, bins, timed)
+    column = ((pl.col("at") - first) / width).floor().clip(0, bins - 1).cast(pl.Int32)
     keys = ("rank", "lane", "op")
     binned = (
         rows.filter(pl.col("at").is_between(first, last))
-        .with_columns(((pl.col("at") - first) / width).floor().clip(0, bins - 1).cast(pl.Int32).alias("bin"))
-        .group_by(*keys, "bin")
+        .group_by(*keys, column.alias("bin"))
         .agg(pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("phase").first())
+        .sort(*keys, "bin")
     )
-    every = binned.group_by(keys).agg(pl.col("message_bytes").sum()).sort(*keys)
-    shown = every.sort("rank", maintain_order=True).head(most)
-    row_of = {key: row for row, key in enumerate(shown.select(keys).iter_rows())}
-    shape = (len(row_of), bins if width != 1.0 or last - first >= bins else int(last - first) + 1)
-    size, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    phases = [[""] * shape[1] for _ in row_of]
-    for rank, lane, op, column, number, total, phase in binned.sort(*keys, "bin").iter_rows():
-        row = row_of.get((rank, lane, op))
+    every = binned.select(keys).unique(maintain_order=True)
+    row_of = {key: row for row, key in enumerate(every.head(most).iter_rows())}
+    size, count = np.zeros((len(row_of), bins), np.int64), np.zeros((len(row_of), bins), np.int64)
+    phases = [[""] * bins for _ in row_of]
+    for *key, place, number, total, phase in binned.iter_rows():
+        row = row_of.get(tuple(key))
         if row is not None:
-            size[row, column], count[row, column], phases[row][column] = total, number, phase
-    return Lanes(list(row_of), size, count, phases, "ns" if timed else "seq", first, last, every.height - len(row_of))
+            size[row, place], count[row, place], phases[row][place] = total, number, phase
+    hidden = every.height - len(row_of)
+    return Lanes(list(row_of), size, count, phases, "ns" if timed else "seq", first, last, width, hidden)
+
+
+def _extent(at: pl.Series) -> tuple[float, float]:
+    numbers = at.to_numpy()
+    return (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
+
+
+def _bins(first: float, last: float, most: int, timed: bool) -> tuple[float, int]:
+    """(width, how many): program order is cut into whole numbers of collectives."""
+    if timed:
+        return max(last - first, 1.0) / most, most
+    places = int(last - first) + 1
+    width = -(-places // most)
+    return float(width), -(-places // width)
 
 
 def between_ranks(tables: Tables, most: int = MOST_ROWS) -> Grid:

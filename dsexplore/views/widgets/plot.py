@@ -1,0 +1,47 @@
+"""A plotly figure in a page, without sending plotly.js with every figure.
+
+JupyterLab has plotly.js already, through plotly's own extension, and the widget takes it from there; elsewhere
+the browser asks for it once, and it comes compressed from the installed ``plotly`` package. Nothing is fetched
+from a network.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import plotly.graph_objects as go
+import traitlets
+
+_HERE = Path(__file__).parent
+
+
+class PlotWidget(anywidget.AnyWidget):
+    """Shows one figure; tells what was clicked and which range was zoomed to."""
+
+    _esm = _HERE / "plot.js"
+    spec = traitlets.Dict().tag(sync=True)
+    """The figure as plotly's JSON."""
+    spoken = traitlets.Unicode("").tag(sync=True)
+    """What a screen reader says."""
+
+    def __init__(self, on_event: Callable[[dict[str, Any]], None] | None = None, **traits: Any) -> None:
+        super().__init__(**traits)
+        self._on_event = on_event
+        self.on_msg(self._receive)
+
+    def show(self, figure: go.Figure, spoken: str = "") -> None:
+        """Draw this figure in place of the last."""
+        self.spec, self.spoken = json.loads(figure.to_json()), spoken
+
+    def _receive(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+        if content.get("type") == "library":
+            from plotly.offline import get_plotlyjs
+
+            self.send({"type": "library"}, [gzip.compress(get_plotlyjs().encode(), 6)])
+        elif self._on_event is not None:
+            self._on_event(content)

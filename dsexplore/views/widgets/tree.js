@@ -1,0 +1,295 @@
+// A virtualised treegrid. Names are data: they reach the page as text nodes only.
+const ROW = 22;
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+export function formatBytes(count) {
+  let size = count, unit = 0;
+  while (Math.abs(size) >= 1023.95 && unit < UNITS.length - 1) { size /= 1024; unit += 1; }
+  return `${Number.isInteger(size) || unit === 0 ? Math.round(size) : size.toFixed(1)} ${UNITS[unit]}`;
+}
+
+function view(model, key, Type) {
+  const raw = model.get(key);
+  if (!raw || !raw.byteLength) return new Type(0);
+  return new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength));
+}
+
+function element(tag, name, text) {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The rows themselves: what is open, hidden, matching, in which order.
+export class Rows {
+  constructor(labels, structure, values, folding) {
+    this.labels = labels;
+    this.count = labels.length;
+    this.structure = structure;
+    this.values = values;
+    this.folding = folding;
+    this.open = new Uint8Array(this.count);
+    for (let i = 0; i < this.count; i++) this.open[i] = this.parent(i) < 0 || this.parent(this.parent(i)) < 0 ? 1 : 0;
+    this.sort = null;
+    this.query = "";
+    this.update();
+  }
+  parent(i) { return this.structure[4 * i]; }
+  end(i) { return this.structure[4 * i + 1]; }
+  type(i) { return this.structure[4 * i + 2]; }
+  hidden(i) { return this.folding && this.structure[4 * i + 3] === 1; }
+  leaf(i) { return this.end(i) === i + 1; }
+  depth(i) { let d = 0; for (let p = this.parent(i); p >= 0; p = this.parent(p)) d++; return d; }
+  value(column, i) { return this.values[column * this.count + i] || 0; }
+  name(i) {
+    const parts = [];
+    for (let at = i; at >= 0; at = this.parent(at)) parts.unshift(this.labels[at]);
+    return parts.join(".");
+  }
+  children(i) {
+    const found = [];
+    const stop = i < 0 ? this.count : this.end(i);
+    for (let at = i + 1; at < stop; at = this.end(at)) if (!this.hidden(at) && (!this.match || this.match[at])) found.push(at);
+    if (this.sort) {
+      const { column, down } = this.sort;
+      found.sort((a, b) => (down ? 1 : -1) * (this.value(column, b) - this.value(column, a)) || a - b);
+    }
+    return found;
+  }
+  update() {
+    this.match = this.query ? this.matches(this.query.toLowerCase()) : null;
+    const shown = [];
+    const stack = this.children(-1).reverse();
+    while (stack.length) {
+      const row = stack.pop();
+      shown.push(row);
+      if (!this.leaf(row) && (this.open[row] || this.match)) {
+        const below = this.children(row);
+        for (let k = below.length - 1; k >= 0; k--) stack.push(below[k]);
+      }
+    }
+    this.shown = shown;
+  }
+  matches(query) {
+    const lower = this.labels.map((label) => label.toLowerCase());
+    const names = new Array(this.count);
+    const match = new Uint8Array(this.count);
+    for (let i = 0; i < this.count; i++) {
+      const parent = this.parent(i);
+      names[i] = parent < 0 ? lower[i] : `${names[parent]}.${lower[i]}`;
+      if (names[i].includes(query)) match[i] = 1;
+    }
+    for (let i = this.count - 1; i >= 0; i--) if (match[i] && this.parent(i) >= 0) match[this.parent(i)] = 1;
+    return match;
+  }
+  reveal(i) {
+    for (let p = this.parent(i); p >= 0; p = this.parent(p)) this.open[p] = 1;
+    if (this.match && !this.match[i]) this.query = "";
+    this.update();
+    return this.shown.indexOf(i);
+  }
+}
+
+function isDark(el) {
+  for (let at = el; at; at = at.parentElement) {
+    const found = getComputedStyle(at).backgroundColor.match(/[\d.]+/g);
+    if (found && (found.length < 4 || +found[3] > 0.5)) return 0.3 * found[0] + 0.59 * found[1] + 0.11 * found[2] < 110;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function copyText(text, near) {
+  const fallback = () => {
+    const area = element("textarea");
+    area.value = text;
+    near.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).catch(fallback);
+  else fallback();
+}
+
+function render({ model, el }) {
+  const rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), view(model, "values", Float32Array), model.get("folding"));
+  const titles = model.get("titles"), types = model.get("types"), notes = model.get("notes"), folded = model.get("folded");
+  const uid = `dsx-tree-${model.model_id || "page"}`;
+  const twins = hideTwin(el, model.get("twin"));
+
+  el.classList.add("dsx-tree");
+  const bar = element("div", "dsx-bar");
+  const filter = element("input", "dsx-filter");
+  filter.type = "search";
+  filter.placeholder = "filter modules by name";
+  filter.setAttribute("aria-label", "filter modules by name");
+  const fold = element("button", "dsx-fold"), copy = element("button", "dsx-copy", "copy name");
+  const count = element("span", "dsx-count");
+  count.setAttribute("aria-live", "polite");
+  bar.append(filter, fold, copy, count);
+  const port = element("div", "dsx-port");
+  port.tabIndex = 0;
+  port.setAttribute("role", "treegrid");
+  port.setAttribute("aria-label", "modules");
+  const head = element("div", "dsx-row dsx-head"), space = element("div", "dsx-space"), body = element("div", "dsx-body");
+  head.setAttribute("role", "row");
+  const width = 240 + titles.length * 78;
+  for (const part of [head, space, body]) part.style.minWidth = `${width}px`;
+  space.append(body);
+  port.append(head, space);
+  el.append(bar, port);
+
+  head.append(element("span", "dsx-name", "module"));
+  titles.forEach(([title], column) => {
+    const button = element("button", "dsx-cell", title);
+    button.title = `sort by ${title}`;
+    button.addEventListener("click", () => {
+      rows.sort = rows.sort && rows.sort.column === column ? (rows.sort.down ? { column, down: false } : null) : { column, down: true };
+      [...head.querySelectorAll("button")].forEach((b, i) => {
+        const on = rows.sort && rows.sort.column === i;
+        b.textContent = titles[i][0] + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
+        b.setAttribute("aria-sort", on ? (rows.sort.down ? "descending" : "ascending") : "none");
+      });
+      refresh();
+    });
+    head.append(button);
+  });
+
+  function paint() {
+    const first = Math.max(0, Math.floor(port.scrollTop / ROW) - 4);
+    const last = Math.min(rows.shown.length, first + Math.ceil(port.clientHeight / ROW) + 8);
+    const made = [];
+    for (let r = first; r < last; r++) made.push(line(rows.shown[r], r));
+    body.style.transform = `translateY(${first * ROW}px)`;
+    body.replaceChildren(...made);
+    const selected = model.get("selected");
+    if (selected >= 0) port.setAttribute("aria-activedescendant", `${uid}-${selected}`);
+  }
+  function line(i, r) {
+    const row = element("div", "dsx-row");
+    const selected = model.get("selected") === i;
+    row.id = `${uid}-${i}`;
+    row.dataset.row = i;
+    row.setAttribute("role", "row");
+    row.setAttribute("aria-level", rows.depth(i) + 1);
+    row.setAttribute("aria-rowindex", r + 2);
+    row.setAttribute("aria-selected", selected);
+    if (selected) row.classList.add("dsx-selected");
+    const name = element("span", "dsx-name");
+    name.setAttribute("role", "rowheader");
+    name.style.paddingLeft = `${4 + rows.depth(i) * 14}px`;
+    const twist = element("span", "dsx-twist", rows.leaf(i) ? "" : rows.open[i] || rows.match ? "▾" : "▸");
+    if (!rows.leaf(i)) row.setAttribute("aria-expanded", Boolean(rows.open[i] || rows.match));
+    const many = rows.folding && folded[i];
+    const label = element("bdi", "", many ? many[0] : rows.labels[i]);
+    name.title = rows.name(i).slice(0, 2000);
+    name.append(twist, label);
+    if (many) name.append(element("span", "dsx-times", `×${many[1]}`));
+    const type = types[rows.type(i)];
+    if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim", type));
+    if (notes[i]) name.append(element("bdi", "dsx-dim dsx-note", notes[i]));
+    row.append(name);
+    titles.forEach(([, unit], column) => {
+      const value = rows.value(column, i);
+      const cell = element("span", value ? "dsx-cell" : "dsx-cell dsx-dim", value ? (unit === "bytes" ? formatBytes(value) : value.toLocaleString("en")) : "–");
+      cell.setAttribute("role", "gridcell");
+      row.append(cell);
+    });
+    return row;
+  }
+  function refresh() {
+    rows.update();
+    space.style.height = `${rows.shown.length * ROW}px`;
+    count.textContent = `${rows.shown.length.toLocaleString("en")} of ${rows.count.toLocaleString("en")} modules`;
+    port.setAttribute("aria-rowcount", rows.shown.length + 1);
+    fold.textContent = rows.folding ? "unfold ×N" : "fold ×N";
+    fold.setAttribute("aria-pressed", rows.folding);
+    paint();
+  }
+  function show(position) {
+    const top = position * ROW;
+    if (top < port.scrollTop) port.scrollTop = top;
+    else if (top + ROW * 2 > port.scrollTop + port.clientHeight) port.scrollTop = top + 2 * ROW - port.clientHeight;
+  }
+  function select(i) {
+    model.set("selected", i);
+    model.save_changes();
+    show(rows.shown.indexOf(i));
+    paint();
+  }
+  function toggle(i, open = !rows.open[i]) {
+    rows.open[i] = open ? 1 : 0;
+    refresh();
+  }
+  function keys(event) {
+    const at = rows.shown.indexOf(model.get("selected")), i = rows.shown[at];
+    const page = Math.max(1, Math.floor(port.clientHeight / ROW) - 2);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.shown.length - 1, PageDown: at + page, PageUp: at - page }[event.key];
+    if (to !== undefined) select(rows.shown[Math.min(Math.max(to, 0), rows.shown.length - 1)]);
+    else if (at < 0) return;
+    else if (event.key === "ArrowRight") rows.leaf(i) || rows.open[i] ? rows.leaf(i) || select(rows.shown[at + 1]) : toggle(i, true);
+    else if (event.key === "ArrowLeft") !rows.leaf(i) && rows.open[i] ? toggle(i, false) : rows.parent(i) >= 0 && select(rows.parent(i));
+    else if (event.key === "Enter" || event.key === " ") rows.leaf(i) || toggle(i);
+    else if (event.key === "Escape") { model.set("selected", -1); model.save_changes(); paint(); }
+    else if (event.key === "c" && !event.altKey) copyText(rows.name(i), el);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+  port.addEventListener("keydown", keys);
+  port.addEventListener("scroll", () => requestAnimationFrame(paint));
+  body.addEventListener("click", (event) => {
+    const row = event.target.closest(".dsx-row");
+    if (!row) return;
+    const i = Number(row.dataset.row);
+    if (event.target.classList.contains("dsx-twist") && !rows.leaf(i)) toggle(i);
+    else select(i);
+    port.focus({ preventScroll: true });
+  });
+  body.addEventListener("dblclick", (event) => {
+    const row = event.target.closest(".dsx-row");
+    if (row && !rows.leaf(Number(row.dataset.row))) toggle(Number(row.dataset.row));
+  });
+  filter.addEventListener("input", () => { rows.query = filter.value; port.scrollTop = 0; refresh(); });
+  for (const type of ["keydown", "keyup", "keypress"]) filter.addEventListener(type, (event) => event.stopPropagation());
+  copy.addEventListener("click", () => { const i = model.get("selected"); if (i >= 0) copyText(rows.name(i), el); });
+  fold.addEventListener("click", () => { model.set("folding", !rows.folding); model.save_changes(); });
+  const onValues = () => { rows.values = view(model, "values", Float32Array); rows.sort ? refresh() : paint(); };
+  const onFolding = () => { rows.folding = model.get("folding"); refresh(); };
+  const onSelected = () => {
+    const i = model.get("selected");
+    if (i >= 0) { const at = rows.reveal(i); filter.value = rows.query; refresh(); show(at); }
+    paint();
+  };
+  model.on("change:values", onValues);
+  model.on("change:folding", onFolding);
+  model.on("change:selected", onSelected);
+  const seen = new ResizeObserver(() => paint());
+  seen.observe(port);
+  refresh();
+  requestAnimationFrame(() => {
+    const dark = isDark(el);
+    el.classList.toggle("dsx-dark", dark);
+    if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); }
+    requestAnimationFrame(() => { el.dataset.ready = "1"; });
+  });
+  return () => {
+    model.off("change:values", onValues);
+    model.off("change:folding", onFolding);
+    model.off("change:selected", onSelected);
+    seen.disconnect();
+    for (const twin of twins) twin.style.display = "";
+  };
+}
+
+// The static view stands in the saved notebook; beside the live one it would be a repetition.
+function hideTwin(el, name) {
+  if (!name) return [];
+  const area = el.closest(".jp-OutputArea, .output_area, .cell-output") || document;
+  const found = [...area.getElementsByClassName(name)].map((twin) => twin.closest(".jp-OutputArea-child") || twin);
+  for (const twin of found) twin.style.display = "none";
+  return found;
+}
+
+export default { render };

@@ -1,0 +1,44 @@
+"""A virtualised tree table: any number of rows, of which only those in sight are in the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anywidget
+import numpy as np
+import numpy.typing as npt
+import traitlets
+
+_HERE = Path(__file__).parent
+
+
+class TreeWidget(anywidget.AnyWidget):
+    """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
+
+    _esm = _HERE / "tree.js"
+    _css = _HERE / "tree.css"
+
+    labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    """One per row, the parent's name left out."""
+    types = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    """The distinct module types; ``type_of`` points into it."""
+    notes = traitlets.Dict().tag(sync=True)
+    """Row → text shown behind the name, such as placements; sparse."""
+    folded = traitlets.Dict().tag(sync=True)
+    """First row of a fold → [label, how many]."""
+    titles: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
+    """[title, unit] per column; unit is ``bytes`` or ``count``."""
+    structure = traitlets.Bytes(b"").tag(sync=True)
+    """int32, four per row: parent, end of the subtree, index of the type, 1 where the row is hidden by a fold."""
+    values = traitlets.Bytes(b"").tag(sync=True)
+    """float32, (columns, rows)."""
+    selected = traitlets.Int(-1).tag(sync=True)
+    folding = traitlets.Bool(True).tag(sync=True)
+    dark = traitlets.Bool(False).tag(sync=True)
+    """What the browser found its surroundings to be."""
+    twin = traitlets.Unicode("").tag(sync=True)
+    """Class of the static view that is hidden while this widget lives."""
+
+    def set_values(self, columns: npt.NDArray[np.float64]) -> None:
+        """Show other numbers in the same rows."""
+        self.values = np.ascontiguousarray(columns, np.float32).tobytes()
