@@ -95,6 +95,7 @@ def finals(
 ) -> dict[AioConfig, list[float]]:
     """Measure finalists round after round in shuffled order, until every interval is narrower than ``width``.
 
+    At least one round is measured, so that the verdict never rests on the descent, which favours the lucky.
     Settings that are surely worse than the best are dropped on the way.
 
     Returns:
@@ -102,7 +103,7 @@ def finals(
     """
     ratios: dict[AioConfig, list[float]] = {config: [] for config in finalists}
     running = list(finalists)
-    while more():
+    while not any(ratios.values()) or more():
         shuffle.shuffle(running)
         for config, ratio in measure(running).items():
             if config in ratios:

@@ -165,12 +165,12 @@ def test_no_descriptors_left() -> None:
     assert lines[0].endswith("/file")
 
 
-def test_few_descriptors_suffice_for_a_transfer() -> None:
-    done = python("""
-        import os, resource, tempfile
+def test_few_descriptors_suffice_for_a_transfer(tmp_path: Path) -> None:
+    done = python(f"""
+        import os, resource
         import numpy as np
         from dsexplore.aio import aio_handle
-        path = tempfile.mkdtemp() + "/file"
+        path = {str(tmp_path / "file")!r}
         handle = aio_handle(4096, 4, intra_op_parallelism=3)
         free = os.dup(0)
         os.close(free)
@@ -192,9 +192,9 @@ def test_minimal_memory_lock_limit_does_not_hinder_a_sweep(tmp_path: Path) -> No
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
         from dsexplore.aio import sweep
         result = sweep({str(tmp_path)!r}, "16MiB", 0.6, backend="linux-aio", block_size=[1 << 18])
-        print(result.best().config.block_size)
+        print(len(result.measured) > 0)
     """)
-    assert done.stdout == "262144\n", done.stderr
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_not_enough_aio_requests(tmp_path: Path) -> None:

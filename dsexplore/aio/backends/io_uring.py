@@ -62,6 +62,7 @@ class IoUring:
         self.depth = depth
         self.in_flight = 0
         self._fd: int | None = None
+        self._maps: list[mmap.mmap] = []
         params = self._setup(depth)
         size = max(params.sq_offsets.c + 4 * params.sq, params.cq_offsets.b + sc.CQE.itemsize * params.cq)
         assert self._fd is not None
@@ -71,6 +72,7 @@ class IoUring:
         except BaseException:
             self.close()
             raise
+        self._maps = [rings, entries]
         words = memoryview(rings)[: size // 4 * 4].cast("I")
         order = params.sq_offsets.c // 4
         for slot in range(params.sq):
@@ -171,8 +173,15 @@ class IoUring:
 
     def close(self) -> None:
         fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if fd is None:
+            return
+        os.close(fd)
+        if self._maps:  # they hold descriptors of their own
+            self._words.release()
+            self._results.release()
+            del self._entries
+            for mapped in self._maps:
+                mapped.close()
 
 
 def _advice(code: int) -> str:
