@@ -167,7 +167,10 @@ class _Setup:
         self.disk: Disk = disk_of(self.path, direct=direct)
         source = Target(self.path, write=False, direct=direct and self.disk.direct)
         stack.callback(source.close)
-        self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct) if own else (None, None)
+        self.written: Target | None = None
+        self.renew: Callable[[], None] | None = None
+        if own:
+            self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct)
         self.operations = _operations(plan.read_share, own)
         drop_cached(source.fd)
         self.cached = cached_share(source.fd)
