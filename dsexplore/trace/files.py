@@ -7,6 +7,7 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
 | ``dsexplore.parameters``, ``.modules``, ``.groups`` | that table as Parquet, in base64 |
+| ``dsexplore.digest`` | see `dsexplore.trace.sealed` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
 Only Parquet and JSON are read, so loading never runs code from a file. A file is written beside its place
@@ -28,13 +29,12 @@ import polars as pl
 import torch.distributed as dist
 
 from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace import schema
+from dsexplore.trace import schema, sealed
 from dsexplore.trace.atomic import writing
 from dsexplore.trace.merge import merge_tables, ranks_of
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 
 _PREFIX = "dsexplore."
-_MAGIC = b"PAR1"
 _SIDE_TABLES = ("parameters", "modules", "groups")
 
 
@@ -148,7 +148,12 @@ def _rank_files(directory: Path) -> set[str]:
 
 def _write(tables: Tables, target: Path) -> None:
     with writing(target) as partial:
-        tables.events.write_parquet(partial, compression="zstd", metadata=_metadata(tables))
+        _write_sealed(tables.events, _metadata(tables), partial)
+
+
+def _write_sealed(events: pl.DataFrame, metadata: dict[str, str], target: Path) -> None:
+    events.write_parquet(target, compression="zstd", metadata={**metadata, sealed.KEY: sealed.PLACEHOLDER})
+    sealed.seal(target)
 
 
 def _metadata(tables: Tables) -> dict[str, str]:
@@ -175,30 +180,15 @@ def _read_directory(source: Path) -> Tables:
 
 def _read(file: Path) -> Tables:
     """One file. Whatever is wrong with it ends as a `TraceFileError` that names it."""
-    _check_frame(file)
+    sealed.check(file)
     metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
-    if _PREFIX + "format" not in metadata:
-        raise TraceFileError(f"{file} is a Parquet file, but not a dsexplore trace: Trace.save writes those")
-    _check_version(file, metadata[_PREFIX + "format"])
+    _check_version(file, metadata.get(_PREFIX + "format", ""))
     events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
     side = {name: _guarded(file, lambda name=name: _from_text(metadata[_PREFIX + name])) for name in _SIDE_TABLES}
     info = _guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     for name, table in (("events", events), *side.items()):
         _check_columns(file, name, table)
     return Tables(events=events, info=info, **side)
-
-
-def _check_frame(file: Path) -> None:
-    """Parquet's frame: it begins and ends with PAR1, and the footer it announces lies within the file."""
-    size = file.stat().st_size
-    with file.open("rb") as raw:
-        head = raw.read(4)
-        raw.seek(max(0, size - 8))
-        tail = raw.read(8)
-    if head != _MAGIC[: len(head)] or (size and not head):
-        raise TraceFileError(f"{file} is not a dsexplore trace: it is no Parquet file; Trace.save writes those")
-    if size < 12 or tail[4:] != _MAGIC or int.from_bytes(tail[:4], "little") > size - 12:
-        raise TraceFileError(f"{file} is truncated: {size} bytes without a Parquet footer; copy or record it again")
 
 
 def _check_version(file: Path, written: str) -> None:
