@@ -67,7 +67,9 @@ def open_lab(arguments: list[str], start: Start | None = None) -> None:
     """
     if find_spec("jupyterlab") is None:
         raise UsageError("JupyterLab is not installed: pip install 'dsexplore[lab]'")
-    command = [sys.executable, "-m", "jupyterlab", str(tour(Path.cwd())), *arguments]
+    notebook = tour(Path.cwd())
+    shown = [f"--ServerApp.root_dir={notebook.parent}", f"--LabApp.default_url=/lab/tree/{notebook.name}"]
+    command = [sys.executable, "-m", "jupyterlab", *shown, *arguments]
     if os.geteuid() == 0 and "--allow-root" not in arguments:
         command.append("--allow-root")  # a container's only user; Jupyter still asks for its token
     (start or _replace_process)(command)

@@ -88,9 +88,9 @@ class TestLab:
         cli.open_lab(["--no-browser"], started.append)
         (command,) = started
         assert command[:3] == [sys.executable, "-m", "jupyterlab"]
-        assert Path(command[3]).name == cli.TOUR
-        assert Path(command[3]).exists()
-        assert command[4:] == ["--no-browser"]
+        assert command[4:] == [f"--LabApp.default_url=/lab/tree/{cli.TOUR}", "--no-browser"]
+        folder = Path(command[3].removeprefix("--ServerApp.root_dir="))
+        assert (folder / cli.TOUR).exists()
 
     def test_as_root_asks_jupyter_to_allow_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         started: list[list[str]] = []
