@@ -60,3 +60,11 @@ def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) ->
         raise UsageError(f"seconds {seconds} is not a duration: give a time above 0")
     algbw = message_bytes / seconds / 1e9
     return algbw, algbw * bus_factor(plain_op(op), group_size)
+
+
+def rate_text(gb_per_s: float) -> str:
+    """``0.0125`` → ``"12.5 MB/s"``; 1 MB is 1e6 bytes."""
+    for unit, scale in (("GB/s", 1.0), ("MB/s", 1e-3)):
+        if gb_per_s >= scale:
+            return f"{gb_per_s / scale:.3g} {unit}"
+    return f"{gb_per_s / 1e-6:.3g} kB/s"

@@ -18,6 +18,25 @@ def explain(error: Exception, call: str, group: Any) -> None:
     error._told_by_dsexplore = True  # type: ignore[attr-defined]
 
 
+def check_peers(peers: tuple[Any, Any], call: str, group: Any) -> None:
+    """Refuse a rank that is not there, which gloo would take for an address in memory.
+
+    Args:
+        peers: a rank by its number in the world, one by its number in the group; None where not given.
+        call: what errors call the op.
+        group: a live group.
+
+    Raises:
+        ValueError: no such rank.
+    """
+    world = td.group.WORLD
+    for peer, whole, where in zip(peers, (world, group), ("the world", "the group"), strict=True):
+        if peer is not None and whole is not None and not 0 <= peer < whole.size():
+            error = ValueError(f"rank {peer} is not in {where}, whose ranks are 0 to {whole.size() - 1}.")
+            explain(error, call, group)
+            raise error
+
+
 def describe(group: Any) -> str:
     """``"group '2' (ranks 0, 3)"``; never raises."""
     try:

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup as _ProcessGroup
 from torch.distributed.distributed_c10d import _world
 
 from dsexplore.comm import coalesce, switches
-from dsexplore.comm.faults import explain
+from dsexplore.comm.faults import check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle, finish
 from dsexplore.comm.logger import Mode, comms_logger
 from dsexplore.comm.records import Record
@@ -48,6 +48,8 @@ def issue(
         log_name: the name to record it under.
         debug: the caller's name, for a log in debug mode.
     """
+    if spelling.peers is not None or spelling.check is not None:
+        _check(spelling, args, group)
     mode = comms_logger.mode
     name = log_name or spelling.name
     if mode < CHOOSY and not (is_async or switches.off) and _contiguous(spelling, args):
@@ -72,6 +74,20 @@ def issue(
                 comms_logger.note(spelling, name, info, args, start, comms_logger.clock())
                 return result
     return _attended(spelling, args, group, is_async, prof, name, debug)
+
+
+def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
+    live = live_group(group)
+    if live is None:
+        return
+    if spelling.peers is not None:
+        in_world, in_group = spelling.peers
+        check_peers((args[in_world], args[in_group]), spelling.name, live)
+    wrong = spelling.check(args, live.size()) if spelling.check is not None else ""
+    if wrong:
+        error = ValueError(wrong)
+        explain(error, spelling.name, group)
+        raise error
 
 
 def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:

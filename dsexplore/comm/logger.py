@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as td
 
-from dsexplore.comm.bandwidth import bandwidth, plain_op
+from dsexplore.comm.bandwidth import bandwidth, plain_op, rate_text
 from dsexplore.comm.config import CommsLoggerConfig
 from dsexplore.comm.constants import COMMS_LOGGER
 from dsexplore.comm.device_clock import CudaClock
@@ -331,7 +331,7 @@ class CommsLogger:
         size = format_bytes(record.bytes)
         print(
             f"{record.name} | group {record.group.name} | {size} | {seconds * 1e3:.3f} ms"
-            f" | algbw {algbw:.2f} GB/s | busbw {busbw:.2f} GB/s"
+            f" | algbw {rate_text(algbw)} | busbw {rate_text(busbw)}"
         )
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as td
 
 from dsexplore.comm import spellings as s
-from dsexplore.comm.faults import explain
+from dsexplore.comm.faults import check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle
 from dsexplore.comm.issue import issue, live_group, stage
 from dsexplore.comm.logger import comms_logger
@@ -97,6 +97,8 @@ def batch_isend_irecv(
     operations, copies, records = list(p2p_op_list), [], []
     live = live_group(group)
     if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
+        for operation in operations:
+            check_peers((operation.peer, None), "batch_isend_irecv", live)
         staged = [_staged(operation) for operation in operations]
         operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
         records = _begin(operations, live, prof, log_name, debug)

@@ -39,6 +39,10 @@ class Spelling:
     """Positions of tensor arguments that are only read."""
     writes: tuple[int, ...] = ()
     """Positions of tensor arguments that are written, or both."""
+    peers: tuple[int, int] | None = None
+    """Positions of the other rank or the root: by its number in the world, by its number in the group."""
+    check: Callable[[Sequence[Any], int], str] | None = None
+    """What is wrong with the arguments that torch would let pass, from them and the group's size; "" for nothing."""
     is_object: bool = False
     """Moves Python objects: measured when it is over, since receivers know the size only then."""
 
@@ -156,16 +160,28 @@ def largest_object_at(*positions: int) -> Measure:
     return measure
 
 
+def _even_parts(args: Sequence[Any], group_size: int) -> str:
+    for name, tensor, sizes in (("output", args[0], args[2]), ("input", args[1], args[3])):
+        if not sizes and isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[0] % group_size:
+            return f"{name} has {tensor.shape[0]} rows, which {group_size} ranks cannot share: give split sizes"
+    return ""
+
+
 ALL_REDUCE = spelling("all_reduce", direct.all_reduce, tensor_at(0), writes=(0,))
 INFERENCE_ALL_REDUCE = spelling("inference_all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
-REDUCE = spelling("reduce", td.reduce, tensor_at(0), writes=(0,))
-BROADCAST = spelling("broadcast", td.broadcast, tensor_at(0), writes=(0,))
+REDUCE = spelling("reduce", td.reduce, tensor_at(0), writes=(0,), peers=(1, 5))
+BROADCAST = spelling("broadcast", td.broadcast, tensor_at(0), writes=(0,), peers=(1, 4))
 ALL_GATHER = spelling("all_gather", td.all_gather, tensors_at(0), writes=(0,), reads=(1,))
 REDUCE_SCATTER = spelling("reduce_scatter", td.reduce_scatter, tensors_at(1), writes=(0,), reads=(1,))
-GATHER = spelling("gather", td.gather, per_rank_part_at(0), writes=(1,), reads=(0,))
-SCATTER = spelling("scatter", td.scatter, per_rank_part_at(0), writes=(0,), reads=(1,))
+GATHER = spelling("gather", td.gather, per_rank_part_at(0), writes=(1,), reads=(0,), peers=(2, 5))
+SCATTER = spelling("scatter", td.scatter, per_rank_part_at(0), writes=(0,), reads=(1,), peers=(2, 5))
 ALL_TO_ALL_SINGLE = spelling(
-    "all_to_all_single", td.all_to_all_single, larger_of(tensor_at(1), tensor_at(0)), writes=(0,), reads=(1,)
+    "all_to_all_single",
+    td.all_to_all_single,
+    larger_of(tensor_at(1), tensor_at(0)),
+    writes=(0,),
+    reads=(1,),
+    check=_even_parts,
 )
 ALL_TO_ALL = spelling("all_to_all", td.all_to_all, larger_of(tensors_at(1), tensors_at(0)), writes=(0,), reads=(1,))
 BARRIER = spelling("barrier", td.barrier, nothing)
@@ -186,14 +202,18 @@ REDUCE_SCATTER_TENSOR, REDUCE_SCATTER_SINGLE = (
     for name in ("reduce_scatter_tensor", "reduce_scatter_single")
 )
 
-SEND = spelling("send", td.send, tensor_at(0), reads=(0,))
-ISEND = spelling("isend", td.isend, tensor_at(0), reads=(0,))
-RECV = spelling("recv", td.recv, tensor_at(0), writes=(0,))
-IRECV = spelling("irecv", td.irecv, tensor_at(0), writes=(0,))
+SEND = spelling("send", td.send, tensor_at(0), reads=(0,), peers=(1, 4))
+ISEND = spelling("isend", td.isend, tensor_at(0), reads=(0,), peers=(1, 4))
+RECV = spelling("recv", td.recv, tensor_at(0), writes=(0,), peers=(1, 4))
+IRECV = spelling("irecv", td.irecv, tensor_at(0), writes=(0,), peers=(1, 4))
 
 ALL_GATHER_OBJECT = spelling("all_gather_object", td.all_gather_object, largest_object_at(0), is_object=True)
-BROADCAST_OBJECT_LIST = spelling("broadcast_object_list", td.broadcast_object_list, objects_at(0), is_object=True)
-GATHER_OBJECT = spelling("gather_object", td.gather_object, largest_object_at(0, 1), is_object=True)
-SCATTER_OBJECT_LIST = spelling("scatter_object_list", td.scatter_object_list, largest_object_at(0), is_object=True)
-SEND_OBJECT_LIST = spelling("send_object_list", td.send_object_list, objects_at(0), is_object=True)
-RECV_OBJECT_LIST = spelling("recv_object_list", td.recv_object_list, objects_at(0), is_object=True)
+BROADCAST_OBJECT_LIST = spelling(
+    "broadcast_object_list", td.broadcast_object_list, objects_at(0), is_object=True, peers=(1, 4)
+)
+GATHER_OBJECT = spelling("gather_object", td.gather_object, largest_object_at(0, 1), is_object=True, peers=(2, 4))
+SCATTER_OBJECT_LIST = spelling(
+    "scatter_object_list", td.scatter_object_list, largest_object_at(0), is_object=True, peers=(2, 4)
+)
+SEND_OBJECT_LIST = spelling("send_object_list", td.send_object_list, objects_at(0), is_object=True, peers=(1, 4))
+RECV_OBJECT_LIST = spelling("recv_object_list", td.recv_object_list, objects_at(0), is_object=True, peers=(1, 4))

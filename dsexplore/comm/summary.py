@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.comm.bandwidth import bandwidth
+from dsexplore.comm.bandwidth import bandwidth, rate_text
 from dsexplore.comm.records import SWITCHED_OFF, GroupInfo, Record
 from dsexplore.display import Displayable
 from dsexplore.units import format_bytes
@@ -128,14 +128,6 @@ def _cells(line: Line) -> tuple[str, ...]:
     rates = tuple(map(rate_text, line.rates)) if line.rates else ("–", "–")
     size = "off" if line.op.startswith(SWITCHED_OFF) else format_bytes(line.message_bytes)
     return (shown_name(line), line.group.name, str(line.group.size), size, str(line.count), *times, *rates)
-
-
-def rate_text(gb_per_s: float) -> str:
-    """``0.0125`` → ``"12.5 MB/s"``; 1 MB is 1e6 bytes."""
-    for unit, scale in (("GB/s", 1.0), ("MB/s", 1e-3)):
-        if gb_per_s >= scale:
-            return f"{gb_per_s / scale:.3g} {unit}"
-    return f"{gb_per_s / 1e-6:.3g} kB/s"
 
 
 def shown_name(line: Line) -> str:
