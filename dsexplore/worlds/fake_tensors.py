@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dsexplore.worlds.fake_dispatch import SimulationMode
 from dsexplore.worlds.patches import Patches
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,7 +135,7 @@ def patch_sharding(patches: Patches) -> None:
 @contextmanager
 def fake_mode() -> Iterator[FakeTensorMode]:
     """A `FakeTensorMode` that can be left even if the user's program entered a mode and did not leave it."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = SimulationMode(allow_non_fake_inputs=True)
     mode.__enter__()
     try:
         yield mode

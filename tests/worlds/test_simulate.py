@@ -202,7 +202,7 @@ class TestClosing:
         def broken(*args: object, **kwargs: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("dsexplore.worlds.fake_tensors.FakeTensorMode", broken)
+        monkeypatch.setattr("dsexplore.worlds.fake_tensors.SimulationMode", broken)
         with pytest.raises(KeyboardInterrupt), simulate(8, fake=True):
             pass
         assert current_world() is None

@@ -1,0 +1,67 @@
+"""`SimulationMode`: torch's `FakeTensorMode`, with less work for each op of a simulated step.
+
+A training step on fake tensors spends its time in the mode, for every op: in building the key under which the
+mode caches what an op returns, and, for an op on DTensors, in finding out that it is not the mode's business.
+Measured on torch 2.13 with two Llama layers, FSDP2 and tensor parallel, both together are a third of the step.
+
+Results are those of `FakeTensorMode`: same cache, same entries; only the keys are put together differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+class SimulationMode(FakeTensorMode):
+    """A `FakeTensorMode` for programs of plain fake tensors and DTensors."""
+
+    def dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What an op returns on fake tensors; ops on DTensors are DTensor's own to take apart."""
+        if DTensor in types:
+            return NotImplemented
+        return super().dispatch(func, types, args, kwargs or {})
+
+    def _prep_args_for_hash(self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]) -> None:
+        """Append to ``result`` all that tells these arguments from others."""
+        if type(args) not in (list, tuple):
+            super()._prep_args_for_hash(result, args, state, id_hashed_objects)
+            return
+        result += (type(args), len(args))
+        for arg in args:
+            kind = type(arg)
+            if kind in _PLAIN:
+                result += (kind, arg)  # 1 and 1.0 are equal, but what they return is not
+            elif kind is FakeTensor and arg.fake_mode is self and _is_plain(arg):
+                result.append(_described(arg))
+            elif kind is list or kind is tuple:
+                self._prep_args_for_hash(result, arg, state, id_hashed_objects)
+            else:
+                super()._prep_args_for_hash(result, (arg,), state, id_hashed_objects)
+
+
+def _is_plain(tensor: FakeTensor) -> bool:
+    return tensor.constant is None and tensor.layout is torch.strided and not tensor._has_symbolic_sizes_strides
+
+
+def _described(tensor: FakeTensor) -> tuple[object, ...]:
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.fake_device,
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor.requires_grad,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )

@@ -1,0 +1,109 @@
+"""The simulated world's fake mode returns what torch's returns, sooner."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from dsexplore.trace.recorder import record
+from dsexplore.worlds import fake_tensors
+from dsexplore.worlds.fake_dispatch import SimulationMode
+from dsexplore.worlds.simulate import simulate
+
+
+def train(mesh: DeviceMesh, steps: int = 2) -> nn.Module:
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.LayerNorm(16))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    parameters = [parameter for parameter in model.parameters() if parameter.device_mesh.ndim == 2]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True)
+def test_every_cached_result_is_what_the_op_itself_returns() -> None:
+    FakeTensorMode.cache_clear()
+    with simulate(mesh="dp=2,tp=4", fake=True) as mesh:
+        mode = torch._guards.detect_fake_mode()
+        assert isinstance(mode, SimulationMode)
+        assert mode.cache_crosscheck_enabled
+        train(mesh)
+        assert FakeTensorMode.cache_info().hits > 100
+
+
+def test_a_program_communicates_and_ends_as_under_torchs_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for mode in (SimulationMode, FakeTensorMode):
+        monkeypatch.setattr(fake_tensors, "SimulationMode", mode)
+        with simulate(mesh="dp=2,tp=4", fake=True) as mesh, record() as trace:
+            model = train(mesh)
+            shapes = [(p.shape, p.dtype, p.placements, p.to_local().shape) for p in model.parameters()]
+        seen.append((trace.events.drop("group"), shapes))
+    (ours, our_shapes), (theirs, their_shapes) = seen
+    assert ours.height == 10
+    assert ours.equals(theirs)
+    assert our_shapes == their_shapes
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        lambda x: (torch.add, x, 1),
+        lambda x: (torch.add, x, 1.0),
+        lambda x: (torch.add, x, True),
+        lambda x: (torch.add, x.double(), 1),
+        lambda x: (torch.add, x.t(), 1),
+        lambda x: (torch.add, x[:2], 1),
+        lambda x: (torch.cat, [x, x], 0),
+        lambda x: (torch.cat, [x, x], 1),
+        lambda x: (torch.cat, [x, x, x], 0),
+        lambda x: (torch.Tensor.to, x, torch.float16),
+        lambda x: (torch.Tensor.to, x, torch.bfloat16),
+        lambda x: (torch.zeros_like, x.requires_grad_()),
+    ],
+)
+def test_arguments_that_differ_are_told_apart(one: Callable[[torch.Tensor], tuple[Any, ...]]) -> None:
+    def described() -> tuple[Any, ...]:
+        function, *arguments = one(torch.ones(4, 3))
+        result = function(*arguments)
+        return result.dtype, result.shape, result.stride(), result.requires_grad
+
+    real = described()
+    with SimulationMode():
+        assert described() == real  # computed, or cached by a case before
+        assert described() == real  # cached
+
+
+def test_a_whole_number_and_a_fraction_are_told_apart() -> None:
+    with SimulationMode():
+        x = torch.ones(2, dtype=torch.int32)
+        for _ in range(2):
+            assert (x * 1).dtype == torch.int32
+            assert (x * 1.0).dtype == torch.float32
+
+
+def test_a_tensor_of_another_mode_is_refused_as_torch_does() -> None:
+    with FakeTensorMode():
+        foreign = torch.ones(2)
+    with pytest.raises(AssertionError, match=r"(?i)mixing fake modes"), SimulationMode():
+        foreign + foreign
+
+
+def test_ops_on_dtensors_never_reach_the_mode() -> None:
+    with simulate(mesh="tp=4", fake=True) as mesh:
+        x = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+        before = dict(FakeTensorMode.cache_info().bypasses)
+        total = x + x
+        assert isinstance(total, DTensor)
+        assert FakeTensorMode.cache_info().bypasses.get("non-fake tensor") == before.get("non-fake tensor")
