@@ -67,6 +67,10 @@ class Cells:
         return np.stack(sizes, axis=-1) if sizes else np.zeros((*self.shape, 0), dtype=np.int64)
 
 
+Corner = tuple[tuple[int, ...], tuple[int, ...]]
+"""A block of coordinates: where it starts, and how long it is, per axis."""
+
+
 @dataclass(frozen=True, eq=False)
 class RankGroup:
     """Ranks that are alike in something."""
@@ -77,6 +81,11 @@ class RankGroup:
     """Coordinates of its first rank in mesh order."""
     ranks: str
     """``"0-6, 8"``; of very many ranks their coordinates, ``"dp 0-2046"``."""
+    blocks: tuple[Corner, ...]
+
+    def numbers(self, mesh: Mesh) -> list[int]:
+        """All its ranks, counted out."""
+        return sorted(int(rank) for corner in self.blocks for rank in mesh.block(*corner))
 
 
 def fold(mesh: Mesh, tensors: Iterable[Placed]) -> Cells:
@@ -120,22 +129,22 @@ def groups(cells: Cells, values: Numbers) -> list[RankGroup]:
     found = []
     for number in range(len(distinct) - 1, -1, -1):
         blocks = np.flatnonzero(inverse.ravel() == number)
+        corners = tuple(_corner(cells, int(block)) for block in blocks)
         count = int(sizes[blocks].sum())
-        first_block = np.unravel_index(first[number], cells.shape) if cells.shape else ()
-        start = tuple(int(starts[at]) for starts, at in zip(cells.starts, first_block, strict=True))
-        found.append(RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(cells, blocks, count)))
+        start, _ = _corner(cells, int(first[number]))
+        found.append(
+            RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(cells, corners, count), corners)
+        )
     return found
 
 
-def _ranks_text(cells: Cells, blocks: Numbers, count: int) -> str:
-    places = [np.unravel_index(block, cells.shape) if cells.shape else () for block in blocks]
-    corners = [
-        (
-            [int(starts[at]) for starts, at in zip(cells.starts, place, strict=True)],
-            [int(lengths[at]) for lengths, at in zip(cells.lengths, place, strict=True)],
-        )
-        for place in places
-    ]
+def _corner(cells: Cells, block: int) -> Corner:
+    place = np.unravel_index(block, cells.shape) if cells.shape else ()
+    starts = tuple(int(each[at]) for each, at in zip(cells.starts, place, strict=True))
+    return starts, tuple(int(each[at]) for each, at in zip(cells.lengths, place, strict=True))
+
+
+def _ranks_text(cells: Cells, corners: Sequence[Corner], count: int) -> str:
     if count == cells.mesh.size and count > 1:
         return "all"
     if count <= _MOST_LISTED:
@@ -143,7 +152,7 @@ def _ranks_text(cells: Cells, blocks: Numbers, count: int) -> str:
     return "; ".join(_block_text(cells.mesh, *corner) for corner in corners[:3]) + ("; …" if len(corners) > 3 else "")
 
 
-def _block_text(mesh: Mesh, starts: list[int], lengths: list[int]) -> str:
+def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> str:
     parts = [
         f"{axis} {start}" if length == 1 else f"{axis} {start}-{start + length - 1}"
         for axis, size, start, length in zip(mesh.axes, mesh.shape, starts, lengths, strict=True)

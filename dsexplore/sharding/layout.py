@@ -152,7 +152,7 @@ class Sharding(Displayable):
 
     def memory(
         self,
-        optimizer: str | int = "adamw",
+        optimizer: str | int = "AdamW",
         state_dtype: torch.dtype | None = None,
         gradient_dtype: torch.dtype | None = None,
     ) -> pl.DataFrame:
@@ -165,7 +165,7 @@ class Sharding(Displayable):
         ``optimizer``, ``total``.
 
         Args:
-            optimizer: a name such as ``"adamw"`` (two states), or the number of states per parameter.
+            optimizer: a name such as ``"AdamW"`` (two states), or the number of states per parameter.
             state_dtype: of the optimizer's states; by default the parameter's own.
             gradient_dtype: by default the parameter's own.
 

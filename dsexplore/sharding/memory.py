@@ -13,8 +13,8 @@ from dsexplore.sharding.cells import Cells, RankGroup, fold, groups
 from dsexplore.sharding.mesh import Mesh, Numbers
 from dsexplore.sharding.tensor import Placed
 
-OPTIMIZERS = {"adamw": 2, "adam": 2, "sgd": 0, "sgd momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "none": 0}
-"""States that an optimizer of torch keeps per parameter, each as large as the parameter; Lion's is its paper's."""
+OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad": 1, "RMSprop": 1, "none": 0}
+"""States that torch's optimizers keep for each parameter, each as large as the parameter."""
 
 PARTS = ("parameters", "gradients", "optimizer")
 
@@ -23,7 +23,7 @@ PARTS = ("parameters", "gradients", "optimizer")
 class Assumptions:
     """What is taken for granted where memory is counted: nothing of it is measured."""
 
-    optimizer: str = "adamw"
+    optimizer: str = "AdamW"
     states: int = 2
     """Tensors that the optimizer keeps for each parameter, placed like the parameter."""
     state_dtype: torch.dtype | None = None
@@ -45,7 +45,7 @@ class Assumptions:
 
 
 def assume(
-    optimizer: str | int = "adamw", state_dtype: torch.dtype | None = None, gradient_dtype: torch.dtype | None = None
+    optimizer: str | int = "AdamW", state_dtype: torch.dtype | None = None, gradient_dtype: torch.dtype | None = None
 ) -> Assumptions:
     """Assumptions from an optimizer's name, or from the number of states that it keeps per parameter.
 
@@ -56,8 +56,8 @@ def assume(
         if optimizer < 0:
             raise UsageError(f"optimizer={optimizer}: give the number of states it keeps per parameter, 0 or more")
         return Assumptions("an optimizer", optimizer, state_dtype, gradient_dtype)
-    name = str(optimizer).lower()
-    if name not in OPTIMIZERS:
+    name = next((known for known in OPTIMIZERS if known.lower() == str(optimizer).lower()), None)
+    if name is None:
         raise UsageError(
             f"optimizer {optimizer!r} is not known: give one of {', '.join(OPTIMIZERS)}, or the number of states "
             "that it keeps per parameter"

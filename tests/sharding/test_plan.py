@@ -210,7 +210,7 @@ def test_memory_in_other_dtypes_and_with_other_optimizers():
     assert shown.memory("sgd").rows(named=True)[0]["optimizer"] == 0
     assert shown.memory(3).rows(named=True)[0]["optimizer"] == 30
     for wrong in ("adamv", -1, True):
-        with pytest.raises(UsageError, match="states|0 or more"):
+        with pytest.raises(UsageError, match=r"states|0 or more"):
             shown.memory(wrong)
 
 
@@ -259,9 +259,9 @@ LAZY = nn.LazyLinear(4)
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=0"), "axis dp has 0 ranks"),
         (lambda: dsexplore.sharding((4,), "S(0)"), "needs a mesh: write mesh='dp=2,tp=4'"),
         (lambda: dsexplore.sharding((4,), "S(0)", 8), "mesh 8 is no mesh"),
-        (lambda: dsexplore.sharding((4,), "S(0), R", "dp=2"), "2 placements (S(0), R) for 1 mesh axis (dp): give one per"),
+        (lambda: dsexplore.sharding((4,), "S(0), R", "dp=2"), "2 placements (S(0), R) for 1 mesh axis (dp)"),
         (lambda: dsexplore.sharding((4,), "", "dp=2,tp=2"), "0 placements (none) for 2 mesh axes (dp, tp)"),
-        (lambda: dsexplore.sharding((4, 8), "R, S(2)", "dp=2,tp=2"), "S(2) on axis tp, but a tensor of shape (4, 8) has dims 0 to 1"),
+        (lambda: dsexplore.sharding((4, 8), "R, S(2)", "dp=2,tp=2"), "S(2) on axis tp, but"),
         (lambda: dsexplore.sharding((), "S(0)", "dp=2"), "no dims: it can be replicated, not cut"),
         (lambda: dsexplore.sharding((4,), "Q(0)", "dp=2"), "'Q(0)' is not a placement: write Shard(0)"),
         (lambda: dsexplore.sharding((4,), "_S(0, 0)", "dp=2"), "_S(0, 0): a split factor counts pieces"),
@@ -270,12 +270,12 @@ LAZY = nn.LazyLinear(4)
         (lambda: dsexplore.sharding((4,)), "(4,) is no model and no tensor; for a shape give placements="),
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=2", dtype="float33"), "'float33' is no dtype of torch"),
         (lambda: dsexplore.sharding({"w": (4, 4)}, mesh="dp=2"), "w: 4 is not a placement: write Shard(0)"),
-        (lambda: dsexplore.sharding({"w": 4}, mesh="dp=2"), "entry 'w' is 4: give each name a pair (shape, placements)"),
+        (lambda: dsexplore.sharding({"w": 4}, mesh="dp=2"), "entry 'w' is 4: give each name a pair"),
         (lambda: dsexplore.sharding(nn.Linear(2, 2), "S(0)"), "a model has those of its parameters"),
         (lambda: dsexplore.sharding({"w": ((4,), "R")}, "S(0)", "dp=2"), "a mapping has those of its entries"),
         (lambda: dsexplore.sharding(LAZY), "weight has no shape yet: run the model once"),
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=2")["v"], "no tensor 'v' here"),
-        (lambda: dsexplore.sharding((4,), "S(0)", "dp=2").to_frame(ranks=2), "rank 2 is not on the mesh dp=2: give one of ranks 0 to 1"),
+        (lambda: dsexplore.sharding((4,), "S(0)", "dp=2").to_frame(ranks=2), "rank 2 is not on the mesh dp=2"),
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=3000000").to_frame(), "to_frame(ranks=range(8))"),
     ],
 )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Where the shards of a tensor lie in its picture: stretches of each dim, and the blocks that they make together.
+
+Few shards are drawn one by one. Of many, those that are alike and side by side are one stretch, so a picture has a
+bounded number of blocks however many ranks there are; each stands where it is, in true proportion.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsexplore.sharding.chunks import Cut, Range, borders, held_ranges
+from dsexplore.sharding.tensor import Placed
+
+Place = tuple[int, int]
+"""Coordinates on one axis, from the first to before the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some indices of one dim, and who holds them."""
+
+    ranges: tuple[Range, ...]
+    places: tuple[tuple[int, Place], ...]
+    """Number of a placement, and the coordinates on its axis; axes that are not named hold all of this."""
+    folded: int = 1
+    """Shards that this stands for."""
+
+
+def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:
+    """One dim from end to end, in at most about ``most`` stretches; those of empty ranks are left out."""
+    size = tensor.shape[dim]
+    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
+    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    total = math.prod(cut.parts for cut in cuts)
+    if not cuts or not size:
+        return [Stretch(((0, size),), ())]
+    for kept in range(len(cuts), 0, -1):
+        if math.prod(cut.parts * cut.pieces for cut in cuts[:kept]) <= most:
+            return _one_by_one(size, numbers[:kept], cuts[:kept], math.prod(cut.parts for cut in cuts[kept:]))
+    first = cuts[0]
+    if first.pieces == 1:
+        return _alike(size, numbers[0], first, total // first.parts)
+    if len(cuts) == 2 and first.pieces == cuts[1].parts <= most and cuts[1].pieces == 1 and size % first.pieces == 0:
+        return _one_by_one(size, numbers[1:], [Cut(first.pieces)], first.parts)
+    return [Stretch(((0, size),), (), total)]
+
+
+def _one_by_one(size: int, numbers: Sequence[int], cuts: Sequence[Cut], inside: int) -> list[Stretch]:
+    found = []
+    for at in itertools.product(*(range(cut.parts) for cut in cuts)):
+        ranges = held_ranges(size, cuts, at)
+        if ranges:
+            places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
+            found.append(Stretch(tuple(ranges), places, inside))
+    return found
+
+
+def _alike(size: int, number: int, cut: Cut, inside: int) -> list[Stretch]:
+    edges = [0, *sorted(borders(size, cut)), cut.parts]
+    found = []
+    for low, high in itertools.pairwise(edges):
+        held = held_ranges(size, [cut], [low]), held_ranges(size, [cut], [high - 1])
+        if held[0] and held[1]:
+            found.append(Stretch(((held[0][0][0], held[1][0][1]),), ((number, (low, high)),), (high - low) * inside))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the picture that one rank, or several with the same part or folded ones, hold."""
+
+    rows: tuple[Range, ...]
+    columns: tuple[Range, ...]
+    places: tuple[tuple[int, Place], ...]
+    folded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The picture of two dims, at some indices of the other dims."""
+
+    fixed: tuple[tuple[int, Range], ...]
+    """Of other dims that are cut: the dim and its indices."""
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A tensor drawn: ``rows`` and ``columns`` are dims, None where the tensor has fewer."""
+
+    rows: int | None
+    columns: int | None
+    panels: tuple[Panel, ...]
+    hidden_panels: int = 0
+
+
+def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Picture:
+    """The picture of a tensor, with a bounded number of blocks."""
+    rows, columns = drawn_dims(tensor)
+    others = [dim for dim in tensor.cut_dims() if dim not in (rows, columns)]
+    cut = [dim for dim in (rows, columns) if dim is not None and tensor.cuts(dim)]
+    panels_by_dim = [stretches(tensor, dim, most_panels) for dim in others]
+    count = math.prod(map(len, panels_by_dim))
+    left = max(4, most_blocks // max(1, min(count, most_panels)))
+    limits = dict.fromkeys(cut, left if len(cut) == 1 else max(2, math.isqrt(left)))
+    if len(cut) == 2:  # what one dim does not need, the other may use
+        needs = {dim: math.prod(c.parts * c.pieces for c, _ in tensor.cuts(dim)) for dim in cut}
+        for dim, other in itertools.permutations(cut):
+            if needs[dim] <= limits[dim]:
+                limits[other] = max(limits[other], left // needs[dim])
+    whole = [Stretch(((0, 1),), ())]
+    down = stretches(tensor, rows, limits.get(rows, 1)) if rows is not None else whole
+    across = stretches(tensor, columns, limits.get(columns, 1)) if columns is not None else whole
+    chosen = list(itertools.islice(itertools.product(*panels_by_dim), most_panels))
+    panels = [
+        Panel(
+            tuple((dim, part.ranges[0]) for dim, part in zip(others, parts, strict=True)),
+            tuple(_block(row, column, parts) for row in down for column in across),
+        )
+        for parts in chosen
+    ]
+    return Picture(rows, columns, tuple(panels), count - len(panels))
+
+
+def _block(row: Stretch, column: Stretch, others: Sequence[Stretch]) -> Block:
+    places = tuple(sorted(place for part in (row, column, *others) for place in part.places))
+    folded = math.prod(part.folded for part in (row, column, *others))
+    return Block(row.ranges, column.ranges, places, folded)
+
+
+def drawn_dims(tensor: Placed) -> tuple[int | None, int | None]:
+    """The dims that run down and across: the first two that are cut, or those beside it that are largest."""
+    dims = len(tensor.shape)
+    if dims < 2:
+        return None, 0 if dims else None
+    cut = tensor.cut_dims()[:2]
+    rest = sorted((dim for dim in range(dims) if dim not in cut), key=lambda dim: (-tensor.shape[dim], dim))
+    first, second = sorted((cut + rest)[:2])
+    return first, second
