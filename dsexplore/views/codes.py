@@ -79,18 +79,18 @@ class EventCodes:
         return mask
 
     def columns(self, mask: Mask) -> Sizes:
-        """(columns, modules): count, bytes, own bytes, bytes per phase, bytes per axis; see `titles`."""
+        """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""
         n, owner, size = len(self.tree), self.owner[mask], self.sizes[mask]
         count = np.bincount(owner, minlength=n).astype(np.float64)[:, None]
         own = [
             _by(owner, self.facets[name].codes[mask], size, n, len(self.facets[name].labels))
-            for name in ("phase", "axis")
+            for name in ("axis", "phase")
         ]
         total = own[0].sum(axis=1, keepdims=True)
-        table = np.concatenate([count, total, total, *own], axis=1)
+        table = np.concatenate([count, total, *own, total], axis=1)
         below = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)])
         summed = below[self.tree.ends] - below[:-1]
-        summed[:, 2] = table[:, 2]
+        summed[:, -1] = table[:, -1]
         return np.ascontiguousarray(summed.T)
 
     @property
@@ -98,7 +98,7 @@ class EventCodes:
         """(title, unit) of each column of `columns`."""
         phases = [(str(phase), "bytes") for phase in self.facets["phase"].labels]
         axes = [(f"on {axis}" if axis else "no axis", "bytes") for axis in self.facets["axis"].labels]
-        return [("count", "count"), ("bytes", "bytes"), ("own", "bytes"), *phases, *axes]
+        return [("count", "count"), ("bytes", "bytes"), *axes, *phases, ("own", "bytes")]
 
     def fold(self, columns: Sizes) -> Sizes:
         """The same columns with each fold's sum on its first row and on the rows below that."""

@@ -6,6 +6,7 @@ what depends on it. `Explorer.selection` is that state as a `Trace`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as widgets
@@ -25,6 +26,7 @@ from dsexplore.views.widgets.plot import PlotWidget
 from dsexplore.views.widgets.tree import TreeWidget
 
 ALL = "all"
+_display: Callable[..., None] = display
 _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
@@ -109,9 +111,9 @@ class Explorer:
                 raise UsageError(f"filter({name}=…): no such filter; filters are module, implicit, {', '.join(FACETS)}")
         self._quiet = True
         for name, control in self._controls.items():
-            wanted = facets.get(name)
-            values = {value for _, value in control.options}
-            control.value = wanted if not isinstance(wanted, (list, tuple, set)) and wanted in values else None
+            labels, wanted = self._codes.facets[name].labels, facets.get(name)
+            one = name in facets and not isinstance(wanted, (list, tuple, set)) and wanted in labels
+            control.value = labels.index(wanted) + 1 if one else 0
         self._pattern_box.value, self._implicit_box.value = module, implicit
         self._quiet = False
         self._filters, self._pattern, self._implicit_only = dict(facets), module, implicit
@@ -142,9 +144,9 @@ class Explorer:
         wrap = {"flex_flow": "row wrap", "align_items": "center"}
         shown = [c for c in self._controls.values() if len(c.options) > 2]
         bar = widgets.HBox([*shown, self._pattern_box, self._implicit_box, self._clear], layout=wrap)
-        left = widgets.VBox([self.tree], layout={"flex": "1 1 460px", "min_width": "340px", "overflow": "hidden"})
+        left = widgets.VBox([self.tree], layout={"flex": "2 1 620px", "min_width": "0", "overflow": "hidden"})
         right = widgets.VBox(
-            [self._kinds, self.plot], layout={"flex": "1 1 380px", "min_width": "320px", "overflow": "hidden"}
+            [self._kinds, self.plot], layout={"flex": "1 1 400px", "min_width": "0", "overflow": "hidden"}
         )
         both = widgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
         self.widget = widgets.VBox([bar, self._status, both, self._details], layout={"width": "100%"})
@@ -152,19 +154,20 @@ class Explorer:
         self.tree.layout.height = f"{height + 34}px"
 
     def _dropdown(self, name: str) -> widgets.Dropdown:
-        labels = self._codes.facets[name].labels
-        options = [
-            (f"{name}: {ALL}", None),
-            *((f"{name}: {html.plain(_facet_label(value), 40)}", value) for value in labels),
-        ]
-        return widgets.Dropdown(options=_told_apart(options), value=None, layout={"width": "135px"})
+        """The first option lets everything through; the others are the facet's labels, in order."""
+        labels = [html.plain(_facet_label(value), 40) for value in self._codes.facets[name].labels]
+        options = list(enumerate((ALL, *labels)))
+        return widgets.Dropdown(
+            options=[(f"{name}: {text}", index) for index, text in options], value=0, layout={"width": "135px"}
+        )
 
     # What changes it
 
     def _on_control(self, _change: Any) -> None:
         if self._quiet:
             return
-        self._filters = {name: c.value for name, c in self._controls.items() if c.value is not None}
+        facets = self._codes.facets
+        self._filters = {name: facets[name].labels[c.value - 1] for name, c in self._controls.items() if c.value}
         self._pattern, self._implicit_only = self._pattern_box.value.strip(), self._implicit_box.value
         self._picked = None
         self._refresh()
@@ -328,8 +331,8 @@ class Explorer:
         view = TraceView(self._trace)
         twin = view.twin()
         self.tree.twin = html.content_id(twin)
-        display({"text/html": f'<div class="{self.tree.twin}">{twin}</div>', "text/plain": view.text()}, raw=True)
-        display(self.widget)
+        _display({"text/html": f'<div class="{self.tree.twin}">{twin}</div>', "text/plain": view.text()}, raw=True)
+        _display(self.widget)
 
 
 def _tree_widget(codes: EventCodes) -> TreeWidget:
@@ -368,13 +371,3 @@ def _placements(codes: EventCodes) -> dict[str, str]:
 
 def _facet_label(value: Any) -> str:
     return str(value) if value != "" else "none"
-
-
-def _told_apart(options: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """ipywidgets looks options up by label: two labels must not be alike."""
-    seen: dict[str, int] = {}
-    unique = []
-    for text, value in options:
-        seen[text] = seen.get(text, 0) + 1
-        unique.append((text if seen[text] == 1 else f"{text} ({seen[text]})", value))
-    return unique

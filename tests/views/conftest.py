@@ -1,131 +1,20 @@
-"""Traces made of plain tables: small and legible, huge, and hostile."""
+"""The sample traces as fixtures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib.util
+from pathlib import Path
+from types import ModuleType
 
-import polars as pl
 import pytest
 
-from dsexplore.trace import schema
-from dsexplore.trace.model import Tables, Trace, TraceInfo
 
-_EVENT = {
-    "rank": 0,
-    "step": 0,
-    "op": "all_reduce",
-    "raw_op": "c10d::allreduce_",
-    "phase": "forward",
-    "axis": "tp",
-    "group": "g_tp",
-    "group_size": 4,
-    "message_bytes": 4096,
-    "wire_bytes": 6144,
-    "dtype": "float32",
-    "shape": [32, 32],
-    "implicit": False,
-    "cause": "",
-    "source": "train.py:10",
-    "is_async": False,
-    "is_object": False,
-    "batch": None,
-    "start": None,
-    "end": None,
-}
-
-
-def frame(table: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=schema.TABLES[table]) if rows else schema.empty(table)
-
-
-def event(owner: str = "", seq: int = 0, **columns: Any) -> dict[str, Any]:
-    row = {**_EVENT, "owner": owner, "trigger": owner, "seq": seq, **columns}
-    return {name: row[name] for name in schema.EVENTS}
-
-
-def module(name: str, parent: str = "", kind: str = "Module", depth: int | None = None) -> dict[str, Any]:
-    depth = (name.count(".") if parent else 0) if depth is None else depth
-    return {"module": name, "parent": parent, "type": kind, "depth": depth, "calls": 1}
-
-
-def parameter(module_name: str, own: str = "weight", **columns: Any) -> dict[str, Any]:
-    row = {
-        "rank": 0,
-        "module": module_name,
-        "name": f"{module_name}.{own}",
-        "global_shape": [64, 32],
-        "local_shape": [16, 32],
-        "dtype": "float32",
-        "placements": "R, S(0)",
-        "mesh": "dp=2,tp=4",
-        "global_bytes": 8192,
-        "local_bytes": 2048,
-        "requires_grad": True,
-        "shared_with": "",
-    }
-    return {**row, **columns}
-
-
-def layered(layers: int, odd: int | None = None) -> Trace:
-    """A model of equal layers, each with three collectives; layer ``odd`` sends one more."""
-    modules = [module("Net", kind="Net"), module("Net.layers", "Net", "ModuleList")]
-    events, parameters = [], []
-    for layer in range(layers):
-        name = f"Net.layers.{layer}"
-        modules += [
-            module(name, "Net.layers", "Block"),
-            module(f"{name}.up", name, "Linear"),
-            module(f"{name}.down", name, "Linear"),
-        ]
-        parameters += [parameter(f"{name}.up"), parameter(f"{name}.down", placements="R, S(1)", local_shape=[64, 8])]
-        events.append(
-            event(
-                name,
-                len(events),
-                op="all_gather",
-                axis="dp",
-                group="g_dp",
-                group_size=2,
-                message_bytes=8192,
-                wire_bytes=4096,
-            )
-        )
-        events.append(event(f"{name}.down", len(events), cause="P→R", implicit=layer == odd))
-        events.append(event(f"{name}.up", len(events), phase="backward", op="reduce_scatter", wire_bytes=3072))
-        if layer == odd:
-            events.append(event(f"{name}.up", len(events), op="all_gather", cause="S(0)→R", implicit=True))
-    groups = [
-        {
-            "group": "g_dp",
-            "axis": "dp",
-            "mesh": "dp=2,tp=4",
-            "ranks": [0, 4],
-            "size": 2,
-            "backend": "fake",
-            "timing": "none",
-        },
-        {
-            "group": "g_tp",
-            "axis": "tp",
-            "mesh": "dp=2,tp=4",
-            "ranks": [0, 1, 2, 3],
-            "size": 4,
-            "backend": "fake",
-            "timing": "none",
-        },
-    ]
-    return Trace(
-        Tables(
-            frame("events", events),
-            frame("parameters", parameters),
-            frame("modules", modules),
-            frame("groups", groups),
-            TraceInfo(world_size=8, ranks=(0,), mesh="dp=2,tp=4", simulated=True, torch_version="2.13.0"),
-        )
-    )
-
-
-@pytest.fixture
-def make_layered() -> Callable[..., Trace]:
-    return layered
+@pytest.fixture(scope="session")
+def traces() -> ModuleType:
+    """The module ``traces.py`` beside this file."""
+    spec = importlib.util.spec_from_file_location("views_traces", Path(__file__).with_name("traces.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

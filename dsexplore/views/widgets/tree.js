@@ -30,7 +30,7 @@ export class Rows {
     this.values = values;
     this.folding = folding;
     this.open = new Uint8Array(this.count);
-    for (let i = 0; i < this.count; i++) this.open[i] = this.parent(i) < 0 || this.parent(this.parent(i)) < 0 ? 1 : 0;
+    for (let i = 0; i < this.count; i++) this.open[i] = this.depth(i) < 3 ? 1 : 0;
     this.sort = null;
     this.query = "";
     this.update();
@@ -134,7 +134,7 @@ function render({ model, el }) {
   port.setAttribute("aria-label", "modules");
   const head = element("div", "dsx-row dsx-head"), space = element("div", "dsx-space"), body = element("div", "dsx-body");
   head.setAttribute("role", "row");
-  const width = 240 + titles.length * 78;
+  const width = 205 + titles.length * 70;
   for (const part of [head, space, body]) part.style.minWidth = `${width}px`;
   space.append(body);
   port.append(head, space);
@@ -183,7 +183,7 @@ function render({ model, el }) {
     if (!rows.leaf(i)) row.setAttribute("aria-expanded", Boolean(rows.open[i] || rows.match));
     const many = rows.folding && folded[i];
     const label = element("bdi", "", many ? many[0] : rows.labels[i]);
-    name.title = rows.name(i).slice(0, 2000);
+    name.title = [rows.name(i).slice(0, 2000), types[rows.type(i)], notes[i]].filter(Boolean).join("\n");
     name.append(twist, label);
     if (many) name.append(element("span", "dsx-times", `×${many[1]}`));
     const type = types[rows.type(i)];

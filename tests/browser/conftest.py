@@ -1,0 +1,239 @@
+"""A real Chromium, a real JupyterLab, and a bare page for the widgets; all on this machine, no other host asked."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from dsexplore.trace.model import Trace
+
+playwright_api = pytest.importorskip(
+    "playwright.sync_api", reason="browser tests need playwright: pip install dsexplore[test]"
+)
+
+ROOT = Path(__file__).parents[2]
+ARTEFACTS = Path(__file__).parent / "artefacts"
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "notebook-extension/tracker": {"windowingMode": "none", "recordTiming": False},
+}
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def chromium() -> str:
+    found = os.environ.get("DSEXPLORE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not found:
+        pytest.fail("no Chromium found: install Debian's chromium, or name one in DSEXPLORE_CHROMIUM")
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+class Requests:
+    """What a page asked for, by host."""
+
+    def __init__(self, page: Any) -> None:
+        self.urls: list[str] = []
+        page.on("request", lambda request: self.urls.append(request.url))
+
+    @property
+    def foreign(self) -> list[str]:
+        local = ("127.0.0.1", "localhost", None, "")
+        return [
+            u
+            for u in self.urls
+            if urlsplit(u).scheme in ("http", "https", "ws", "wss") and urlsplit(u).hostname not in local
+        ]
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    opened = context.new_page()
+    opened.errors = []
+    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
+    opened.requests = Requests(opened)
+    yield opened
+    context.close()
+
+
+class Lab:
+    """A running JupyterLab."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.address = folder, f"http://127.0.0.1:{port}"
+
+    def write(self, name: str, cells: list[str]) -> Path:
+        """A notebook of code cells."""
+        made = [
+            {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": c, "outputs": [], "execution_count": None}
+            for i, c in enumerate(cells)
+        ]
+        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        path = self.folder / name
+        path.write_text(json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
+        return path
+
+    def open(self, page: Any, name: str, dark: bool = False) -> None:
+        page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
+        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+        theme = "JupyterLab Dark" if dark else "JupyterLab Light"
+        page.evaluate("t => void jupyterapp.commands.execute('apputils:change-theme', { theme: t })", theme)
+        page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
+
+    def run_all(self, page: Any) -> None:
+        """Run every cell and wait for the last; a cell that raises fails the test."""
+        page.wait_for_function(
+            "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
+        )
+        page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(p => /[0-9]/.test(p.textContent))",
+            timeout=60_000,
+        )
+        error = page.query_selector('[data-mime-type="application/vnd.jupyter.error"]')
+        assert error is None, error.inner_text()
+
+    def evaluate(self, page: Any, expression: str) -> Any:
+        """A Python expression in the open notebook's kernel, through JSON."""
+        return json.loads(
+            page.evaluate(
+                """async (code) => {
+                    const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+                    let text = "";
+                    const future = kernel.requestExecute({ code, silent: false, store_history: false });
+                    future.onIOPub = (m) => {
+                        if (m.header.msg_type === "stream" && m.content.name === "stdout") text += m.content.text;
+                        if (m.header.msg_type === "error") text = JSON.stringify({ error: m.content.evalue });
+                    };
+                    await future.done;
+                    return text;
+                }""",
+                f"import json as _json; print(_json.dumps({expression}))",
+            )
+        )
+
+    def save(self, page: Any) -> None:
+        page.evaluate("() => void jupyterapp.commands.execute('docmanager:save')")
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
+    for name, values in SETTINGS.items():
+        path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "run"}
+    environment = {
+        **os.environ,
+        **{f"JUPYTER_{key}": str(home / value) for key, value in places.items()},
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    options = {
+        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0, "IdentityProvider.token": "",
+        "ServerApp.password": "", "ServerApp.root_dir": folder, "ServerApp.allow_root": True,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--expose-app-in-browser"]
+    with (home / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, *(f"--{k}={v}" for k, v in options.items())],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/api", server, home / "log")
+            yield Lab(folder, port)
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait(5)
+
+
+def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+
+
+@pytest.fixture
+def shot() -> Any:
+    """Keep a picture of a page or of one element."""
+
+    def take(target: Any, name: str, **options: Any) -> Path:
+        ARTEFACTS.mkdir(exist_ok=True)
+        path = ARTEFACTS / f"{name}.png"
+        target.screenshot(path=path, **options)
+        return path
+
+    return take
+
+
+@pytest.fixture(scope="session")
+def make_layered() -> Callable[..., Trace]:
+    """See `views_traces.layered`."""
+    return _traces().layered
+
+
+@pytest.fixture(scope="session")
+def trace_of_names() -> Callable[..., Trace]:
+    return _traces().of_names
+
+
+def _traces() -> Any:
+    """The views' own sample traces, which live beside their tests."""
+    spec = importlib.util.spec_from_file_location("views_traces", ROOT / "tests" / "views" / "traces.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,158 @@
+"""The tree's ESM in a bare page, with a stub of the widget model: no kernel, no Lab."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsexplore.trace.model import Tables, Trace
+from dsexplore.views.codes import EventCodes
+from dsexplore.views.explorer import _tree_widget
+
+pytestmark = pytest.mark.browser
+WIDGETS = Path(__file__).parents[2] / "dsexplore" / "views" / "widgets"
+HOSTILE = "<img src=x onerror=window.pwned=1>"
+
+STUB = """
+async ([source, state, buffers]) => {
+  const bytes = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  for (const [key, text] of Object.entries(buffers)) state[key] = bytes(text);
+  const listeners = {};
+  window.saved = [];
+  window.model = {
+    model_id: "stub", get: (key) => state[key],
+    set(key, value) { if (state[key] === value) return; state[key] = value; (listeners["change:" + key] || []).forEach((f) => f()); },
+    save_changes() { window.saved.push({ ...state, structure: 0, values: 0 }); },
+    on(name, f) { (listeners[name] ||= []).push(f); }, off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
+    send() {},
+  };
+  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  const el = document.getElementById("place");
+  window.leave = module.default.render({ model: window.model, el });
+}
+"""
+
+
+@pytest.fixture
+def draw(page: Any) -> Callable[..., Any]:
+    """Draw a trace's tree in a bare page and wait until it is there."""
+
+    def drawn(trace: Trace, dark: bool = False) -> Any:
+        widget = _tree_widget(codes := EventCodes(trace.tables))
+        columns = np.concatenate([codes.columns(codes.mask({})), codes.tree.local_bytes[None].astype(float)])
+        widget.set_values(codes.fold(columns))
+        state = {
+            name: getattr(widget, name)
+            for name in ("labels", "types", "notes", "folded", "titles", "selected", "folding", "dark", "twin")
+        }
+        buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
+        widget.close()
+        colours = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
+        page.set_content(
+            f"<style>{(WIDGETS / 'tree.css').read_text()}</style><body style='{colours}'><div id=place></div>"
+        )
+        page.evaluate(STUB, [(WIDGETS / "tree.js").read_text(), json.loads(json.dumps(state)), buffers])
+        page.wait_for_selector("#place[data-ready]")
+        return page
+
+    return drawn
+
+
+def names(page: Any) -> list[str]:
+    return [bdi.inner_text() for bdi in page.query_selector_all(".dsx-body .dsx-name > bdi:first-of-type")]
+
+
+def test_equal_layers_are_one_row_and_unfold(draw: Callable[..., Any], make_layered: Callable[..., Trace]) -> None:
+    page = draw(make_layered(8, odd=3))
+    assert names(page) == ["Net", "layers", "[0–2, 4–7]", "up", "down", "3", "up", "down"]
+    assert page.inner_text(".dsx-times") == "×7"
+    page.click(".dsx-fold")
+    assert names(page)[:3] == ["Net", "layers", "0"]
+    assert len(names(page)) == 2 + 8 * 3
+
+
+def test_filter_shows_matches_with_their_parents(draw: Callable[..., Any], make_layered: Callable[..., Trace]) -> None:
+    page = draw(make_layered(4, odd=1))
+    page.fill(".dsx-filter", "LAYERS.1.UP")
+    assert names(page) == ["Net", "layers", "1", "up"]
+
+
+def test_columns_sort_both_ways_and_back(draw: Callable[..., Any], make_layered: Callable[..., Trace]) -> None:
+    page = draw(make_layered(4, odd=2))
+    rows = lambda: [name for name in names(page) if name in ("2", "[0–1, 3]")]  # noqa: E731
+    count = ".dsx-head button >> nth=0"
+    page.click(count)
+    assert rows() == ["[0–1, 3]", "2"]
+    page.click(count)
+    assert rows() == ["2", "[0–1, 3]"]
+    page.click(count)
+    assert rows() == ["[0–1, 3]", "2"]
+
+
+def test_keyboard_alone_opens_selects_and_copies(
+    draw: Callable[..., Any], make_layered: Callable[..., Trace], shot: Any
+) -> None:
+    page = draw(make_layered(4, odd=2))
+    page.focus(".dsx-port")
+    for key in ("Home", "ArrowDown", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.evaluate("model.get('selected')") == 2
+    shown = len(names(page))
+    page.keyboard.press("ArrowLeft")
+    assert len(names(page)) == shown - 2
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute(".dsx-port", "aria-activedescendant") == "dsx-tree-stub-3"
+    page.evaluate(
+        "navigator.clipboard = undefined; document.execCommand = (c) => { window.copied = [c, document.activeElement.value]; }"
+    )
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
+    page.keyboard.press("c")
+    assert page.evaluate("window.copied") == ["copy", "Net.layers.0.up"]
+    shot(page, "tree_keyboard")
+
+
+def test_hostile_names_are_text(draw: Callable[..., Any], trace_of_names: Callable[..., Trace], shot: Any) -> None:
+    page = draw(trace_of_names([HOSTILE, "x" * 10_000, "اسم‮", "a\u0000b"]))
+    page.wait_for_timeout(50)
+    assert page.evaluate("window.pwned") is None
+    assert page.query_selector("#place img") is None
+    assert HOSTILE in names(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    shot(page, "tree_hostile")
+
+
+def test_a_thousand_rows_are_few_elements(draw: Callable[..., Any], trace_of_names: Callable[..., Trace]) -> None:
+    page = draw(trace_of_names([f"m{i}" for i in range(5000)]))
+    assert len(names(page)) < 60
+    page.focus(".dsx-port")
+    page.keyboard.press("End")
+    page.wait_for_timeout(50)
+    assert names(page)[-1] == "m4999"
+
+
+def test_an_empty_tree_and_a_dark_page(draw: Callable[..., Any], shot: Any) -> None:
+    page = draw(Trace(Tables()), dark=True)
+    assert "0 of 0 modules" in page.inner_text(".dsx-count")
+    assert page.evaluate("model.get('dark')") is True
+    page.evaluate("leave()")
+    assert page.errors == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True)])
+def test_nothing_is_clipped(
+    draw: Callable[..., Any], make_layered: Callable[..., Trace], shot: Any, page: Any, width: int, dark: bool
+) -> None:
+    page.set_viewport_size({"width": width, "height": 600})
+    draw(make_layered(8, odd=3), dark=dark)
+    clipped = page.evaluate(
+        "[...document.querySelectorAll('.dsx-cell')].filter((c) => c.scrollWidth > c.clientWidth + 1).map((c) => c.textContent)"
+    )
+    assert clipped == []
+    shot(page, f"tree_{width}_{'dark' if dark else 'light'}")
