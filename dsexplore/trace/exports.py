@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +27,8 @@ _OUTSIDE_ARGUMENTS = frozenset({"rank", "op", "start", "end"})
 def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
     """The events with a header line; shapes as ``8x1024``, nulls as nothing."""
     shape = pl.col("shape").cast(pl.List(pl.String)).list.join("x")
-    with writing(path) as partial:
-        tables.events.with_columns(shape).write_csv(partial)
+    with writing(path) as unfinished:
+        tables.events.with_columns(shape).write_csv(unfinished)
     return Path(path)
 
 
@@ -48,8 +49,8 @@ def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
         "epoch_ns": min(times["start"].to_list()) if measured else 0,
         "info": asdict(tables.info),
     }
-    opener: Callable[..., Any] = gzip.open if Path(path).suffix == ".gz" else open
-    with writing(path) as partial, opener(partial, "wt", encoding="utf-8") as out:
+    opener: Callable[..., Any] = partial(gzip.open, compresslevel=3) if Path(path).suffix == ".gz" else open
+    with writing(path) as unfinished, opener(unfinished, "wt", encoding="utf-8") as out:
         out.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(other)}, "traceEvents": [\n')
         _write_joined(out, _track_names(events, tables.groups), _slices(events))
         out.write("\n]}\n")

@@ -17,7 +17,7 @@ Make = Callable[..., Tables]
 SIZES = ("count", "message_bytes", "wire_bytes")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_before_and_change_make_after(traces: Any, data: st.DataObject) -> None:
     before, after = Trace(data.draw(traces())), Trace(data.draw(traces()))
@@ -32,7 +32,7 @@ def test_before_and_change_make_after(traces: Any, data: st.DataObject) -> None:
         assert (rows[f"{size}_after"] - rows[f"{size}_before"] == rows[f"{size}_change"]).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_way_back_is_the_opposite(traces: Any, data: st.DataObject) -> None:
     before, after = Trace(data.draw(traces())), Trace(data.draw(traces()))
@@ -46,7 +46,7 @@ def test_the_way_back_is_the_opposite(traces: Any, data: st.DataObject) -> None:
     assert_frame_equal(there, opposite, check_row_order=False)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_trace_does_not_differ_from_itself(traces: Any, data: st.DataObject) -> None:
     tables = data.draw(traces())

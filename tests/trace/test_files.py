@@ -23,7 +23,7 @@ from dsexplore.trace import files, schema, sealed
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 
 Make = Callable[..., Tables]
-ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 
 
 def assert_same(a: Tables, b: Tables) -> None:

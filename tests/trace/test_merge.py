@@ -26,7 +26,7 @@ def modules(*rows: tuple[str, int]) -> pl.DataFrame:
     return pl.DataFrame(full, schema=schema.MODULES, orient="row")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_order_of_the_traces_does_not_matter(traces: Any, data: st.DataObject) -> None:
     whole = data.draw(traces())

@@ -22,7 +22,7 @@ TOTALS = {"by_module": ["owner", "axis"], "by_op": ["op"], "by_axis": ["axis"], 
 
 
 @pytest.mark.parametrize("name", TOTALS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_totals_count_every_event_once(traces: Any, data: st.DataObject, name: str) -> None:
     trace = Trace(data.draw(traces()))
@@ -37,7 +37,7 @@ def test_totals_count_every_event_once(traces: Any, data: st.DataObject, name: s
         assert (row["count"], row["message_bytes"]) == (len(same), same["message_bytes"].sum())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_slice_and_its_complement_make_the_whole(traces: Any, data: st.DataObject) -> None:
     trace = Trace(data.draw(traces()))

@@ -74,7 +74,7 @@ def test_placements_are_written_as_torch_writes_them(placements: list[Placement]
     assert torch_form.long_placements(joined(placements)) == str(tuple(placements))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_module_counts_what_is_inside_it(traces: Any, data: st.DataObject) -> None:
     tables = data.draw(traces())
