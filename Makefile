@@ -9,15 +9,15 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package notebooks size clean
+.PHONY: help lab test check package notebooks measure clean
 
 help:
-	@echo "make lab    set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
-	@echo "make test   set up $(VENV) and run everything that CI runs"
-	@echo "make check  the style and type checks of make test alone"
+	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
+	@echo "make test       set up $(VENV) and run everything that CI runs"
+	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
-	@echo "make size   download what make lab and make test need, and print how much it is"
-	@echo "make clean  remove what these made, $(VENV) included"
+	@echo "make measure    print how much the two commands download, and how long their set-up takes"
+	@echo "make clean      remove what these made, $(VENV) included"
 
 lab: $(VENV)/.lab
 	$(BIN)/dsexplore lab $(ARGS)
@@ -42,13 +42,19 @@ package: $(VENV)/.test
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/run_notebooks.py
 
-size: $(VENV)/bin/python
+# Into folders of their own, past pip's cache: what the readme says of the two commands comes from here.
+measure:
 	@for extra in lab dev,ranks; do \
-		rm -rf $(BUILD)/download && \
-		$(BIN)/python -m pip --disable-pip-version-check download -qq --constraint constraints.txt \
-			--dest $(BUILD)/download ".[$$extra]" && \
-		du -sh --apparent-size $(BUILD)/download | sed "s|	.*| for dsexplore[$$extra]|"; \
-	done; rm -rf $(BUILD)/download
+		rm -rf $(BUILD)/measure && mkdir -p $(BUILD)/measure && \
+		$(PYTHON) -m venv $(BUILD)/measure/venv && python=$(BUILD)/measure/venv/bin/python && \
+		$$python -m pip --disable-pip-version-check --no-cache-dir download -qq --constraint constraints.txt \
+			--dest $(BUILD)/measure/wheels ".[$$extra]" && \
+		megabytes=$$(du --apparent-size -sm $(BUILD)/measure/wheels | cut -f1) && \
+		start=$$(date +%s) && \
+		$$python $(PIP) --no-cache-dir --editable ".[$$extra]" && \
+		echo "dsexplore[$$extra]: $$megabytes MB to download, $$(($$(date +%s) - start)) s to set up," \
+			"$$(du -sm $(BUILD)/measure/venv | cut -f1) MB on disk"; \
+	done; rm -rf $(BUILD)/measure
 
 clean:
 	rm -rf $(VENV) $(BUILD)

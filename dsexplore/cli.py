@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -114,7 +115,8 @@ def _demo(options: argparse.Namespace) -> None:
         model = demo.Llama()
         demo.shard_tensors(model, mesh["tp"])
         demo.shard_parameters(model, mesh["dp"])
-        with commtrace() as trace:
+        with warnings.catch_warnings(), commtrace() as trace:
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # its logits are a view; nobody writes into them
             demo.train_step(model, torch.randint(256, (2, 33)))
     _report(trace, options.html)
 
