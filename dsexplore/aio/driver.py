@@ -77,29 +77,33 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
     if total == 0:
         return
     engine.load(requests)
-    lengths = requests.lengths.tolist()
+    submit, reap, lengths = engine.submit, engine.reap, requests.lengths.tolist()
     odd: list[tuple[int, int]] = []
-    following = 0
+    following = pending = 0
     try:
-        while following < total or engine.in_flight:
-            pending = engine.in_flight
-            room = (depth - pending if overlap else (0 if pending else depth)) if not odd else 0
-            want = min(room, total - following)
+        while following < total or pending:
+            room = depth - pending if overlap or not pending else 0
+            want = min(room, total - following) if not odd else 0
             if want and slots is not None:
                 want = _lend(engine, requests, slots, following, want)
             if want:
-                accepted = _submit(engine, following, want, single)
-                if slots is not None:
-                    for index in range(following + accepted, following + want):
-                        slots.give(index, moved=False)
+                accepted = submit(following, 1 if single else want)
+                if accepted < want:
+                    accepted += _submit_rest(engine, following + accepted, want - accepted, single)
+                    if slots is not None:
+                        for index in range(following + accepted, following + want):
+                            slots.give(index, moved=False)
                 following += accepted
-            if engine.in_flight:
-                for index, result in engine.reap(1 if overlap else engine.in_flight):
+                pending += accepted
+            if pending:
+                done = reap(1 if overlap else pending)
+                pending -= len(done)
+                for index, result in done:
                     if result != lengths[index]:
                         odd.append((index, result))
                     elif slots is not None:
                         slots.give(index, moved=True)
-            if odd and not engine.in_flight:
+            if odd and not pending:
                 _settle(requests, odd, plain_fd, slots)
                 odd.clear()
     finally:
@@ -126,10 +130,10 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
     left = sys.maxsize if watch.most is None else watch.most
     watch.started_at = clock()
     now = min(watch.started_at, watch.deadline - 1)  # however late it starts, one batch is moved
+    submit, reap, deadline, stopped, pending = engine.submit, engine.reap, watch.deadline, watch.stopped, 0
     try:
-        while (running := left > 0 and now < watch.deadline and not watch.stopped()) or engine.in_flight:
-            pending = engine.in_flight
-            room = depth - pending if overlap else (0 if pending else depth)
+        while (running := left > 0 and now < deadline and not stopped()) or pending:
+            room = depth - pending if overlap or not pending else 0
             while running and room > 0 and left > 0:
                 want = _idle(begun, following, 1 if single else min(room, left, total - following))
                 if want == 0:
@@ -139,16 +143,18 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                         where[index] = address = free.pop()
                         engine.place(index, address)
                 begun[following : following + want] = [clock()] * want
-                accepted = engine.submit(following, want)
+                accepted = submit(following, want)
                 if accepted < want:
                     begun[following + accepted : following + want] = [0.0] * (want - accepted)
                     free.extend(where[following + accepted : following + want] if ring is not None else ())
+                pending += accepted
                 room -= accepted
                 left -= accepted
                 following = (following + accepted) % total
-                if accepted < want and engine.in_flight:
+                if accepted < want and pending:
                     break
-            done = engine.reap(1 if overlap else engine.in_flight)
+            done = reap(1 if overlap else pending)
+            pending -= len(done)
             now = clock()
             for index, result in done:
                 if result != lengths[index]:
@@ -181,8 +187,8 @@ def drain(engine: Engine) -> None:
         engine.reap(engine.in_flight)
 
 
-def _submit(engine: Engine, first: int, count: int, single: bool) -> int:
-    """Submit as many of ``count`` as the system takes now; at least one if nothing is in flight."""
+def _submit_rest(engine: Engine, first: int, count: int, single: bool) -> int:
+    """Submit as many more of ``count`` as the system takes now; waits for room if nothing is in flight."""
     accepted = tries = 0
     while accepted < count:
         taken = engine.submit(first + accepted, 1 if single else count - accepted)
