@@ -36,7 +36,7 @@ class CudaClock:
 
 
 def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no types for it
+    return torch.cuda.Event(enable_timing=True)
 
 
 class CudaInterval:

@@ -15,6 +15,7 @@ VIEWS = {
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding:ShardingView",
     "dsexplore.trace.diff:TraceDiff": "dsexplore.views.diff:TraceDiffView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep:SweepView",
+    "dsexplore.comm.summary:CommsSummary": "dsexplore.views.comms_log:CommsSummaryView",
 }
 
 

@@ -1,0 +1,82 @@
+"""The comms log's summary as HTML and as figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.comm.logger import CommsLogger
+from dsexplore.errors import UsageError
+
+
+def ticking() -> Callable[[], int]:
+    now = 0
+
+    def tick() -> int:
+        nonlocal now
+        now += 1000
+        return now
+
+    return tick
+
+
+@pytest.fixture
+def log() -> CommsLogger:
+    """A log of three ops on two groups."""
+    log = CommsLogger(CommsLoggerConfig(enabled=True), clock=ticking(), epoch=0)
+    log.append("all_reduce", "all_reduce", latency=4.0, msg_size=8_000_000, group_size=8)
+    log.append("all_reduce", "all_reduce", latency=2.0, msg_size=8_000_000, group_size=8)
+    log.append("all_gather", "<script>alert(1)</script>", latency=1.0, msg_size=1024, group_size=4)
+    log.append("barrier", "barrier", latency=0.5, msg_size=0, group_size=8)
+    return log
+
+
+def test_the_page_holds_every_line_with_units(log: CommsLogger) -> None:
+    shown = log._repr_mimebundle_()["text/html"]
+    assert "4 calls, 15.3 MiB in messages, 7.5 ms in them" in shown
+    rows = re.findall(r"<tr>(.*?)</tr>", shown)[1:]
+    cells = [[re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in rows]
+    assert cells[0] == [
+        "all_reduce", "8 ranks", "8", "7.6 MiB", "2", "6 ms", "3 ms", "2 ms", "4 ms", "2.67 GB/s", "4.67 GB/s",
+    ]  # fmt: skip
+    assert cells[2] == ["barrier", "8 ranks", "8", "–", "1", "500 µs", "500 µs", "500 µs", "500 µs", "–", "–"]
+
+
+def test_names_are_data(log: CommsLogger) -> None:
+    shown = log._repr_mimebundle_()["text/html"]
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+    assert all("<script>" not in str(y) for y in log.figure().data[0].y)
+
+
+def test_the_same_log_gives_the_same_bytes(log: CommsLogger) -> None:
+    assert log._repr_mimebundle_() == log._repr_mimebundle_()
+    assert log._repr_mimebundle_()["text/plain"] == log.summary().text()
+
+
+def test_the_time_figure_has_a_bar_per_line(log: CommsLogger) -> None:
+    (bars,) = log.figure().data
+    assert list(bars.x) == pytest.approx([6.0, 1.0, 0.5])
+    assert bars.y[0] == "all_reduce · group 8 ranks (8) · 7.6 MiB"
+    assert list(bars.text) == ["2 ×", "1 ×", "1 ×"]
+
+
+def test_the_bandwidth_figure_has_a_line_per_op_and_group(log: CommsLogger) -> None:
+    reduced, gathered = log.figure(kind="bandwidth").data
+    assert (list(reduced.x), list(reduced.y)) == ([8_000_000], [pytest.approx(16e6 / 6e-3 / 1e9 * 1.75)])
+    assert gathered.name == "all_gather · group 4 ranks (4)"
+
+
+def test_a_figure_that_is_none_is_named(log: CommsLogger) -> None:
+    with pytest.raises(UsageError, match=r"figure\(kind='pie', size=…\): no such figure; kinds are time, bandwidth"):
+        log.figure(kind="pie", size=3)
+
+
+def test_an_empty_log_says_so() -> None:
+    bundle = CommsLogger()._repr_mimebundle_()
+    assert bundle["text/plain"] == "nothing was logged"
+    assert "nothing was logged" in bundle["text/html"]
+    assert CommsLogger().figure().data[0].x is not None
