@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
+from torch.fx import GraphModule
 
 from dsexplore import placements
 
@@ -41,6 +42,7 @@ _BLOCKING: Final = 14
 _COMPILED: Final = 15
 _PIPELINE_WARM_UP: Final = 16
 _RECOMPUTE: Final = 17
+_COMPILER: Final = 18
 
 _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 """torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
@@ -115,6 +117,10 @@ def _classify(code: CodeType) -> int:
             return _DDP_HOOK
         if part.startswith("distributed/tensor/") and "op_call" in code.co_varnames[: code.co_argcount]:
             return _DTENSOR_OP
+        if part.startswith("_functorch/_aot_autograd/"):
+            return _COMPILED
+        if part.startswith("_dynamo/"):
+            return _COMPILER
         return _BY_NAME.get((part, name), _BY_FILE.get(part, _INTERNAL))
     if file.startswith(_OWN):
         return _PLUMBING
@@ -222,6 +228,9 @@ def look(depth: int) -> Context:
             context.is_blocking = True
         elif kind == _COMPILED:
             context.cause = "compiled"
+            if isinstance(context.module, GraphModule):  # the compiled graph, and no module of the program
+                settled, context.module = False, None
+                context.phase = "backward" if in_backward else "other"
         elif kind == _P2P_BATCH:
             names = frame.f_locals
             context.batch = 1 if names.get("p2p_op") is names["p2p_op_list"][0] else 2
@@ -243,6 +252,19 @@ def look(depth: int) -> Context:
     elif dtensor_op and not context.cause:
         context.cause = dtensor_op
     return context
+
+
+def inside_compiled() -> bool:
+    """Whether what runs now was called by torch.compile, or by what it compiled."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        kind = _kinds.get(id(frame.f_code))
+        if kind is None:
+            kind = _kind(frame.f_code)
+        if kind in (_COMPILED, _COMPILER, _USER):
+            return kind != _USER
+        frame = frame.f_back
+    return False
 
 
 def _op_called(frame: FrameType) -> str:

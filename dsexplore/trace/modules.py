@@ -12,6 +12,7 @@ gets one tree.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -21,17 +22,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.fx import GraphModule
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 from dsexplore import placements
 from dsexplore.meshes import mesh_text
 from dsexplore.models import class_name
 from dsexplore.trace import frames
 from dsexplore.trace.frames import Source
+from dsexplore.trace.uncompiled import leave_to_python
 
 _KEPT_BOUNDARIES = 1_000_000
 _NOWHERE = (None, 0, None)
+_HOOK = -1
+"""The key of our hooks, where torch counts up from 0: the same each time, so that what torch.compile compiled
+with them is used again by the next recording."""
+_ABOUT_OUR_HOOK = r"Using `torch\.compile\(module\)` when there are global hooks"
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -106,8 +112,9 @@ class Modules:
     _roots: list[Module] = field(default_factory=list)
     _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
     _meshes: list[Any] = field(default_factory=list)
-    _handles: dict[int, RemovableHandle] = field(default_factory=dict)
-    """By the identity of the hooked object; 0 for the global hook."""
+    _hooked: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    """By the identity of the hooked object."""
+    _filter: Any = None
     _boundaries: _Boundaries = field(default_factory=_Boundaries)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -115,23 +122,37 @@ class Modules:
         """Begin to follow module calls."""
         global _following
         _following = self
-        self._handles[0] = register_module_forward_pre_hook(_entering)
+        for hook in (_entering, _leaving):
+            leave_to_python(hook.__code__)
+        _global_forward_pre_hooks[_HOOK] = _entering
+        warnings.filterwarnings("ignore", message=_ABOUT_OUR_HOOK)
+        self._filter = warnings.filters[0]
 
     def uninstall(self) -> None:
         """Remove every hook."""
         global _following
         _following = None
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        _global_forward_pre_hooks.pop(_HOOK, None)
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # a list, whatever typeshed says
+        for reference in self._hooked.values():
+            hooked = reference()
+            if hooked is not None:
+                hooked._forward_hooks.pop(_HOOK, None)
+                hooked._forward_hooks_always_called.pop(_HOOK, None)
+        self._hooked.clear()
 
     def enter(self, called: nn.Module) -> None:
         """A forward begins."""
+        if isinstance(called, GraphModule) and frames.inside_compiled():
+            return  # a compiled module's own graph
         module = self.find(called)
         identity = id(called)
-        if identity not in self._handles:
+        if _HOOK not in called._forward_hooks:
             # The module's own last hook: what earlier hooks communicate still belongs to the module.
-            self._handles[identity] = called.register_forward_hook(_leaving, always_call=True)
+            called._forward_hooks[_HOOK] = _leaving
+            called._forward_hooks_always_called[_HOOK] = True
+            self._hooked[identity] = weakref.ref(called)
         boundaries = self._boundaries
         stack = boundaries.stack
         if module.root is None and stack:
@@ -320,12 +341,16 @@ _following: Modules | None = None
 
 def _entering(module: nn.Module, _inputs: Any) -> None:
     # Inside a compiled region hooks are replayed out of order: there a collective belongs to the compiled module.
-    if _following is not None and not torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if _following is not None:
         _following.enter(module)
 
 
 def _leaving(module: nn.Module, _inputs: Any, _output: Any) -> None:
-    if _following is not None and not torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if _following is not None:
         _following.leave(module)
 
 

@@ -22,12 +22,14 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed._functional_collectives  # registers its ops
+import torch.distributed._symmetric_memory  # registers its ops
 import torch.distributed.tensor  # registers its ops
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.trace import registry
 from dsexplore.trace.registry import Communication
+from dsexplore.trace.uncompiled import leave_to_python
 
 Observer = Callable[[str, Communication, tuple[Any, ...]], Callable[[Any], None] | None]
 """Called with the raw op, its entry and its arguments before it runs; returns what to call with its result."""
@@ -75,6 +77,7 @@ def observed(raw_op: str, entry: Communication, kernel: Kernel, observe: Observe
             done(inner[-1] if inner else result)
         return result
 
+    leave_to_python(recorded.__code__)
     return recorded
 
 
@@ -126,7 +129,10 @@ def _kernels(raw_op: str) -> list[tuple[str, Kernel]]:
     if torch._C._dispatch_has_kernel_for_dispatch_key(raw_op, "Meta"):
         # Under a fake mode, a boxed kernel that is a Python function finds its own replacement: call the function.
         function = _python_meta(raw_op)
-        found.append(("Meta", function if function is not None else _boxed(raw_op, "Meta")))
+        if function is not None:
+            found.append(("Meta", function))
+        elif not _is_python_meta(raw_op):
+            found.append(("Meta", _boxed(raw_op, "Meta")))
     return found
 
 
@@ -148,6 +154,10 @@ def _python_meta(raw_op: str) -> Kernel | None:
         from torch.distributed import _meta_registrations
 
         return _meta_registrations._META_FUNCTIONS.get(name)
+    if namespace == "symm_mem":
+        home: Any = torch.distributed._symmetric_memory
+        names = (f"_{name}_fallback", f"_{name}_meta", f"{name}_meta")
+        return next((getattr(home, function) for function in names if hasattr(home, function)), None)
     functional = torch.distributed._functional_collectives
     candidates = [(functional, f"_{name}_native_meta"), (functional, f"_{name}_meta")]
     if namespace == "_dtensor":
@@ -157,6 +167,12 @@ def _python_meta(raw_op: str) -> Kernel | None:
         if function is not None:
             return function  # type: ignore[no-any-return]
     return None
+
+
+def _is_python_meta(raw_op: str) -> bool:
+    """Whether an op's Meta kernel is a Python function, of whatever name."""
+    lines = torch._C._dispatch_dump(raw_op).splitlines()
+    return any(line.startswith("Meta:") and ".py:" in line for line in lines)
 
 
 class LocalTensorSubstrate:
