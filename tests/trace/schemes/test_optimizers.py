@@ -132,7 +132,7 @@ def test_clipping_on_two_axes(
 
 
 def test_a_step_inside_backward(world: Callable[..., DeviceMesh], totals: Any) -> None:
-    """An optimizer that steps in a gradient hook: what it communicates is of phase optimizer, although backward runs."""
+    """An optimizer that steps in a gradient hook is of phase optimizer, although backward runs."""
     mesh = world("tp=4")
     model = Parts(mesh, 1)
     stepper = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
