@@ -103,6 +103,7 @@ class World:
         self.rank, self.fake = rank, fake
         self._exit = ExitStack()
         self._watch = closed.Watch()
+        self._mesh: DeviceMesh | None = None
 
     def __str__(self) -> str:
         ranks = f"{self.size} rank{'s' if self.size > 1 else ''}"
@@ -133,7 +134,8 @@ class World:
         self._exit.callback(_clear_caches)
         self._exit.callback(self._destroy, takeover)
         takeover.initialise("fake", store=FakeStore(), rank=self.rank, world_size=self.size)
-        mesh = device_mesh.init_device_mesh(
+        # Held here, so that a program which drops it still communicates along its axes.
+        self._mesh = mesh = device_mesh.init_device_mesh(
             "cpu", self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
         )
         if self.fake:
@@ -144,6 +146,7 @@ class World:
         """Take everything back; a second call does nothing."""
         with uninterrupted():
             self._exit.close()
+            self._mesh = None
 
     def __enter__(self) -> DeviceMesh:
         return self.open()
