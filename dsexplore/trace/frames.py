@@ -48,6 +48,8 @@ _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python
 """torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
+_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
 _BY_NAME: dict[tuple[str, str], int] = {
@@ -128,7 +130,14 @@ def _classify(code: CodeType) -> int:
         return _INTERNAL
     if "torchinductor" in file:
         return _COMPILED
-    return _USER
+    return _INTERNAL if _is_plumbing(file) else _USER
+
+
+def _is_plumbing(file: str) -> bool:
+    """Whether a file is Python's own, or the home of torch's decorators."""
+    if file.endswith("typing_extensions.py"):
+        return True
+    return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
 @dataclass(slots=True)
