@@ -6,6 +6,8 @@ Measured on torch 2.13, where under ``FakeTensorMode``
   the mode for that moment;
 * ``module.to(dtype)`` raises, because a parameter cannot be swapped while the mode refers to it: here the
   parameter takes the new data and stays the same object, as on real tensors;
+* ``fully_shard`` lists all ranks anew for each parameter that is tensor parallel too, half a megabyte at 16,384
+  ranks: here it does so once;
 * ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks
   are made when asked for.
 """
@@ -58,13 +60,27 @@ def patch_meshes(patches: Patches) -> None:
     for name in _MESH_METHODS:
         method = vars(DeviceMesh).get(name)
         if isinstance(method, staticmethod):
-            patches.attribute(DeviceMesh, name, staticmethod(outside_fake_mode(method.__func__)))
+            real = outside_fake_mode(method.__func__)
+            patches.attribute(DeviceMesh, name, staticmethod(_once(real) if name == "_concatenate" else real))
         elif method is not None:
             patches.attribute(DeviceMesh, name, outside_fake_mode(method))
     table = DeviceMesh.mesh
     assert isinstance(table, property)
     assert table.fget is not None
     patches.attribute(DeviceMesh, "mesh", property(outside_fake_mode(table.fget), doc=table.__doc__))
+
+
+def _once(concatenate: Callable[[list[DeviceMesh]], DeviceMesh]) -> Callable[[list[DeviceMesh]], DeviceMesh]:
+    """FSDP2 joins the same meshes anew for each parameter, and each result lists all ranks: make it once."""
+    made: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}
+
+    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
+        key = tuple(map(id, meshes))
+        if key not in made:
+            made[key] = list(meshes), concatenate(meshes)  # the list keeps those identities from being used again
+        return made[key][1]
+
+    return joined
 
 
 def patch_conversion(patches: Patches) -> None:

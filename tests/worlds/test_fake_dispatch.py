@@ -107,3 +107,14 @@ def test_ops_on_dtensors_never_reach_the_mode() -> None:
         total = x + x
         assert isinstance(total, DTensor)
         assert FakeTensorMode.cache_info().bypasses.get("non-fake tensor") == before.get("non-fake tensor")
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_parameters_share_the_mesh_that_joins_both_axes(fake: bool) -> None:
+    with simulate(mesh="dp=2,tp=4", fake=fake) as mesh:
+        meshes = [parameter.device_mesh for parameter in train(mesh, steps=0).parameters()]
+        joined = [one for one in meshes if one.ndim == 2]
+        assert len(joined) == 4
+        assert all(one is joined[0] for one in joined)
+        assert joined[0].mesh_dim_names == ("dp", "tp")
+        assert joined[0].mesh.tolist() == mesh.mesh.tolist()
