@@ -12,15 +12,16 @@ from dsexplore.errors import UsageError
 from dsexplore.sharding.cells import RankGroup
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.memory import PARTS, Assumptions, assume, memory_groups
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, parse_size
 from dsexplore.views import html
-from dsexplore.views.palette import BLUE, PURPLE
+from dsexplore.views.palette import BLUE, GREEN, PURPLE, VERMILION
 from dsexplore.views.sharding_geometry import Block, Panel, Picture, picture
 from dsexplore.views.sharding_model import PART_MARKS
-from dsexplore.views.sharding_picture import Titles
+from dsexplore.views.sharding_picture import Frame, Titles, picture_frame, places
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40
+_WHOLE = {"replicate": (GREEN, "."), "partial": (VERMILION, "/")}
 INK = "#767676"
 """Text that is legible on white and on black."""
 
@@ -59,7 +60,8 @@ def sharding_figure(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": INK, "size": 12},
-        margin={"l": 8, "r": 8, "t": 44, "b": 8},
+        margin={"l": 8, "r": 24, "t": 76 if chosen == "memory" else 44, "b": 8},
+        title={"x": 0, "xref": "paper", "font": {"size": 13}},
     )
     figure.update_xaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
     figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
@@ -69,17 +71,24 @@ def sharding_figure(
 def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     labels, bars = _bars(shown, groups)
-    figure = go.Figure(layout={"barmode": "stack", "height": 120 + 24 * max(2, len(bars))})
+    unit, size = _unit(max((sum(group.value) for group in groups), default=0))
+    figure = go.Figure(layout={"barmode": "stack", "height": 150 + 24 * max(2, len(bars))})
     for number, part in enumerate(PARTS):
-        letter, colour, _, _, pattern = PART_MARKS[part]
+        letter, colour, ink, _, pattern = PART_MARKS[part]
         figure.add_bar(
             y=labels,
-            x=[group.value[number] / 2**20 for group in bars],
+            x=[group.value[number] / size for group in bars],
             name=f"{letter} {part}",
             orientation="h",
-            marker={"color": colour, "pattern": {"shape": pattern, "fgcolor": "#000", "fgopacity": 0.4, "size": 7}},
+            marker={
+                "color": colour,
+                "line": {"width": 0},
+                "pattern": {"shape": pattern, "bgcolor": colour, "fgcolor": "#000", "fgopacity": 0.4, "size": 7},
+            },
             text=[letter if group.value[number] else "" for group in bars],
             textposition="inside",
+            insidetextanchor="middle",
+            textfont={"color": ink},
             textangle=0,
             customdata=[format_bytes(group.value[number]) for group in bars],
             hovertemplate=f"%{{y}}<br>{part}: %{{customdata}}<extra></extra>",
@@ -87,10 +96,10 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
     more = len(groups) - len(bars) if len(bars) < len(groups) else 0
     title = f"{html.escape(shown.title, 60)} on {html.escape(shown.mesh, 60)}: memory by rank, {assumed.optimizer}"
     figure.update_layout(
-        title={"text": title + (f" ({more:,} smaller groups left out)" if more > 0 else ""), "font": {"size": 13}},
-        legend={"orientation": "h", "y": -0.1, "yanchor": "top", "x": 0, "traceorder": "normal"},
+        title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""),
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(title="MiB on a rank", rangemode="tozero")
+    figure.update_xaxes(title=f"{unit} on a rank", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 
@@ -104,21 +113,37 @@ def _bars(shown: Sharding, groups: list[RankGroup]) -> tuple[list[str], list[Ran
     return [f"{html.escape(group.ranks, 40)} ({group.count:,})" for group in kept], kept
 
 
+def _unit(largest: int) -> tuple[str, int]:
+    """The unit in which that many bytes are written."""
+    unit = format_bytes(largest).split()[1]
+    return unit, parse_size(f"1{unit}")
+
+
 def _shards(shown: Sharding) -> go.Figure:
     if len(shown) != 1:
         raise UsageError("figure(kind='shards') draws one tensor: name it, figure(kind='shards', tensor='…')")
     (tensor,) = shown.tensors
     placed = ", ".join(f"{axis.name} {p}" for axis, p in zip(tensor.axes, tensor.placements, strict=True)) or "plain"
     title = f"{html.escape(tensor.name, 60)} {tensor.shape}: {html.escape(placed, 80)}"
-    figure = go.Figure(layout={"title": {"text": title, "font": {"size": 13}}, "height": 420, "showlegend": False})
+    figure = go.Figure(layout={"title_text": title, "height": 200, "showlegend": False})
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False)
     if not tensor.numel:
         figure.add_annotation(text="no elements: every rank holds an empty tensor", showarrow=False)
+        figure.update_xaxes(visible=False)
+        figure.update_yaxes(visible=False)
         return figure
     drawn = picture(tensor)
-    titles = Titles(tensor, shown.mesh)
-    for number, block in enumerate(drawn.panels[0].blocks):
-        _add_block(figure, block, number, titles)
-    _name_sides(figure, drawn, drawn.panels[0], tensor.shape)
+    frame = picture_frame(tensor, drawn)
+    titles, panel = Titles(tensor, shown.mesh), drawn.panels[0]
+    down, across = places(panel)
+    for block in panel.blocks:
+        _add_block(figure, block, down[block.rows[0][0]] + across[block.columns[0][0]], titles)
+    for kind in dict.fromkeys(p.kind for p, axis in zip(tensor.placements, tensor.axes, strict=True) if axis.size > 1):
+        if kind in _WHOLE:
+            _add_hatch(figure, kind, frame)
+    _name_sides(figure, drawn, panel, tensor.shape)
+    figure.update_layout(width=max(440, 1.3 * frame.width + 110), height=1.3 * frame.height + 110)
     return figure
 
 
@@ -132,7 +157,7 @@ def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[in
     figure.update_xaxes(visible=bool(shape))
 
 
-def _add_block(figure: go.Figure, block: Block, number: int, titles: Titles) -> None:
+def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> None:
     """Every piece of a block is one closed line; hovering anywhere inside tells what the ranks hold."""
     colour, pattern = {"shard": (BLUE, ""), "strided": (PURPLE, "|")}.get(titles.kind, (INK, ""))
     xs: list[Any] = []
@@ -145,7 +170,7 @@ def _add_block(figure: go.Figure, block: Block, number: int, titles: Titles) -> 
             x=(x0 + x1) / 2, y=(y0 + y1) / 2, text=label, showarrow=False, bgcolor="rgba(255,255,255,0.8)"
         )
     told = "<br>".join(titles.lines(block))
-    odd = bool(titles.shade(block, number))
+    odd = bool(titles.shade(block, place))
     figure.add_scatter(
         x=xs,
         y=ys,
@@ -158,6 +183,20 @@ def _add_block(figure: go.Figure, block: Block, number: int, titles: Titles) -> 
         hoverinfo="text",
         hoveron="fills",
         name=entities.unescape(told),
+    )
+
+
+def _add_hatch(figure: go.Figure, kind: str, frame: Frame) -> None:
+    """Copies and partial values are of all the tensor: their hatch lies over the whole picture."""
+    colour, pattern = _WHOLE[kind]
+    figure.add_scatter(
+        x=[0, frame.columns, frame.columns, 0],
+        y=[0, 0, frame.rows, frame.rows],
+        mode="none",
+        fill="toself",
+        fillpattern={"shape": pattern, "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)", "size": 9, "solidity": 0.15},
+        hoverinfo="skip",
+        name=kind,
     )
 
 

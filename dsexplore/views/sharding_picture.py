@@ -95,15 +95,20 @@ def picture_html(tensor: Placed, mesh: Mesh, most_blocks: int = 96) -> str:
     if not tensor.numel:
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
     drawn = picture(tensor, most_blocks)
-    rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
-    columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
-    down, across = (len({each(block) for block in drawn.panels[0].blocks}) for each in (_rows, _columns))
-    frame = frame_of(rows, columns, down, across)
-    if drawn.rows is None:
-        frame = Frame(WIDTH if tensor.shape else 44, 36, rows, columns)
+    frame = picture_frame(tensor, drawn)
     titles = Titles(tensor, mesh)
     panels = "".join(_panel(tensor, drawn, panel, frame, titles) for panel in drawn.panels)
     return f'<div class="scroll"><div class="pics">{panels}</div></div>{_remarks(tensor, drawn, frame)}'
+
+
+def picture_frame(tensor: Placed, drawn: Picture) -> Frame:
+    """The frame of a picture: a matrix, a strip for one dim, a square for none."""
+    rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
+    columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
+    if drawn.rows is None:
+        return Frame(WIDTH if tensor.shape else 44, 36, rows, columns)
+    down, across = (len({each(block) for block in drawn.panels[0].blocks}) for each in (_rows, _columns))
+    return frame_of(rows, columns, down, across)
 
 
 def _rows(block: Block) -> tuple[Range, ...]:
@@ -194,9 +199,15 @@ def _spaced(
     return kept
 
 
+def places(panel: Panel) -> tuple[dict[int, int], dict[int, int]]:
+    """For the index at which each stretch begins, how many begin before it: down and across."""
+    down = sorted({start for block in panel.blocks for start, _ in block.rows})
+    across = sorted({start for block in panel.blocks for start, _ in block.columns})
+    return {start: i for i, start in enumerate(down)}, {start: i for i, start in enumerate(across)}
+
+
 def _blocks(panel: Panel, frame: Frame, titles: Titles) -> str:
-    down = {start: i for i, start in enumerate(sorted({s for block in panel.blocks for s, _ in block.rows}))}
-    across = {start: i for i, start in enumerate(sorted({s for block in panel.blocks for s, _ in block.columns}))}
+    down, across = places(panel)
     found = []
     for block in panel.blocks:
         boxes = []
