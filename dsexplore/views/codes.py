@@ -18,7 +18,7 @@ import polars as pl
 from dsexplore.trace import schema
 from dsexplore.trace.model import Tables
 from dsexplore.views.fold import Folding
-from dsexplore.views.module_tree import ModuleTree, module_tree
+from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
 """What the explorer can filter by, beside module and implicit."""
@@ -49,6 +49,13 @@ class EventCodes:
         owner = _facet(tables.events["owner"])
         rows = np.array([row_of[name] for name in owner.labels], np.int64)
         self.owner = rows[owner.codes] if len(rows) else np.zeros(0, np.int64)
+
+    @cached_property
+    def _axis_codes(self) -> npt.NDArray[np.int32]:
+        """Column of the tree's axes per event."""
+        facet, columns = self.facets["axis"], {name: i for i, name in enumerate(self.tree.axes)}
+        places = [columns.get(label or NO_AXIS, len(columns) - 1) for label in facet.labels]
+        return np.array(places, np.int32)[facet.codes] if places else facet.codes
 
     @cached_property
     def folds(self) -> list[tuple[int, ...]]:
@@ -82,10 +89,9 @@ class EventCodes:
         """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""
         n, owner, size = len(self.tree), self.owner[mask], self.sizes[mask]
         count = np.bincount(owner, minlength=n).astype(np.float64)[:, None]
-        own = [
-            _by(owner, self.facets[name].codes[mask], size, n, len(self.facets[name].labels))
-            for name in ("axis", "phase")
-        ]
+        own = [_by(owner, self._axis_codes[mask], size, n, len(self.tree.axes))]
+        phases = self.facets["phase"]
+        own.append(_by(owner, phases.codes[mask], size, n, len(phases.labels)))
         total = own[0].sum(axis=1, keepdims=True)
         table = np.concatenate([count, total, *own, total], axis=1)
         below = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)])
@@ -97,7 +103,7 @@ class EventCodes:
     def titles(self) -> list[tuple[str, str]]:
         """(title, unit) of each column of `columns`."""
         phases = [(str(phase), "bytes") for phase in self.facets["phase"].labels]
-        axes = [(f"on {axis}" if axis else "no axis", "bytes") for axis in self.facets["axis"].labels]
+        axes = [(axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}", "bytes") for axis in self.tree.axes]
         return [("count", "count"), ("bytes", "bytes"), *axes, *phases, ("own", "bytes")]
 
     def fold(self, columns: Sizes) -> Sizes:

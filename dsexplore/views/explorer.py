@@ -20,6 +20,7 @@ from dsexplore.units import format_bytes
 from dsexplore.views import html
 from dsexplore.views.codes import FACETS, EventCodes
 from dsexplore.views.figures import KINDS, trace_figure
+from dsexplore.views.module_tree import NO_AXIS
 from dsexplore.views.static_tree import STYLE, events_html, parameters_html
 from dsexplore.views.tally import pattern_of
 from dsexplore.views.widgets.plot import PlotWidget
@@ -31,7 +32,7 @@ _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
 }  # fmt: skip
-_LONGEST_LABEL = 2000
+_LONGEST_LABEL, _MOST_OPTIONS = 2000, 500
 
 
 class Explorer:
@@ -112,7 +113,7 @@ class Explorer:
         self._quiet = True
         for name, control in self._controls.items():
             labels, wanted = self._codes.facets[name].labels, facets.get(name)
-            one = name in facets and not isinstance(wanted, (list, tuple, set)) and wanted in labels
+            one = name in facets and not isinstance(wanted, (list, tuple, set)) and wanted in labels[:_MOST_OPTIONS]
             control.value = labels.index(wanted) + 1 if one else 0
         self._pattern_box.value, self._implicit_box.value = module, implicit
         self._quiet = False
@@ -155,7 +156,7 @@ class Explorer:
 
     def _dropdown(self, name: str) -> widgets.Dropdown:
         """The first option lets everything through; the others are the facet's labels, in order."""
-        labels = [html.plain(_facet_label(value), 40) for value in self._codes.facets[name].labels]
+        labels = [html.plain(_facet_label(value), 40) for value in self._codes.facets[name].labels[:_MOST_OPTIONS]]
         options = list(enumerate((ALL, *labels)))
         return widgets.Dropdown(
             options=[(f"{name}: {text}", index) for index, text in options], value=0, layout={"width": "135px"}
@@ -216,7 +217,7 @@ class Explorer:
         kind, data, mask = event.get("kind"), event.get("customdata"), self._mask()
         events = self._trace.tables.events
         if kind == "module_axis" and data:
-            axis = "" if data[1] == "no axis" else data[1]
+            axis = "" if data[1] == NO_AXIS else data[1]
             place = (
                 events.select((pattern_of(pl.col("owner")) == data[0]) & (pl.col("axis") == axis))
                 .to_series()

@@ -22,6 +22,10 @@ OUTSIDE = "(outside any module)"
 NO_AXIS = "no axis"
 """The label of groups that are no axis of a mesh."""
 
+OTHER_AXES = "other axes"
+MOST_AXES = 6
+"""Axes with a column of their own; the rest share `OTHER_AXES`."""
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -41,7 +45,7 @@ class ModuleTree:
     """One past the last row of the subtree."""
     calls: Ints
     axes: list[str]
-    """Axes in the events, most bytes first; `NO_AXIS` stands for none."""
+    """Axes in the events, most bytes first; `NO_AXIS` stands for none, `OTHER_AXES` for the rest of many."""
     own_counts: Ints
     """(n, phases) collectives, summed over the recorded ranks."""
     own_phase_bytes: Ints
@@ -121,7 +125,8 @@ def module_tree(tables: Tables) -> ModuleTree:
     owner = np.fromiter((row_of[name] for name in owned["owner"]), np.int64, owned.height)
     phase_index = {name: i for i, name in enumerate(schema.PHASES)}
     phase = np.fromiter((phase_index.get(p, len(schema.PHASES) - 1) for p in owned["phase"]), np.int64, owned.height)
-    axis = np.fromiter((axes.index(a or NO_AXIS) for a in owned["axis"]), np.int64, owned.height)
+    axis_index = {name: i for i, name in enumerate(axes)}
+    axis = np.fromiter((axis_index.get(a or NO_AXIS, len(axes) - 1) for a in owned["axis"]), np.int64, owned.height)
     size, wire = owned["message_bytes"].to_numpy(), owned["wire_bytes"].to_numpy()
     holder = np.fromiter((row_of[name] for name in held["module"]), np.int64, held.height)
     types = dict(zip(listed["module"], listed["type"], strict=True))
@@ -161,7 +166,8 @@ def _held(parameters: pl.DataFrame) -> pl.DataFrame:
 def _axes(owned: pl.DataFrame) -> list[str]:
     totals = owned.group_by("axis").agg(pl.col("message_bytes").sum())
     ranked = totals.sort("message_bytes", "axis", descending=[True, False])["axis"].to_list()
-    return [axis or NO_AXIS for axis in ranked]
+    names = [axis or NO_AXIS for axis in ranked]
+    return names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
 
 
 def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:

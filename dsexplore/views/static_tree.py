@@ -11,12 +11,11 @@ from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html
 from dsexplore.views.fold import Fold, Folding, ranges
-from dsexplore.views.module_tree import ModuleTree, module_tree
+from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 
 BUDGET = 36_000
 """Characters that the tree takes in a notebook, about; a folded model of any depth stays below."""
 MOST_TABLE_ROWS = 12
-MOST_AXES = 6
 
 STYLE = """
 .dsx .tree{min-width:var(--dsx-width);border-top:1px solid var(--dsx-line)}
@@ -67,7 +66,7 @@ def tree_html(tables: Tables, budget: int = BUDGET) -> str:
         return '<p class="dim">No modules ran and nothing was sent.</p>'
     phases = [i for i in range(len(schema.PHASES)) if tree.own_counts[:, i].any()]
     drawing = _Drawing(tree, Folding(tree, tables), tables, phases, budget)
-    columns = 3 + len(tree.axes[:MOST_AXES]) + len(phases)
+    columns = 3 + len(tree.axes) + len(phases)
     rows = "".join(_fold_html(drawing, fold, 0, 1) for fold in drawing.folding.roots())
     more = '<p class="dim">Only the first modules are drawn: explore() shows all, to_html(path) more.</p>'
     return (
@@ -78,7 +77,7 @@ def tree_html(tables: Tables, budget: int = BUDGET) -> str:
 
 
 def _head(drawing: _Drawing) -> str:
-    axes = [f"on {axis}" if axis != "no axis" else axis for axis in drawing.tree.axes[:MOST_AXES]]
+    axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in drawing.tree.axes]
     titles = ["count", "bytes", *axes, *(_PHASE_HEADS[schema.PHASES[i]] for i in drawing.phases), "params"]
     cells = "".join(f'<span class="c">{html.name(title, 12)}</span> ' for title in titles)
     return f'<div class="row head"><span class="n">module</span> {cells}</div>'
@@ -107,7 +106,7 @@ def _line(drawing: _Drawing, fold: Fold, depth: int, times: int) -> str:
     shown_type = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != tree.labels[row] else ""
     sizes = [
         int(tree.phase_bytes[row].sum()),
-        *tree.axis_bytes[row][:MOST_AXES],
+        *tree.axis_bytes[row],
         *tree.phase_bytes[row][drawing.phases],
     ]
     cells = [_cell(int(tree.counts[row].sum()) * times, f"{int(tree.counts[row].sum()) * times:,}")]

@@ -16,6 +16,7 @@ from dsexplore.views.fold import ranges
 from dsexplore.views.module_tree import NO_AXIS, OUTSIDE
 
 MOST_ROWS = 16
+MOST_COLUMNS = 10
 OTHERS = "(all others)"
 
 
@@ -192,20 +193,24 @@ def between_ranks(tables: Tables, most: int = MOST_ROWS) -> Grid:
 
 
 def _grid(totals: pl.DataFrame, most: int) -> Grid:
-    """Columns row, column, message_bytes → a grid, rows and columns by their bytes; rows past ``most`` in one."""
-    rows = _ranked(totals, "row")
-    columns = _ranked(totals, "column")
-    if len(rows) > most:
-        kept = rows[: most - 1]
-        totals = totals.with_columns(
-            pl.when(pl.col("row").is_in(kept)).then("row").otherwise(pl.lit(OTHERS)).alias("row")
-        )
-        rows = [*kept, OTHERS]
+    """Columns row, column, message_bytes → a grid, by their bytes."""
+    totals, rows = _at_most(totals, "row", most)
+    totals, columns = _at_most(totals, "column", MOST_COLUMNS)
     values = np.zeros((len(rows), len(columns)))
     row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
     for row, column, total in totals.group_by("row", "column").agg(pl.col("message_bytes").sum()).iter_rows():
         values[row_of[row], column_of[column]] = total
     return Grid(rows, columns, values)
+
+
+def _at_most(totals: pl.DataFrame, key: str, most: int) -> tuple[pl.DataFrame, list[str]]:
+    """The names of a key by their bytes; past ``most`` they become one."""
+    names = _ranked(totals, key)
+    if len(names) <= most:
+        return totals, names
+    kept = names[: most - 1]
+    joined = pl.when(pl.col(key).is_in(kept)).then(pl.col(key)).otherwise(pl.lit(OTHERS)).alias(key)
+    return totals.with_columns(joined), [*kept, OTHERS]
 
 
 def _ranked(totals: pl.DataFrame, key: str) -> list[str]:
