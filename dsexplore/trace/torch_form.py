@@ -64,13 +64,15 @@ c10d_collective_ops: set[Op] = {
         "alltoall_base_",
         "broadcast_",
         "gather_",
+        "gather_into_tensor_",
         "reduce_",
         "reduce_scatter_",
         "reduce_scatter_tensor_coalesced_",
         "scatter_",
     )
+    if hasattr(torch.ops.c10d, name)
 }
-"""The c10d ops that torch's class counts: no point-to-point ones and no barriers."""
+"""The c10d ops that torch's class counts, as far as this torch has them: none from point to point, no barriers."""
 
 COUNTED: frozenset[Op] = frozenset(
     {*NATIVE_TO_PY_MAPPING, *NATIVE_TO_PY_MAPPING.values(), torch.ops._dtensor.shard_dim_alltoall}

@@ -24,9 +24,9 @@ funcol = torch.ops.c10d_functional
 
 
 def test_the_tables_of_ops_are_torch_s() -> None:
-    assert torch_form.NATIVE_TO_PY_MAPPING == _comm_mode.NATIVE_TO_PY_MAPPING
-    assert torch_form.c10d_collective_ops == _comm_mode.c10d_collective_ops
-    assert _comm_mode.CommDebugMode().comm_registry == torch_form.COUNTED
+    assert torch_form.NATIVE_TO_PY_MAPPING.items() >= _comm_mode.NATIVE_TO_PY_MAPPING.items()
+    assert torch_form.c10d_collective_ops >= _comm_mode.c10d_collective_ops
+    assert _comm_mode.CommDebugMode().comm_registry <= torch_form.COUNTED
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,9 @@ def test_what_an_op_is_counted_as(raw_op: str, counted: Any) -> None:
     assert torch_form.packet(raw_op) == counted
 
 
-def test_every_collective_that_torch_counts_is_counted() -> None:
-    uncounted = {raw_op for raw_op in registry.COMMUNICATION if torch_form.packet(raw_op) is None}
+def test_every_collective_of_this_torch_is_counted() -> None:
+    known = registry.COMMUNICATION.keys() & set(registry.op_names())
+    uncounted = {raw_op for raw_op in known if torch_form.packet(raw_op) is None}
     point_to_point = {"send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops"}
     for raw_op in uncounted:
         namespace, _, name = raw_op.partition("::")
