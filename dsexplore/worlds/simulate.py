@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -147,14 +146,6 @@ class World:
         with uninterrupted():
             self._exit.close()
             self._mesh = None
-
-    def __enter__(self) -> DeviceMesh:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _patch(self, patches: Patches) -> None:
         number = next(_numbers)

@@ -1,8 +1,9 @@
 """Torch's own set-up calls while a simulated world is open: they hand out that world, or say why not.
 
-A training script calls ``init_process_group``, makes its meshes, and ends with ``destroy_process_group``. In
-a simulated world the first returns at once, meshes over all ranks are made from the simulated group, and the
-last leaves the group to whoever opened the world. Another size is one clear error.
+A training script calls ``init_process_group``, makes its meshes and groups, and ends with
+``destroy_process_group``. In a simulated world the first returns at once; meshes over all ranks are made from the
+simulated group, on the CPU where the device that they ask for is missing; groups are simulated whatever backend
+they ask for; and the last leaves the group to whoever opened the world. Another size is one clear error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
@@ -35,6 +38,7 @@ class Takeover:
         self._size, self._name = size, name
         patches.function(dist.init_process_group, self._take_init)
         patches.function(dist.destroy_process_group, self._take_destroy)
+        patches.function(dist.new_group, _take_new_group)
         patches.function(device_mesh.init_device_mesh, self._take_mesh)
 
     def _take_init(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -78,6 +82,21 @@ class Takeover:
                     f"init_device_mesh asks for {'×'.join(map(str, shape))} = {math.prod(shape)} ranks, but the "
                     f"simulated world has {self._name}: make the product {self._size}, or open another world"
                 )
-            return real(device_type, shape, **kwargs)
+            return real(device_type if _is_there(device_type) else "cpu", shape, **kwargs)
 
         return init_device_mesh
+
+
+def _take_new_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = signature(original)
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        return original(**{**given, "backend": None, "pg_options": None})
+
+    return new_group
+
+
+def _is_there(device_type: str) -> bool:
+    module: Any = getattr(torch, str(device_type), None)
+    return not hasattr(module, "is_available") or bool(module.is_available())

@@ -163,6 +163,18 @@ class TestScriptsThatSetUpThemselves:
             assert mesh["tp"].get_group().size() == 4
             dist.all_reduce(torch.ones(2))
 
+    def test_may_ask_for_devices_and_backends_that_are_not_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        with simulate(8):
+            theirs = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
+            assert theirs.device_type == "cpu"
+            step(tensor_parallel(theirs))
+            group = dist.new_group([0, 1, 2], backend="gloo")
+            assert (dist.get_backend(group), group.size()) == ("fake", 3)
+            assert dist.get_backend(dist.new_group(None, None, "nccl")) == "fake"
+            pairs, _ = dist.new_subgroups(2)
+            assert pairs.size() == 2
+
     def test_with_another_size_get_one_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with simulate(8, "dp=2,tp=4"):
             with pytest.raises(UsageError, match=r"asks for 4 ranks.*world of 8 ranks \(dp=2,tp=4\)"):
