@@ -38,6 +38,8 @@ _KEPT_POOLS = 6
 _CHECKED = 4
 """Requests per thread that are compared after each slice."""
 _WARM_SECONDS = 0.015
+_PATTERN = 1 << 20
+"""Words of random data that are made afresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +275,16 @@ class Bench:
 
 
 def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
-    """Fill a buffer with bytes that nothing compresses."""
+    """Fill a buffer with bytes that nothing compresses or finds twice.
+
+    Random bytes are made once for 8 MiB; each further 8 MiB are those, every word combined with a random key.
+    """
     generator = np.random.Generator(np.random.SFC64(seed))
     words = buffer.bytes[: buffer.nbytes // 8 * 8].view(np.uint64)
-    step = 1 << 20
-    for at in range(0, len(words), step):
-        part = words[at : at + step]
-        part[:] = generator.integers(0, 1 << 64, len(part), np.uint64)
+    pattern = generator.integers(0, 1 << 64, min(len(words), _PATTERN), np.uint64)
+    for at in range(0, len(words), _PATTERN):
+        part = words[at : at + _PATTERN]
+        np.bitwise_xor(pattern[: len(part)], generator.integers(0, 1 << 64, None, np.uint64), out=part)
     tail = buffer.bytes[len(words) * 8 :]
     tail[:] = generator.integers(0, 256, len(tail), np.uint8)
     return buffer

@@ -64,7 +64,7 @@ def sweep(
     Args:
         path: a directory, where one scratch file is made and removed; or an existing file, which is only read.
         size: bytes of the scratch file, and of the tensor: ``"1GiB"``. At least 8 MiB.
-        seconds: the time to spend; None measures the full grid.
+        seconds: the time to spend, making the file included; None measures the full grid.
         read_share: the part of your traffic that is reads, 0 to 1.
         mode: ``"tensor"``: one large buffer, as DeepSpeed moves it; ``"ring"``: depth × block bytes, as fio.
         write_mode: ``"overwrite"`` (swap files), ``"fresh"`` or ``"fallocated"``; they differ by a factor of two.
@@ -88,10 +88,10 @@ def sweep(
     unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
     engine = choose(backend)
     unavailable |= {name: reason for name in ENGINES if (reason := why_not(name)) is not None}
-    report = reporter(progress)
+    report, begun = reporter(progress), time.monotonic()
     with ExitStack() as stack:
         setup = _Setup(stack, os.fspath(path), plan, engine, direct, seed, report)
-        run = _Run(setup, plan, report, random.Random(seed))
+        run = _Run(setup, plan, report, random.Random(seed), begun)
         result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
         try:
             run.search()
@@ -244,17 +244,20 @@ class _Setup:
 class _Run:
     """Measures round after round, with the control in each."""
 
-    def __init__(self, setup: _Setup, plan: _Plan, report: Report, shuffle: random.Random) -> None:
+    def __init__(self, setup: _Setup, plan: _Plan, report: Report, shuffle: random.Random, begun: float) -> None:
         self.measured: list[Measured] = []
         self.bytes_written = 0
         self._setup, self._plan, self._report, self._shuffle = setup, plan, report, shuffle
-        self._begun = time.monotonic()
+        self._begun = begun
+        self._ready = self.elapsed()
+        """Seconds that making the file took: they count, but leave at least half of the time to the search."""
+        self._limit = math.inf if plan.seconds is None else max(plan.seconds, self._ready + plan.seconds / 2)
         self._round = 0
         self._phase = "descent"
         self._steps = self._all_steps = 0
 
     def elapsed(self) -> float:
-        """Seconds since measuring began."""
+        """Seconds since the sweep began."""
         return time.monotonic() - self._begun
 
     def search(self) -> None:
@@ -267,20 +270,18 @@ class _Run:
             scores: dict[AioConfig, float] = {}
             for part in search.chunks(every, _GRID_ROUND):
                 scores.update(self.round(part))
-            limit = math.inf
             rounds = 5
         else:
-            limit, rounds = plan.seconds, 10**6
-            start = self._start()
-            scores = search.descend(
-                start, plan.axes, self.round, lambda: self.elapsed() < limit * _DESCENT_SHARE, bench.fits
-            )
+            rounds = 10**6
+            until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
+            more = lambda: self.elapsed() < until  # noqa: E731
+            scores = search.descend(self._start(), plan.axes, self.round, more, bench.fits)
         finalists = search.strongest(scores, _CONTROL)
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
-            more = lambda: self.elapsed() + self._round_seconds(finalists) < limit and self._round < last  # noqa: E731
-            search.finals(finalists, self.round, more, self._shuffle)
+            time_left = lambda: self.elapsed() + self._round_seconds(finalists) < self._limit  # noqa: E731
+            search.finals(finalists, self.round, lambda: time_left() and self._round < last, self._shuffle)
 
     def _start(self) -> AioConfig:
         axes = self._plan.axes
@@ -312,7 +313,7 @@ class _Run:
 
     def _done(self) -> float:
         if self._plan.seconds is not None:
-            return min(self.elapsed() / self._plan.seconds, 0.99)
+            return min(self.elapsed() / self._limit, 0.99)
         return min(self._steps / self._all_steps, 0.99) if self._all_steps else 0.99
 
     def limits(self, result: SweepResult) -> None:

@@ -129,10 +129,10 @@ def test_what_fits() -> None:
 def test_random_fill_does_not_compress() -> None:
     import zlib
 
-    data = fill_random(Buffer(1_000_003), seed=5).bytes.tobytes()
+    data = fill_random(Buffer(17_000_003), seed=5).bytes.tobytes()
     assert len(zlib.compress(data, 1)) > 0.99 * len(data)
-    assert data == fill_random(Buffer(1_000_003), seed=5).bytes.tobytes()
-    assert data != fill_random(Buffer(1_000_003), seed=6).bytes.tobytes()
+    assert data == fill_random(Buffer(17_000_003), seed=5).bytes.tobytes()
+    assert data != fill_random(Buffer(17_000_003), seed=6).bytes.tobytes()
 
 
 def test_cached_pages_are_dropped_without_privileges(file: Path) -> None:
