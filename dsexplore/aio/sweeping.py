@@ -274,14 +274,15 @@ class _Run:
         else:
             rounds = 10**6
             until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
-            more = lambda: self.elapsed() < until  # noqa: E731
-            scores = search.descend(self._start(), plan.axes, self.round, more, bench.fits)
+            start = self._start()
+            scores = search.descend(start, plan.axes, self.round, lambda: self.elapsed() < until, bench.fits)
         finalists = search.strongest(scores, _CONTROL)
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
-            time_left = lambda: self.elapsed() + self._round_seconds(finalists) < self._limit  # noqa: E731
-            search.finals(finalists, self.round, lambda: time_left() and self._round < last, self._shuffle)
+            ends = self._limit - self._round_seconds(finalists)
+            more = lambda: self.elapsed() < ends and self._round < last  # noqa: E731
+            search.finals(finalists, self.round, more, self._shuffle)
 
     def _start(self) -> AioConfig:
         axes = self._plan.axes
