@@ -100,10 +100,16 @@ class Best:
             return (
                 f"The default is already within {max(gap, 0) * 100:.1f} % of the best setting found: nothing to gain."
             )
-        gain = (self.ratio.value - 1) * 100
-        low, high = (self.ratio.low - 1) * 100, (self.ratio.high - 1) * 100
-        sure = f" ({low:+.1f} to {high:+.1f} %)" if self.ratio.n > 1 else " (measured once)"
-        return f"Take {self.config}: {gain:+.1f} %{sure} over the default."
+        gain = f"{(self.ratio.value - 1) * 100:+.1f} %"
+        if self.ratio.n < 2:
+            return f"Take {self.config}: {gain} over the default, measured once."
+        span = f"{(self.ratio.low - 1) * 100:+.1f} to {(self.ratio.high - 1) * 100:+.1f} %"
+        if self.ratio.low <= 1:
+            return (
+                f"{self.config} looks best: {gain} over the default ({span}), but the rates scatter too much to be "
+                "sure: sweep again with more seconds, or on a quieter machine."
+            )
+        return f"Take {self.config}: {gain} over the default ({span})."
 
 
 @dataclass

@@ -67,9 +67,17 @@ def test_best(better: SweepResult) -> None:
     assert best.ratio.value == pytest.approx(1.5)
     assert best.default_ratio.value == pytest.approx(1 / 1.5)
     assert best.rate == pytest.approx(mix({"read": 3.075e9, "write": 1.575e9}, 0.5))
-    assert best.sentence().startswith(
-        "Take 1 MiB × depth 32 × 1 thread, block submit, overlap: +50.0 % (+50.0 to +50.0 %)"
+    assert best.sentence() == (
+        "Take 1 MiB × depth 32 × 1 thread, block submit, overlap: +50.0 % over the default (+50.0 to +50.0 %)."
     )
+
+
+def test_an_unsure_gain_is_said_to_be_unsure() -> None:
+    result = result_of([{CONTROL: (1.0, 1.0), DEEP: (rate, rate)} for rate in (2.0, 0.5, 3.0, 1.0)])
+    assert "looks best: +31.6 % over the default (" in result.best().sentence()
+    assert "scatter too much to be sure" in result.best().sentence()
+    once = result_of([{CONTROL: (1.0, 1.0), DEEP: (2.0, 2.0)}])
+    assert once.best().sentence().endswith("+100.0 % over the default, measured once.")
 
 
 def test_the_default_is_kept_when_it_is_as_good() -> None:
