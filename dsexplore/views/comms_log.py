@@ -14,11 +14,12 @@ from dsexplore.views.palette import OPS, OTHER_OP
 
 STYLE = """
 .dsx .log td{vertical-align:middle}
-.dsx .log .bar{display:inline-block;height:9px;min-width:1px;vertical-align:baseline;margin-right:6px}
+.dsx .log .bar{display:inline-block;height:9px;min-width:1px;vertical-align:baseline}
 .dsx .log .track{display:inline-block;width:120px;text-align:left}
 """
-HEAD = ("op", "group", "ranks", "message", "calls", "time", "mean", "fastest", "slowest", "algbw", "busbw")
+HEAD = ("op", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
 KINDS = ("time", "bandwidth")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _INK = "#767676"
 _MOST_LINES = 200
 
@@ -45,7 +46,7 @@ class CommsSummaryView(View):
         more = len(self._lines) - len(rows)
         rest = f'<p class="dim">{more} more lines: see to_frame()</p>' if more else ""
         note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
-        table = html.table(HEAD, rows, left=(0, 1))
+        table = html.table(HEAD, rows, left=(0, 1, 5))
         return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
 
     def figure(self, kind: str = "time", **options: Any) -> Any:
@@ -69,7 +70,7 @@ def _headline(lines: list[Line]) -> str:
     total = sum(line.message_bytes * line.count for line in lines)
     off = sum(line.count for line in lines if line.op.startswith("switched_off:"))
     seconds = sum(sum(line.seconds) for line in lines)
-    told = f"{calls:,} calls, {format_bytes(total)} in messages, {format_seconds(seconds)} in them"
+    told = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
     return f"<p><b>Comms log</b> {told}{f'; {off:,} of the calls switched off' if off else ''}</p>"
 
 
@@ -86,7 +87,8 @@ def _row(line: Line, longest: float) -> list[str]:
         str(line.group.size),
         format_bytes(line.message_bytes) if line.message_bytes else "–",
         f"{line.count:,}",
-        f"{bar}{format_seconds(total)}" if line.seconds else "–",
+        bar if line.seconds else "",
+        format_seconds(total) if line.seconds else "–",
         format_seconds(total / len(line.seconds)) if line.seconds else "–",
         *(map(format_seconds, times) if times else ("–", "–")),
         *rates,
@@ -140,6 +142,7 @@ def _bandwidth_figure(lines: list[Line]) -> Any:
     for line in lines:
         if line.rates:
             series.setdefault((line.op, line.group.name, line.group.size), []).append(line)
+    groups = list(dict.fromkeys((group, size) for _, group, size in series))
     for (op, group, size), members in series.items():
         colour, symbol = OPS.get(op, OTHER_OP)
         members.sort(key=lambda line: line.message_bytes)
@@ -148,6 +151,7 @@ def _bandwidth_figure(lines: list[Line]) -> Any:
             y=[line.rates[1] for line in members if line.rates],
             mode="lines+markers",
             marker={"color": colour, "symbol": symbol},
+            line={"dash": _DASHES[groups.index((group, size)) % len(_DASHES)]},
             name=html.escape(f"{op} · group {group} ({size})", 40),
             hovertemplate="%{x} B: %{y:.3g} GB/s<extra></extra>",
         )
