@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.files import O_DIRECT, Alignment, Target, direct_alignment
+from dsexplore.aio.files import O_DIRECT, Alignment, Target, direct_alignment, make_durable
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "9p", "afs"}
 _NETWORK_FUSE = {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"}
@@ -79,7 +79,7 @@ def drop_cached(fd: int) -> float | None:
     None where the system does not tell (Linux before 6.5).
     """
     with suppress(OSError):
-        os.fdatasync(fd)
+        make_durable(fd)
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return cached_share(fd)

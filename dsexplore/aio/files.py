@@ -18,6 +18,11 @@ _STATX_DIOALIGN = 0x2000
 _AT_EMPTY_PATH = 0x1000
 
 
+def make_durable(fd: int) -> None:
+    """Wait until what was written is on the disk: the data, and the length if the system can tell them apart."""
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
 class Alignment(NamedTuple):
     """What direct requests on a file must be multiples of, in bytes."""
 

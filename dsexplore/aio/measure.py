@@ -22,7 +22,7 @@ from dsexplore.aio.backends.base import Engine, Requests, split
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.config import AioConfig
 from dsexplore.aio.driver import Policy, Watch, drive_until
-from dsexplore.aio.files import Target
+from dsexplore.aio.files import Target, make_durable
 from dsexplore.aio.memory import Stage
 from dsexplore.aio.pool import Pool
 from dsexplore.aio.statistics import quantile
@@ -270,7 +270,7 @@ class Bench:
     @staticmethod
     def _sync(target: Target) -> float:
         begun = time.perf_counter()
-        os.fdatasync(target.fd)
+        make_durable(target.fd)
         return time.perf_counter() - begun
 
 

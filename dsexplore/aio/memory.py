@@ -53,7 +53,8 @@ class DeviceMemory:
 
         self.nbytes: int = tensor.nbytes
         self._bytes = tensor.detach().reshape(-1).view(torch.uint8)
-        torch.accelerator.synchronize(tensor.device)  # what the caller queued on the tensor comes first
+        if tensor.device.type != "cpu":
+            torch.accelerator.synchronize(tensor.device)  # what the caller queued on the tensor comes first
 
     def copy_in(self, at: int, source: int, nbytes: int) -> None:
         self._bytes[at : at + nbytes].copy_(_tensor_at(source, nbytes))
@@ -119,14 +120,29 @@ class Stage:
     def __init__(self, block_size: int, depth: int) -> None:
         self._slot = -(-block_size // PAGE) * PAGE
         self._most = max(1, min(depth, _LARGEST_STAGE // self._slot))
-        self._buffer: Buffer | None = None
+        self._slots: Any = None
+        self._held = self._address = 0
+        self._pinned = False
+
+    def _allocate(self, count: int, pinned: bool) -> None:
+        """Get slots; for the memory of another device, page-locked ones that its driver knows."""
+        if pinned:
+            import torch
+
+            nbytes, locked = count * self._slot + PAGE, torch.accelerator.is_available()
+            self._slots = torch.empty(nbytes, dtype=torch.uint8, pin_memory=locked)
+            self._address = -(-self._slots.data_ptr() // PAGE) * PAGE
+        else:
+            self._slots = Buffer(count * self._slot)
+            self._address = self._slots.address
+        self._held, self._pinned = count, pinned
 
     def prepare(self, memory: Memory, origin: int, requests: Requests) -> Stage:
         """Serve these requests; ``origin`` is the file offset of the memory's first byte."""
-        count = min(self._most, len(requests))
-        if self._buffer is None or self._buffer.nbytes < count * self._slot:
-            self._buffer = Buffer(count * self._slot)
-        self._free = [self._buffer.address + i * self._slot for i in range(count)]
+        count, pinned = min(self._most, len(requests)), not memory.address
+        if self._held < count or pinned > self._pinned:
+            self._allocate(count, pinned or self._pinned)
+        self._free = [self._address + i * self._slot for i in range(count)]
         self._memory, self._write = memory, requests.write
         self._at = (requests.offsets - origin).tolist()
         self._lengths = requests.lengths.tolist()

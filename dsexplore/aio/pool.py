@@ -178,7 +178,8 @@ class Pool:
         for inbox in self._inboxes:
             inbox.put(None)
         for thread in threads:
-            thread.join()
+            if thread is not threading.current_thread():  # the collector may run this in a thread of the pool
+                thread.join()
 
 
 def _work(backend: str, config: AioConfig, inbox: _Inbox, answers: SimpleQueue[BaseException | None]) -> None:

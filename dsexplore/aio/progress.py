@@ -19,12 +19,17 @@ Report = Callable[[Progress], None]
 
 
 def reporter(wanted: bool | Report | None) -> Report:
-    """The caller's own function; a bar if wanted, or if None and standard error is a terminal; else silence."""
+    """The caller's own function; a bar if wanted, or if None and someone sees standard error; else silence."""
     if callable(wanted):
         return wanted
-    if wanted or (wanted is None and sys.stderr.isatty()):
+    if wanted or (wanted is None and _is_seen()):
         return _bar
     return lambda _: None
+
+
+def _is_seen() -> bool:
+    """Whether standard error is a terminal, or the output of a notebook's cell."""
+    return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
 
 
 def _bar(progress: Progress) -> None:

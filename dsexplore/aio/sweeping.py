@@ -71,7 +71,7 @@ def sweep(
         backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
         direct: past the page cache; False measures memory as much as the disk, and is labelled so.
         references: ``"fio"`` and ``"deepspeed"``, run beside ours if they can.
-        progress: a bar on standard error (None: if it is a terminal), or a function that takes a `Progress`.
+        progress: a bar on standard error (None: in a terminal or notebook), or a function that takes a `Progress`.
         seed: of the data and of the order in which settings are measured.
         axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
 

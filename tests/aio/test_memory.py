@@ -1,0 +1,128 @@
+"""Memory that requests cannot use directly is staged, block by block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dsexplore.aio import AioConfig, Buffer
+from dsexplore.aio.backends.base import split
+from dsexplore.aio.backends.choose import why_not
+from dsexplore.aio.driver import Policy, drive
+from dsexplore.aio.files import Target
+from dsexplore.aio.measure import fill_random
+from dsexplore.aio.memory import DeviceMemory, Stage
+from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.progress import Progress, reporter
+
+CONFIG = AioConfig(block_size=8192, queue_depth=3, thread_count=2)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool("threads", CONFIG)
+    yield pool
+    pool.close()
+
+
+def move(pool: Pool, tensor: torch.Tensor, path: Path, offset: int, *, write: bool, validate: bool = False) -> None:
+    """Move a tensor as if the CPU could not reach it: the way of tensors on other devices."""
+    job = Job(DeviceMemory(tensor), Target(path, write=write), offset, 2, validate)
+    for share in range(2):
+        pool.start(job, share, share)
+    assert job.finished.wait(60)
+    if job.error is not None:
+        raise job.error
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 8192 * 7, 8192 * 40 + 123])
+@pytest.mark.parametrize("offset", [0, 5, 4096])
+def test_device_memory(
+    pool: Pool, tmp_path: Path, random_bytes: Callable[[int], bytes], size: int, offset: int
+) -> None:
+    path = tmp_path / "file"
+    tensor = torch.frombuffer(bytearray(random_bytes(size) + b"x"), dtype=torch.uint8)[:size]
+    move(pool, tensor, path, offset, write=True, validate=size > 0)
+    assert path.read_bytes()[offset:] == random_bytes(size)
+    back = torch.zeros(size, dtype=torch.uint8)
+    move(pool, back, path, offset, write=False, validate=True)
+    assert torch.equal(back, tensor)
+
+
+def test_device_tensors_of_any_dtype(pool: Pool, tmp_path: Path) -> None:
+    tensor = torch.randn(3, 1000, 7, dtype=torch.complex64)
+    move(pool, tensor, tmp_path / "file", 0, write=True)
+    back = torch.zeros_like(tensor)
+    move(pool, back, tmp_path / "file", 0, write=False)
+    assert torch.equal(back, tensor)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_tensors(tmp_path: Path) -> None:
+    from dsexplore.aio import aio_handle
+
+    tensor = torch.randn(1_000_003, device="cuda")
+    with aio_handle(65536, 8, False, True, 2) as handle:
+        handle.sync_pwrite(tensor, str(tmp_path / "file"))
+        assert (tmp_path / "file").read_bytes() == tensor.cpu().numpy().tobytes()
+        back = torch.zeros_like(tensor)
+        handle.sync_pread(back, str(tmp_path / "file"))
+    assert torch.equal(back, tensor)
+
+
+def test_a_stage_lends_each_slot_once_and_keeps_its_memory() -> None:
+    stage = Stage(5000, 4)
+    memory = DeviceMemory(torch.arange(200_000, dtype=torch.uint8))
+    requests = split(True, -1, 0, 50_000, 0, 5000)
+    stage.prepare(memory, 0, requests)
+    lent = [stage.take(index) for index in range(4)]
+    assert len(set(lent)) == 4
+    assert all(address is not None and address % 4096 == 0 for address in lent)
+    assert stage.take(4) is None
+    stage.give(2, moved=True)
+    assert stage.take(4) == lent[2]
+    stage.prepare(memory, 0, requests)
+    assert {stage.take(index) for index in range(4)} == set(lent)
+
+
+def test_registered_buffers(tmp_path: Path) -> None:
+    if (reason := why_not("io_uring")) is not None:
+        pytest.skip(reason)
+    from dsexplore.aio.backends.io_uring import IoUring
+
+    data = fill_random(Buffer(1 << 20))
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+    engine = IoUring(8)
+    try:
+        engine.register(data.address, data.nbytes)
+        drive(engine, split(True, fd, data.address, data.nbytes, 0, 65536), Policy(False, True), lambda: fd, None)
+        back = Buffer(1 << 20)  # not registered: an ordinary request
+        drive(engine, split(False, fd, back.address, back.nbytes, 0, 65536), Policy(False, True), lambda: fd, None)
+        assert set(engine._table["opcode"].tolist()) == {22}
+    finally:
+        engine.close()
+        os.close(fd)
+    assert np.array_equal(back.bytes, data.bytes)
+
+
+def test_progress_is_shown_where_someone_sees_it(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter(None)(Progress(0.5, "half"))
+    reporter(False)(Progress(0.5, "half"))
+    assert capsys.readouterr().err == ""
+    bar = reporter(True)
+    bar(Progress(0.5, "half"))
+    bar(Progress(1.0, "done"))
+    lines = capsys.readouterr().err
+    assert lines.startswith("\r" + "█" * 12 + "·" * 12 + "  50% half")
+    assert lines.rstrip(" ").endswith("\n")
+    assert "100% done" in lines
+    told: list[Progress] = []
+    reporter(told.append)(Progress(0.1, "x"))
+    assert told == [(0.1, "x")]
