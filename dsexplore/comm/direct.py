@@ -15,27 +15,26 @@ from torch.overrides import has_torch_function_unary
 
 _Tensor, _ProcessGroup = torch.Tensor, td.ProcessGroup
 _is_compiling = torch.compiler.is_compiling
-_torchs = td.all_reduce
 
 
-def all_reduce(tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
-    """As ``torch.distributed.all_reduce``."""
-    live = _world.default_pg if group is None else group
-    if (
-        type(tensor) is not _Tensor
-        or not isinstance(live, _ProcessGroup)
-        or _world.pg_coalesce_state
-        or has_torch_function_unary(tensor)
-        or tensor.is_complex()
-        or _is_compiling()
-    ):
-        return _torchs(tensor, op, group, async_op)
+def usual(tensor: Any, live: Any) -> bool:
+    """Whether the call is one of a plain contiguous tensor, on a group that collects no calls, outside a compiler."""
+    return (
+        type(tensor) is _Tensor
+        and tensor.is_contiguous()
+        and isinstance(live, _ProcessGroup)
+        and not _world.pg_coalesce_state
+        and not has_torch_function_unary(tensor)
+        and not tensor.is_complex()
+        and not _is_compiling()
+    )
+
+
+def all_reduce(tensor: torch.Tensor, op: Any, live: Any) -> None:
+    """As ``torch.distributed.all_reduce``, for a `usual` call on a live group."""
     options = AllreduceOptions()
     options.reduceOp = op
-    options.asyncOp = async_op
+    options.asyncOp = False
     work = live.allreduce([tensor], options)
-    if async_op:
-        return work
     if work is not None:
         work.wait()
-    return None

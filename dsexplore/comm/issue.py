@@ -21,7 +21,7 @@ from dsexplore.comm.faults import check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle, finish
 from dsexplore.comm.logger import Mode, comms_logger
 from dsexplore.comm.records import Record
-from dsexplore.comm.spellings import NOTHING, Size, Spelling
+from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
 
 OFF, CHOOSY = Mode.OFF, Mode.CHOOSY
@@ -67,8 +67,7 @@ def issue(
                 try:
                     result = spelling.call(*args)
                 except Exception as error:
-                    size = _size(spelling, args, live)
-                    comms_logger.fail(comms_logger.begin(spelling, size, live, name, debug), error)
+                    comms_logger.note_failed(spelling, args, live, name, debug, error)
                     explain(error, spelling.name, group)
                     raise
                 comms_logger.note(spelling, name, info, args, start, comms_logger.clock())
@@ -115,7 +114,7 @@ def _attended(
         records: list[Record] = []
         args, copies = stage(spelling, args)
     else:
-        record = comms_logger.begin(spelling, _size(spelling, args, live), live, log_name, debug)
+        record = comms_logger.begin(spelling, spelling.size(args, live.size()), live, log_name, debug)
         record.is_async = is_async
         records = [record]
         args, copies = stage(spelling, args)
@@ -160,13 +159,6 @@ def _plain(spelling: Spelling, args: tuple[Any, ...], group: Any) -> Any:
     except Exception as error:
         explain(error, spelling.name, group)
         raise
-
-
-def _size(spelling: Spelling, args: Sequence[Any], live: Any) -> Size:
-    try:
-        return NOTHING if spelling.is_object else spelling.measure(args, live.size())
-    except (TypeError, AttributeError, IndexError):  # arguments that torch is about to refuse
-        return NOTHING
 
 
 def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[CopyBack]]:

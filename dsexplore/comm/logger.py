@@ -170,6 +170,13 @@ class CommsLogger:
         self._entries.append(record)
         return record
 
+    def note_failed(
+        self, spelling: Spelling, args: Sequence[Any], live: Any, log_name: str, caller: str | None, error: Exception
+    ) -> None:
+        """Record a synchronous call that raised."""
+        record = self.begin(spelling, spelling.size(args, live.size()), live, log_name, caller)
+        self.fail(record, error)
+
     def start_clock(self, record: Record, spelling: Spelling, args: Sequence[Any]) -> None:
         """The op is being issued now."""
         if record.group.timing == "cuda":

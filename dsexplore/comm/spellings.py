@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as td
 
-from dsexplore.comm import direct
 from dsexplore.comm.bandwidth import plain_op
 
 Size = tuple[int, torch.dtype | None, tuple[int, ...]]
@@ -52,6 +51,13 @@ class Spelling:
     def __post_init__(self) -> None:
         """Put together once what each call looks at."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
+
+    def size(self, args: Sequence[Any], group_size: int) -> Size:
+        """The message of a call that is about to be made, or that failed; nothing where the arguments make no sense."""
+        try:
+            return NOTHING if self.is_object else self.measure(args, group_size)
+        except (TypeError, AttributeError, IndexError):
+            return NOTHING
 
     def first_tensor(self, args: Sequence[Any]) -> torch.Tensor | None:
         """One of the tensors of a call, to know its device by."""
@@ -167,7 +173,7 @@ def _even_parts(args: Sequence[Any], group_size: int) -> str:
     return ""
 
 
-ALL_REDUCE = spelling("all_reduce", direct.all_reduce, tensor_at(0), writes=(0,))
+ALL_REDUCE = spelling("all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
 INFERENCE_ALL_REDUCE = spelling("inference_all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
 REDUCE = spelling("reduce", td.reduce, tensor_at(0), writes=(0,), peers=(1, 5))
 BROADCAST = spelling("broadcast", td.broadcast, tensor_at(0), writes=(0,), peers=(1, 4))

@@ -195,6 +195,33 @@ def test_an_interrupted_coalesced_block_swallows_no_later_call(ranks: Ranks) -> 
     assert ranks(2, a_broken_block) == [[2.0]] * 2
 
 
+def failures_in_the_log() -> list[tuple[str, int, str, bool]]:
+    import torch
+
+    import dsexplore.comm as dist
+
+    dist.configure(enabled=True)
+    for call in (
+        lambda: dist.all_reduce(torch.ones(2), op="no reduction"),
+        lambda: dist.all_gather_into_tensor(torch.empty(5), torch.ones(2)),
+        lambda: dist.all_gather_into_tensor(torch.empty(5), torch.ones(2), async_op=True),
+    ):
+        with pytest.raises((RuntimeError, TypeError)):
+            call()  # type: ignore[no-untyped-call]
+    log = dist.comms_logger
+    timed = log.to_frame()["timed"].sum()
+    return [(record.op, record.bytes, record.cause, bool(timed)) for record in log.records]
+
+
+def test_a_call_that_failed_is_in_the_log_as_such(ranks: Ranks) -> None:
+    wanted = [
+        ("all_reduce", 8, "failed: TypeError", False),
+        ("all_gather", 20, "failed: RuntimeError", False),
+        ("all_gather", 20, "failed: RuntimeError", False),
+    ]
+    assert ranks(2, failures_in_the_log) == [wanted, wanted]
+
+
 def call_from_outside() -> list[Any]:
     import warnings
 
