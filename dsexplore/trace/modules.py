@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
+from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.nn.modules.module import _global_forward_pre_hooks
 
@@ -111,7 +112,8 @@ class Modules:
     _known: dict[int, tuple[weakref.ref[nn.Module], Module]] = field(default_factory=dict)
     _roots: list[Module] = field(default_factory=list)
     _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
-    _meshes: list[Any] = field(default_factory=list)
+    _meshes: dict[int, tuple[DeviceMesh, str]] = field(default_factory=dict)
+    """Meshes that parameters lie on, and their text, by identity."""
     _hooked: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     """By the identity of the hooked object."""
     _filter: Any = None
@@ -141,6 +143,7 @@ class Modules:
                 hooked._forward_hooks.pop(_HOOK, None)
                 hooked._forward_hooks_always_called.pop(_HOOK, None)
         self._hooked.clear()
+        self._meshes.clear()
 
     def enter(self, called: nn.Module) -> None:
         """A forward begins."""
@@ -281,8 +284,6 @@ class Modules:
     def _describe(self, module: Module, name: str, tensor: torch.Tensor, shared: Parameter | None) -> Parameter:
         spec = getattr(tensor, "_spec", None)
         local = tensor._local_tensor if spec is not None else tensor  # type: ignore[attr-defined]
-        if spec is not None:
-            self._meshes.append(spec.mesh)
         return Parameter(
             module=module,
             name=name,
@@ -290,7 +291,7 @@ class Modules:
             local_shape=tuple(local.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
             placements=placements.joined(spec.placements) if spec is not None else "",
-            mesh=mesh_text(spec.mesh) if spec is not None else "",
+            mesh=self._mesh_text(spec.mesh) if spec is not None else "",
             global_bytes=tensor.numel() * tensor.element_size(),
             local_bytes=local.numel() * local.element_size(),
             requires_grad=tensor.requires_grad,
@@ -309,10 +310,14 @@ class Modules:
         """Whether a module's forward runs in this thread."""
         return bool(self._boundaries.stack)
 
-    @property
-    def meshes(self) -> list[Any]:
+    def _mesh_text(self, mesh: DeviceMesh) -> str:
+        if id(mesh) not in self._meshes:
+            self._meshes[id(mesh)] = mesh, mesh_text(mesh)
+        return self._meshes[id(mesh)][1]
+
+    def meshes(self) -> list[DeviceMesh]:
         """Meshes that parameters lie on."""
-        return list({id(mesh): mesh for mesh in self._meshes}.values())
+        return [mesh for mesh, _ in self._meshes.values()]
 
     def _all(self) -> list[Module]:
         return list(dict.fromkeys(module for _, module in self._known.values()))

@@ -279,6 +279,8 @@ class Recorder:
 
     def tables(self, recording: Recording) -> Tables:
         """The recording's content as of now."""
+        for mesh in self._modules.meshes():
+            self._groups.add_mesh(mesh)
         groups = self._groups.described()
         ranks = sorted({event.rank for event in recording.events})
         initialized = dist.is_initialized()
