@@ -268,6 +268,23 @@ NOT_COMMUNICATION: dict[str, str] = {
 }
 
 
+LATER = frozenset(
+    {
+        "_c10d_functional::wait_tensors",
+        "c10d::gather_into_tensor_",
+        "fsdp::chunk_cat_mixed_dtype",
+        "fsdp::record_grad_output_stream",
+        "symm_mem::_low_contention_all_gather_ce_multicast",
+        "symm_mem::_low_contention_all_gather_ce_multicast_out",
+        "symm_mem::memcpy_to_multicast_",
+        "symm_mem::nccl_all_to_all_nd",
+        "symm_mem::nccl_get_out",
+        "symm_mem::nvshmem_get_out",
+    }
+)
+"""Of the ops above, those that torch 2.13 does not have yet; 2.15 has them."""
+
+
 def op_names() -> list[str]:
     """Ops of the communication namespaces that this process knows, without overload names."""
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}

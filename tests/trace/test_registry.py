@@ -37,6 +37,12 @@ def test_positions_agree_with_the_schema(raw_op: str) -> None:
         assert names[entry.async_op] == "async_op"
 
 
+def test_an_op_that_this_torch_does_not_have_is_of_a_later_one() -> None:
+    missing = (registry.COMMUNICATION.keys() | registry.NOT_COMMUNICATION.keys()) - set(registry.op_names())
+    assert missing <= registry.LATER
+    assert registry.COMMUNICATION.keys() | registry.NOT_COMMUNICATION.keys() >= registry.LATER
+
+
 def test_an_op_that_nobody_described_gets_a_generic_entry() -> None:
     entry = registry.lookup("c10d::brand_new_")
     assert entry is not None
