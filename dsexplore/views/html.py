@@ -4,6 +4,7 @@ The demands on every fragment:
 
 * complete without JavaScript, kernel or network, and readable as text where a renderer strips the style;
 * names are data: they are escaped, isolated for writing direction, and cut when they are absurdly long;
+* it looks the same where it is shown: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
 * light and dark follow the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme;
 * colour never stands alone: a letter or a hatch says the same (Okabe-Ito palette);
 * the same content gives the same bytes, ids included.
@@ -33,18 +34,21 @@ color:var(--dsx-fg);background:var(--dsx-bg);
 font:13px/1.45 var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
 max-width:100%;text-align:left}
 .dsx *{box-sizing:border-box}
-.dsx p,.dsx h4{margin:.3em 0;font-size:inherit}
+.dsx p,.dsx.dsx h4{margin:.3em 0;font-size:inherit}
+.dsx.dsx h4{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx .scroll{overflow-x:auto;max-width:100%}
-.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
+.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
 .dsx summary{cursor:pointer}
 .dsx :focus-visible{outline:2px solid var(--dsx-focus);outline-offset:-2px}
-.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0}
+.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0;
+table-layout:auto}
 .dsx th,.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
 background:none;color:inherit;white-space:nowrap}
 .dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
-.dsx .l{text-align:left}
+.dsx.dsx.dsx .l{text-align:left}
 .dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
+.dsx.dsx.dsx tbody tr{background:none}
 .dsx tr:hover>td{background:var(--dsx-shade)}
 """
 
