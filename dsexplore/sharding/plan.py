@@ -122,16 +122,23 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     lazy = [name for name, tensor, _ in tensors if is_lazy(tensor)]
     if lazy:
         raise UsageError(f"{lazy[0]} has no shape yet: run the model once, or give it its sizes, before it is shown")
-    placed_on = {name: tensor.device_mesh for name, tensor, _ in tensors if _is_dtensor(tensor)}  # type: ignore[attr-defined]
-    if placed_on and mesh is not None:
+    own = [_mesh(tensor) for _, tensor, _ in tensors]
+    on_mesh = [each for each in own if each is not None]
+    if on_mesh and mesh is not None:
         raise UsageError("mesh= is for plans and plain tensors: DTensors have their own, so leave it out")
-    if placed_on:
-        shown, readings = join(list(placed_on.values()), dist.get_rank() if _in_a_group() else None)
-        axes = dict(zip(placed_on, readings, strict=True))
+    readings: list[tuple[Reading, ...]] = []
+    if on_mesh:
+        shown, readings = join(on_mesh, dist.get_rank() if _in_a_group() else None)
     else:
-        shown, axes = read_mesh(mesh) if mesh is not None else _world(), {}
-    placed = [_placed(name, tensor, also, axes.get(name, ())) for name, tensor, also in tensors]
-    return Sharding(title, shown, placed, _notes(placed, shown, bool(placed_on)))
+        shown = read_mesh(mesh) if mesh is not None else _world()
+    following = iter(readings)
+    axes = [() if each is None else next(following) for each in own]
+    placed = [_placed(*named, at) for named, at in zip(tensors, axes, strict=True)]
+    return Sharding(title, shown, placed, _notes(placed, shown, bool(on_mesh)))
+
+
+def _mesh(tensor: torch.Tensor) -> Any:
+    return tensor.device_mesh if _is_dtensor(tensor) else None  # type: ignore[attr-defined]
 
 
 def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[Reading, ...]) -> Placed:

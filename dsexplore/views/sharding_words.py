@@ -44,7 +44,7 @@ def _meaning(placement: Placement, parts: int, tensor: Placed, before: list[str]
     size = tensor.shape[placement.dim]
     what = f"dim {placement.dim}" if not before else f"what {', '.join(before)} left of dim {placement.dim}"
     if placement.kind == "strided" and placement.pieces > 1:
-        return f"cuts each of {placement.pieces:,} pieces of {what} in {parts:,}: every rank holds a part of each piece"
+        return f"cuts {what} in {placement.pieces:,} pieces first, and each of these in {parts:,}"
     return f"cuts {what} in {parts:,}" + ("" if before else f": {_sizes(size, parts)}")
 
 
