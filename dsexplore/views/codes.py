@@ -7,7 +7,6 @@ the tree's columns are `numpy.bincount` over what is left.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace import schema
 from dsexplore.trace.model import Tables
+from dsexplore.views.facets import facet
 from dsexplore.views.fold import Folding
 from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 
@@ -28,39 +27,31 @@ Codes = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Facet:
-    """One column of events as codes."""
-
-    labels: list[Any]
-    codes: npt.NDArray[np.int32]
-
-
 class EventCodes:
     """The events of a trace, ready to be filtered and totalled by module."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self.tree: ModuleTree = module_tree(tables)
-        self.facets = {name: _facet(tables.events[name]) for name in FACETS}
+        self.facets = {name: facet(tables.events[name]) for name in (*FACETS, "owner")}
+        self.tree: ModuleTree = module_tree(tables, self.facets)
         self.implicit = tables.events["implicit"].fill_null(False).to_numpy()
         self.sizes = tables.events["message_bytes"].to_numpy().astype(np.float64)
-        row_of = {name: row for row, name in enumerate(self.tree.names)}
-        owner = _facet(tables.events["owner"])
-        rows = np.array([row_of[name] for name in owner.labels], np.int64)
-        self.owner = rows[owner.codes] if len(rows) else np.zeros(0, np.int64)
+        self.owner = self.tree.rows_of(self.facets["owner"])
 
     @cached_property
-    def _axis_codes(self) -> npt.NDArray[np.int32]:
+    def _axis_codes(self) -> Codes:
         """Column of the tree's axes per event."""
-        facet, columns = self.facets["axis"], {name: i for i, name in enumerate(self.tree.axes)}
-        places = [columns.get(label or NO_AXIS, len(columns) - 1) for label in facet.labels]
-        return np.array(places, np.int32)[facet.codes] if places else facet.codes
+        return self.tree.axis_columns(self.facets["axis"])
+
+    @cached_property
+    def folding(self) -> Folding:
+        """Which modules are the same."""
+        return Folding(self.tree, self.tables)
 
     @cached_property
     def folds(self) -> list[tuple[int, ...]]:
         """Rows that are shown as one, parents before children."""
-        folding = Folding(self.tree, self.tables)
+        folding = self.folding
         groups = [
             folding.roots(),
             *(folding.children(row) for row in range(len(self.tree)) if self.tree.ends[row] > row + 1),
@@ -84,6 +75,20 @@ class EventCodes:
             chosen[row : int(self.tree.ends[row])] = True
         mask: Mask = chosen[self.owner]
         return mask
+
+    def by_module_and_axis(self, mask: Mask) -> pl.DataFrame:
+        """Message bytes per owner and axis; columns owner, axis, message_bytes."""
+        n, k = len(self.tree), max(len(self.facets["axis"].labels), 1)
+        pairs = self.owner[mask] * k + self.facets["axis"].codes[mask]
+        count, total = np.bincount(pairs, minlength=n * k), np.bincount(pairs, self.sizes[mask], minlength=n * k)
+        held = np.flatnonzero(count)
+        names, axes = (
+            pl.Series(self.tree.names, dtype=pl.String),
+            pl.Series(self.facets["axis"].labels, dtype=pl.String),
+        )
+        return pl.DataFrame(
+            {"owner": names[held // k], "axis": axes[held % k], "message_bytes": total[held].astype(np.int64)}
+        )
 
     def columns(self, mask: Mask) -> Sizes:
         """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""
@@ -124,28 +129,7 @@ class EventCodes:
         return sorted(found)
 
 
-def _facet(column: pl.Series) -> Facet:
-    if column.dtype.is_numeric():
-        return _ordered(column.name, column, column.cast(pl.Int64))
-    return _ordered(column.name, column, column.cast(pl.Categorical).to_physical().cast(pl.Int64))
-
-
-def _ordered(name: str, values: pl.Series, raw: pl.Series) -> Facet:
-    """Codes renumbered so that labels stand in a useful order."""
-    pairs = pl.DataFrame({"value": values, "raw": raw}).unique("raw", maintain_order=True)
-    order = {phase: i for i, phase in enumerate(schema.PHASES)}
-    key = (lambda v: (order.get(v, 99), v)) if name == "phase" else (lambda v: v)
-    ranked = sorted(pairs.iter_rows(), key=lambda pair: key(pair[0]))
-    if not ranked:
-        return Facet([], np.zeros(0, np.int32))
-    lookup = pl.DataFrame(
-        {"raw": [r for _, r in ranked], "code": range(len(ranked))}, schema={"raw": raw.dtype, "code": pl.Int32}
-    )
-    codes = raw.to_frame("raw").join(lookup, on="raw", how="left", maintain_order="left")["code"].to_numpy()
-    return Facet([value for value, _ in ranked], codes)
-
-
-def _by(owner: Codes, codes: npt.NDArray[np.int32], size: Sizes, n: int, k: int) -> Sizes:
+def _by(owner: Codes, codes: npt.NDArray[Any], size: Sizes, n: int, k: int) -> Sizes:
     if not k:
         return np.zeros((n, 0))
     return np.bincount(owner * k + codes, size, minlength=n * k).astype(np.float64).reshape(n, k)

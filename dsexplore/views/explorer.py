@@ -28,6 +28,8 @@ from dsexplore.views.widgets.tree import TreeWidget
 
 ALL = "all"
 _display: Callable[..., None] = display
+_DRAWN = ("rank", "seq", "op", "phase", "axis", "group", "message_bytes", "wire_bytes", "start", "end")
+"""The columns that figures read."""
 _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
@@ -305,8 +307,12 @@ class Explorer:
         if not keep_window:
             self._window = None
         mask = self._mask()
-        tables = Tables(events=self._events(mask), groups=self._trace.tables.groups, info=self._trace.tables.info)
-        kind = str(self._kinds.value)
+        kind, tables = str(self._kinds.value), self._trace.tables
+        if kind == "modules":
+            events = self._codes.by_module_and_axis(mask)
+        else:
+            events = tables.events.select(_DRAWN).filter(pl.Series(mask))
+        tables = Tables(events=events, groups=tables.groups, info=tables.info)
         self.plot.show(trace_figure(tables, kind, self._window), f"{_TITLES[kind]} of {int(mask.sum()):,} collectives")
         where = self._codes.tree.names[self.tree.selected] if self.tree.selected >= 0 else ""
         size = format_bytes(float(self._codes.sizes[mask].sum()))
@@ -330,7 +336,7 @@ class Explorer:
         from dsexplore.views.trace import TraceView
 
         view = TraceView(self._trace)
-        twin = view.twin()
+        twin = view.twin((self._codes.tree, self._codes.folding))
         self.tree.twin = html.content_id(twin)
         _display({"text/html": f'<div class="{self.tree.twin}">{twin}</div>', "text/plain": view.text()}, raw=True)
         _display(self.widget)

@@ -6,6 +6,7 @@ in preorder, so a subtree is the slice ``[i, ends[i])`` and each total a differe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,7 @@ import polars as pl
 
 from dsexplore.trace import schema
 from dsexplore.trace.model import Tables
+from dsexplore.views.facets import Facet, facet
 
 OUTSIDE = "(outside any module)"
 """The label of what was sent while no module ran."""
@@ -68,6 +70,14 @@ class ModuleTree:
             at = int(self.ends[at])
         return found
 
+    def rows_of(self, owners: Facet) -> Ints:
+        """The row of each event's owner."""
+        return _rows({name: row for row, name in enumerate(self.names)}, owners)
+
+    def axis_columns(self, axis: Facet) -> Ints:
+        """The index into `axes` of each event's axis."""
+        return _recoded(axis, self.axes)
+
     @property
     def roots(self) -> list[int]:
         """Rows without a parent."""
@@ -109,48 +119,56 @@ class ModuleTree:
         return total
 
 
-def module_tree(tables: Tables) -> ModuleTree:
-    """The tree of all modules that are listed, that own an event, or that hold a parameter."""
-    events, parameters = tables.events, tables.parameters
-    owned = events.group_by("owner", "phase", "axis").agg(
-        pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("wire_bytes").sum()
-    )
-    held = _held(parameters)
-    listed = tables.modules.unique("module", keep="first", maintain_order=True)
-    parents = _parents(listed, events["owner"].unique(maintain_order=True).to_list(), held["module"].to_list())
-    names, rows_of_parents, depths, ends = _preorder(parents)
-    row_of = {name: row for row, name in enumerate(names)}
-    axes = _axes(owned)
+def module_tree(tables: Tables, facets: Mapping[str, Facet] | None = None) -> ModuleTree:
+    """The tree of all modules that are listed, that own an event, or that hold a parameter.
 
-    owner = np.fromiter((row_of[name] for name in owned["owner"]), np.int64, owned.height)
-    phase_index = {name: i for i, name in enumerate(schema.PHASES)}
-    phase = np.fromiter((phase_index.get(p, len(schema.PHASES) - 1) for p in owned["phase"]), np.int64, owned.height)
-    axis_index = {name: i for i, name in enumerate(axes)}
-    axis = np.fromiter((axis_index.get(a or NO_AXIS, len(axes) - 1) for a in owned["axis"]), np.int64, owned.height)
-    size, wire = owned["message_bytes"].to_numpy(), owned["wire_bytes"].to_numpy()
-    holder = np.fromiter((row_of[name] for name in held["module"]), np.int64, held.height)
+    Args:
+        tables: what was recorded.
+        facets: the events' owner, phase and axis, where they are encoded already.
+    """
+    events = tables.events
+    facets = facets or {name: facet(events[name]) for name in ("owner", "phase", "axis")}
+    held = _held(tables.parameters)
+    listed = tables.modules.unique("module", keep="first", maintain_order=True)
+    names, parents, depths, ends = _preorder(_parents(listed, facets["owner"].labels, held["module"].to_list()))
     types = dict(zip(listed["module"], listed["type"], strict=True))
     calls = dict(zip(listed["module"], listed["calls"], strict=True))
-    n = len(names)
+    size = events["message_bytes"].to_numpy().astype(np.float64)
+    axes = _axes(facets["axis"], size)
+    n, phases = len(names), len(schema.PHASES)
+    row_of = {name: row for row, name in enumerate(names)}
+    holder = np.array([row_of[name] for name in held["module"]], np.int64)
+    owner = _rows(row_of, facets["owner"])
+    phase = _recoded(facets["phase"], list(schema.PHASES))
+    axis = _recoded(facets["axis"], axes)
     return ModuleTree(
         names=names,
         labels=[
-            _label(name, names[parent] if parent >= 0 else "")
-            for name, parent in zip(names, rows_of_parents, strict=True)
+            _label(name, names[parent] if parent >= 0 else "") for name, parent in zip(names, parents, strict=True)
         ],
         types=[types.get(name, "") for name in names],
-        parents=rows_of_parents,
+        parents=parents,
         depths=depths,
         ends=ends,
         calls=np.array([calls.get(name) or 0 for name in names], np.int64),
         axes=axes,
-        own_counts=_scatter((n, len(schema.PHASES)), (owner, phase), owned["count"].to_numpy()),
-        own_phase_bytes=_scatter((n, len(schema.PHASES)), (owner, phase), size),
-        own_axis_bytes=_scatter((n, len(axes)), (owner, axis), size),
-        own_wire_bytes=_scatter((n,), (owner,), wire),
-        own_local_bytes=_scatter((n,), (holder,), held["local_bytes"].to_numpy()),
-        own_global_bytes=_scatter((n,), (holder,), held["global_bytes"].to_numpy()),
+        own_counts=_sums((n, phases), owner * phases + phase),
+        own_phase_bytes=_sums((n, phases), owner * phases + phase, size),
+        own_axis_bytes=_sums((n, len(axes)), owner * len(axes) + axis, size),
+        own_wire_bytes=_sums((n,), owner, events["wire_bytes"].to_numpy().astype(np.float64)),
+        own_local_bytes=_sums((n,), holder, held["local_bytes"].to_numpy().astype(np.float64)),
+        own_global_bytes=_sums((n,), holder, held["global_bytes"].to_numpy().astype(np.float64)),
     )
+
+
+def _rows(row_of: Mapping[str, int], owners: Facet) -> Ints:
+    return np.array([row_of[name] for name in owners.labels], np.int64)[owners.codes]
+
+
+def _recoded(facet_: Facet, columns: list[str]) -> Ints:
+    """The column of each event's label; labels without one share the last."""
+    place = {name: i for i, name in enumerate(columns)}
+    return np.array([place.get(label or NO_AXIS, len(columns) - 1) for label in facet_.labels], np.int64)[facet_.codes]
 
 
 def _held(parameters: pl.DataFrame) -> pl.DataFrame:
@@ -163,10 +181,10 @@ def _held(parameters: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _axes(owned: pl.DataFrame) -> list[str]:
-    totals = owned.group_by("axis").agg(pl.col("message_bytes").sum())
-    ranked = totals.sort("message_bytes", "axis", descending=[True, False])["axis"].to_list()
-    names = [axis or NO_AXIS for axis in ranked]
+def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
+    totals = np.bincount(axis.codes, size, minlength=len(axis.labels))
+    ranked = sorted(range(len(axis.labels)), key=lambda i: (-totals[i], axis.labels[i]))
+    names = [axis.labels[i] or NO_AXIS for i in ranked]
     return names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
 
 
@@ -214,7 +232,8 @@ def _label(name: str, parent: str) -> str:
     return name.removeprefix(f"{parent}.") if parent else name
 
 
-def _scatter(shape: tuple[int, ...], at: tuple[Ints, ...], values: npt.NDArray[np.int64]) -> Ints:
-    total = np.zeros(shape, np.int64)
-    np.add.at(total, at, values)
+def _sums(shape: tuple[int, ...], at: Ints, values: npt.NDArray[np.float64] | None = None) -> Ints:
+    """Values (or ones) summed by place; sums of bytes are exact below 2**53."""
+    length = int(np.prod(shape))
+    total: Ints = np.bincount(at, values, minlength=length)[:length].astype(np.int64).reshape(shape)
     return total

@@ -59,13 +59,19 @@ class _Drawing:
     cut: bool = False
 
 
-def tree_html(tables: Tables, budget: int = BUDGET) -> str:
-    """The tree, drawn from the top until the budget of characters is spent, which it then says."""
-    tree = module_tree(tables)
+def tree_html(tables: Tables, budget: int = BUDGET, known: tuple[ModuleTree, Folding] | None = None) -> str:
+    """The tree, drawn from the top until the budget of characters is spent, which it then says.
+
+    Args:
+        tables: what was recorded.
+        budget: characters, about.
+        known: the tree and its folding, where they were made already.
+    """
+    tree = known[0] if known else module_tree(tables)
     if not len(tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
     phases = [i for i in range(len(schema.PHASES)) if tree.own_counts[:, i].any()]
-    drawing = _Drawing(tree, Folding(tree, tables), tables, phases, budget)
+    drawing = _Drawing(tree, known[1] if known else Folding(tree, tables), tables, phases, budget)
     columns = 3 + len(tree.axes) + len(phases)
     rows = "".join(_fold_html(drawing, fold, 0, 1) for fold in drawing.folding.roots())
     more = '<p class="dim">Only the first modules are drawn: explore() shows all, to_html(path) more.</p>'

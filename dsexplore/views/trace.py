@@ -9,6 +9,8 @@ from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
 from dsexplore.views.communication import communication_html
+from dsexplore.views.fold import Folding
+from dsexplore.views.module_tree import ModuleTree
 from dsexplore.views.static_tree import BUDGET, STYLE, tree_html
 
 _PAGE_BUDGET, _TWIN_BUDGET = 1_000_000, 24_000
@@ -46,10 +48,10 @@ class TraceView(View):
         parts = _header(tables) + tree_html(tables, budget) + communication_html(tables)
         return html.fragment(parts, STYLE + draw.STYLE)
 
-    def twin(self) -> str:
+    def twin(self, known: tuple[ModuleTree, Folding]) -> str:
         """The short static view that stands in the notebook beside the explorer: summary and tree."""
         tables = self._trace.tables
-        return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET), STYLE)
+        return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET, known), STYLE)
 
     def page(self) -> str:
         """A document with many more modules than a notebook's output holds."""
