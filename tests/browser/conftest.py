@@ -149,6 +149,11 @@ class Lab:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    yield from running_lab(tmp_path_factory)
+
+
+def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
+    """A JupyterLab on a free port, with settings, workspaces and notebooks of its own; stopped at the end."""
     folder, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     for name, values in SETTINGS.items():
         path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
