@@ -33,6 +33,7 @@ not finished when the run was over, and was ended."""
 
 Reason = Literal["done", "failed", "timeout"]
 _STACK_WAIT = 0.3  # seconds that a hung rank gets to write its stack
+_NOTICED_LATE = 0.25  # a killed process closes its sockets, which its peers see, before it counts as ended
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,7 @@ class _Rank:
         self._on_line = on_line
         self._shown = 0  # bytes of the output that have gone to on_line
         self._hung_at = ""
+        self.failed_at = 0.0
         with ExitStack() as ours, ExitStack() as theirs:
             self._stack = ours.enter_context(tempfile.TemporaryFile())
             output, output_end = _pipe(ours, theirs)
@@ -259,11 +261,6 @@ class _Rank:
             self.ended = os.pidfd_open(self._pid)  # readable once the process has ended
             ours.callback(os.close, self.ended)
             self._owned = ours.pop_all()
-
-    @property
-    def failed_at(self) -> float:
-        """When it raised; one that died without a word did so before its peers noticed."""
-        return self._report.at if self._report is not None else 0.0
 
     def read(self) -> None:
         """Take what the rank has written; a report of success settles its status."""
@@ -285,6 +282,7 @@ class _Rank:
     def settle(self) -> None:
         """Its process has ended, which decides the status."""
         self.read()
+        self.failed_at = self._report.at if self._report is not None else time.monotonic() - _NOTICED_LATE
         if self.status is None:
             self.status = "died" if self._report is None else "error"
 
@@ -383,7 +381,7 @@ class _Run:
         return RanksRun(outcomes, time.monotonic() - self._began, reason, self._first_failure)
 
     def _wait(self, timeout: float, grace: float) -> None:
-        deadline = self._began + timeout
+        deadline, failed = self._began + timeout, False
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
                 for descriptor in (rank.output.descriptor, rank.result.descriptor, rank.ended):
@@ -402,10 +400,11 @@ class _Run:
                         rank.read()
                         if reader.at_end:
                             selector.unregister(key.fd)
-                failed = [rank for rank in self._ranks if rank.status in ("error", "died")]
-                if failed and self._first_failure is None:
-                    self._first_failure = min(failed, key=lambda rank: rank.failed_at).rank
+                if not failed and any(rank.status in ("error", "died") for rank in self._ranks):
+                    failed = True
                     deadline = min(deadline, time.monotonic() + grace)
+        failures = [rank for rank in self._ranks if rank.status in ("error", "died")]
+        self._first_failure = min(failures, key=lambda rank: rank.failed_at).rank if failures else None
 
     def close(self) -> tuple[RankOutcome, ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""
