@@ -97,9 +97,8 @@ class Handle(td.Work):
         return value
 
     def _over(self) -> None:
-        comms_logger.end(self._records)
         copies, self._copies = self._copies, []
-        copy_back(copies)
+        finish(self._records, copies)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

@@ -79,14 +79,14 @@ class CommsLogger:
     """Records collectives with their sizes, groups and times. `dsexplore.comm.comms_logger` is the one in use.
 
     Args:
-        config: what to record; off by default.
+        config: what to record, also as a ds_config or the path of its JSON file; off by default.
         clock: nanoseconds, never running backwards.
         epoch: what to add to the clock for nanoseconds since the Unix epoch.
     """
 
     def __init__(
         self,
-        config: CommsLoggerConfig | None = None,
+        config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
         epoch: int | None = None,
     ) -> None:
@@ -105,8 +105,10 @@ class CommsLogger:
         """What is recorded and shown; ``enabled``, ``prof_all``, … can also be set one by one."""
         return self._config
 
-    def configure(self, config: CommsLoggerConfig) -> None:
-        """Take over a configuration; what has been recorded stays."""
+    def configure(self, config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Take over a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
+        if not isinstance(config, CommsLoggerConfig):
+            config = CommsLoggerConfig.parse(config)
         self._config = config
         plain = config.prof_all and not (config.verbose or config.debug)
         self.mode = (Mode.PLAIN if plain else Mode.CHOOSY) if config.enabled else Mode.OFF

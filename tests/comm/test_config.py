@@ -68,6 +68,16 @@ def test_a_file_a_dict_and_an_object_of_deepspeed_say_the_same(tmp_path: Path) -
         assert dist.comms_logger.config == CommsLoggerConfig(True, False, ("barrier",), False, False)
 
 
+def test_a_logger_takes_its_configuration_in_any_form(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"comms_logger": {"enabled": true, "prof_ops": ["reduce"]}}')
+    for given in (path, json.loads(path.read_text()), CommsLoggerConfig(enabled=True, prof_ops=("reduce",))):
+        log = dist.CommsLogger(given)
+        assert (log.enabled, log.prof_all, log.prof_ops) == (True, True, ["reduce"])
+    with pytest.raises(UsageError, match=r"comms_logger\.enable: no such key"):
+        dist.CommsLogger({"comms_logger": {"enable": True}})
+
+
 def test_a_block_that_says_disabled_disables() -> None:
     dist.configure({"comms_logger": {"enabled": False, "verbose": True}})
     assert not dist.comms_logger.enabled
