@@ -2,8 +2,9 @@
 
 The grid is measured in several interleaved passes, each in another order and each with the default beside every few
 settings; a setting's worth is its median ratio to that default. Then several short sweeps run, and the setting that
-each names is looked up in the grid's table. Beside them: what each single pass of the grid would have named. Run
-from the project's root, with nothing else running:
+each names meets the grid's best in a duel: rounds in changing order, as the best of many noisy medians is partly
+luck. Beside them: the same for what each single pass of the grid would have named. Run from the project's root, with
+nothing else running:
 
     python -m benchmarks.aio_tune DIRECTORY [--size 1GiB] [--seconds 30] [--runs 6] [--passes 5]
 """
@@ -15,6 +16,8 @@ import json
 import random
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dsexplore.aio import search
@@ -26,7 +29,7 @@ from dsexplore.aio.handle import aio_handle
 from dsexplore.aio.measure import Bench, fill_random
 from dsexplore.aio.result import mix
 from dsexplore.aio.scratch import Scratch
-from dsexplore.aio.statistics import median
+from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.aio.sweeping import sweep
 from dsexplore.units import parse_size
 
@@ -55,25 +58,46 @@ def mixed_rate(bench: Bench, config: AioConfig, slice_seconds: float) -> float:
     return mix({"read": reading, "write": bench.measure(config, "write", slice_seconds).rate}, 0.5)
 
 
-def measure_grid(directory: str, args: argparse.Namespace) -> list[Pass]:
-    """All passes over the grid."""
-    with Scratch(directory, args.size) as scratch:
+@contextmanager
+def opened_bench(args: argparse.Namespace) -> Iterator[Bench]:
+    """A bench on a scratch file full of random data."""
+    with ExitStack() as stack:
+        scratch = stack.enter_context(Scratch(args.directory, args.size))
         with aio_handle() as handle:
             handle.sync_pwrite(fill_random(Buffer(args.size)), scratch.path)
-        print(disk_of(scratch.path).label, flush=True)
         source, written = Target(scratch.path, write=False), Target(scratch.path, write=True)
+        stack.callback(source.close)
+        stack.callback(written.close)
         bench = Bench("linux-aio", source, args.size, write_target=written)
+        stack.callback(bench.close)
         fill_random(bench.buffer)
+        print(disk_of(scratch.path).label, flush=True)
+        yield bench
+
+
+def measure_grid(args: argparse.Namespace) -> list[Pass]:
+    """All passes over the grid."""
+    with opened_bench(args) as bench:
         settings = search.grid(axes_of(args), bench.fits)
         passes = []
         for number in range(args.passes):
             begun = time.monotonic()
             passes.append(measure_pass(bench, settings, args.slice, random.Random(number)))
             print(f"pass {number + 1}: {len(settings)} settings in {time.monotonic() - begun:.0f} s", flush=True)
-        bench.close()
-        source.close()
-        written.close()
         return passes
+
+
+def duel(args: argparse.Namespace, best: AioConfig, others: list[AioConfig]) -> dict[AioConfig, Interval]:
+    """Each setting's rate as a ratio to the grid's best, from rounds in which all of them ran."""
+    ratios: dict[AioConfig, list[float]] = defaultdict(list)
+    with opened_bench(args) as bench:
+        for number in range(args.rounds):
+            order = list({best, CONTROL, *others})
+            random.Random(number).shuffle(order)
+            rates = {config: mixed_rate(bench, config, args.slice) for config in order}
+            for config, rate in rates.items():
+                ratios[config].append(rate / rates[best])
+    return {config: ratio_interval(shares) for config, shares in ratios.items()}
 
 
 def axes_of(args: argparse.Namespace) -> dict[str, tuple[object, ...]]:
@@ -92,6 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", default=30.0, type=float, help="of each sweep")
     parser.add_argument("--runs", default=6, type=int)
     parser.add_argument("--passes", default=5, type=int)
+    parser.add_argument("--rounds", default=12, type=int, help="of the duel")
     parser.add_argument("--slice", default=0.12, type=float, help="seconds of one measurement of the grid")
     parser.add_argument("--modes", action="store_true", help="the grid over submit and event modes, too")
     parser.add_argument("--json", metavar="FILE")
@@ -101,7 +126,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, sweep, and print each choice's worth."""
     args = parse()
-    passes = measure_grid(args.directory, args)
+    passes = measure_grid(args)
     by_setting: dict[AioConfig, list[float]] = defaultdict(list)
     for one in passes:
         for config, ratio in one.items():
@@ -109,22 +134,23 @@ def main() -> None:
     worth = {config: median(ratios) for config, ratios in by_setting.items()}
     best = max(worth, key=lambda config: worth[config])
     print(f"best of the grid: {best}, {worth[best]:.3f} × the default")
-    singles = [worth[max(one, key=lambda config: one[config])] / worth[best] for one in passes]
-    print("a single pass would have named: " + ", ".join(f"{share:.3f}" for share in singles))
-    shares = []
+    singles = [max(one, key=lambda config: one[config]) for one in passes]
+    chosen = []
     for number in range(args.runs):
         begun = time.monotonic()
         result = sweep(args.directory, args.size, args.seconds, seed=number, **axes_of(args))  # type: ignore[arg-type]
-        chosen = result.best().config
-        shares.append(worth[chosen] / worth[best])
-        print(
-            f"sweep {number + 1}: {shares[-1]:.3f} of the best in {time.monotonic() - begun:.0f} s: {chosen}",
-            flush=True,
-        )
-    reached = sum(share >= GOAL for share in shares)
-    print(f"sweeps: {min(shares):.3f}–{max(shares):.3f}, {reached} of {len(shares)} reach {GOAL}")
+        chosen.append(result.best().config)
+        print(f"sweep {number + 1}: {chosen[-1]} in {time.monotonic() - begun:.0f} s", flush=True)
+    shares = duel(args, best, [*chosen, *singles])
+    print(f"the default reaches {shares[CONTROL]} of the grid's best")
+    print("a single pass of the grid names: " + ", ".join(str(shares[config]) for config in singles))
+    print("the sweeps name: " + ", ".join(str(shares[config]) for config in chosen))
+    values = [shares[config].value for config in chosen]
+    reached = sum(value >= GOAL for value in values)
+    print(f"sweeps: {min(values):.3f}–{max(values):.3f}, {reached} of {len(values)} reach {GOAL}")
     if args.json:
-        Path(args.json).write_text(json.dumps({"single_passes": singles, "sweeps": shares}))
+        told = {"single_passes": [shares[c].value for c in singles], "sweeps": values}
+        Path(args.json).write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

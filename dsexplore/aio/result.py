@@ -148,7 +148,7 @@ class SweepResult(Displayable):
         Raises:
             UsageError: the sweep was interrupted before any setting was measured beside the control.
         """
-        rounds = self.rounds
+        rounds = self._contenders()
         if not rounds:
             raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
         tied = tied_with_best(rounds)
@@ -164,6 +164,13 @@ class SweepResult(Displayable):
             tied=tuple(tied),
             default_ratio=default,
         )
+
+    def _contenders(self) -> Rounds:
+        """The settings that stayed to the end of the finals: those dropped on the way met other conditions."""
+        if not any(m.phase == "finals" for m in self.measured):
+            return self.rounds
+        last = max((number for ratios in self.rounds.values() for number in ratios), default=0)
+        return {config: ratios for config, ratios in self.rounds.items() if max(ratios) >= last - 1}
 
     def mixed_rate(self, config: AioConfig) -> float:
         """Median bytes per second of one setting for the user's mix of reads and writes."""
