@@ -96,10 +96,10 @@ class Best:
     def sentence(self, within: float = 0.03) -> str:
         """What to do, in one sentence."""
         gap = 1 - self.default_ratio.value
+        if self.fastest == AioConfig():
+            return "The default is the fastest setting found: nothing to gain."
         if self.config == AioConfig() or gap <= within:
-            return (
-                f"The default is already within {max(gap, 0) * 100:.1f} % of the best setting found: nothing to gain."
-            )
+            return f"The default is already within {gap * 100:.1f} % of the best setting found: nothing to gain."
         gain = f"{(self.ratio.value - 1) * 100:+.1f} %"
         if self.ratio.n < 2:
             return f"Take {self.config}: {gain} over the default, measured once."

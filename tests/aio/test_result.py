@@ -87,6 +87,11 @@ def test_the_default_is_kept_when_it_is_as_good() -> None:
     )
 
 
+def test_the_default_may_be_the_fastest() -> None:
+    result = result_of([{CONTROL: (2.0, 1.0), DEEP: (1.9, 0.9)}] * 3)
+    assert result.best().sentence() == "The default is the fastest setting found: nothing to gain."
+
+
 def test_finals_alone_decide(better: SweepResult) -> None:
     lucky = result_of([{CONTROL: (1.0, 1.0), AioConfig(queue_depth=2): (9.0, 9.0)}], "descent")
     better.measured[:0] = [Measured("descent", 100, m.sample) for m in lucky.measured]
