@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,20 +140,27 @@ def test_wrong_choices(result: SweepResult) -> None:
         result.explore(size=3)
 
 
+def click(picture: Any, trace: int, point: Any) -> None:
+    """Send what the picture's script sends when a point is clicked."""
+    keys = {"alt": False, "ctrl": False, "meta": False, "shift": False, "button": 0, "buttons": 1}
+    points = {"trace_indexes": [trace], "point_indexes": [point], "xs": [0], "ys": [0]}
+    picture._js2py_pointsCallback = {"event_type": "plotly_click", "points": points, "device_state": keys}
+
+
 def test_a_click_shows_the_block_of_the_point(result: SweepResult) -> None:
     app = result.explore()
     assert app.selection == result.best().config
     block = app.children[2].children[0]
     kind, operation = app.children[0].children
     kind.value = "heatmap"
-    picture = app.children[1].children[0]
-    click = picture.data[0]._click_callbacks[0]
-    click(picture.data[0], SimpleNamespace(point_inds=[(0, 1)]), None)
-    assert (app.selection.block_size, app.selection.queue_depth, app.selection.thread_count) == (1 << 18, 8, 1)
-    assert AioConfig.from_dict(__import__("json").loads(block.value)) == app.selection
+    click(app.children[1].children[0], 1, [0, 1])
+    assert (app.selection.block_size, app.selection.queue_depth, app.selection.thread_count) == (1 << 18, 8, 2)
+    assert AioConfig.from_dict(json.loads(block.value)) == app.selection
     kind.value, operation.value = "latency", "read"
-    picture = app.children[1].children[0]
-    picture.data[2]._click_callbacks[0](picture.data[2], SimpleNamespace(point_inds=[0]), None)
+    click(app.children[1].children[0], 0, 2)
+    assert (app.selection.queue_depth, app.selection.thread_count) == (16, 1)
+    kind.value = "depth"
+    click(app.children[1].children[0], 1, 0)
     assert (app.selection.queue_depth, app.selection.thread_count) == (4, 2)
     kind.value = "parallel"
     assert app.children[1].children[0].data[0].type == "parcoords"
