@@ -21,7 +21,7 @@ class Spread:
     upper: float
 
     def __str__(self) -> str:
-        return f"{self.median:7.3f}  [{self.lower:.3f}, {self.upper:.3f}]"
+        return f"{self.median:7.3f} [{self.lower:6.3f}, {self.upper:6.3f}]"
 
 
 def spread(sample: list[float]) -> Spread:
@@ -30,24 +30,48 @@ def spread(sample: list[float]) -> Spread:
     return Spread(median, lower, upper)
 
 
-def alternate(program: Callable[[], None], ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
-    """Run the program once per way and round, and return the seconds of each.
+@dataclass(frozen=True)
+class Runs:
+    """CPU seconds of each round: of the first run after entering a way, and of the run after that."""
+
+    first: list[float]
+    later: list[float]
+
+
+def alternate(
+    program: Callable[[], None], ways: Mapping[str, Way], rounds: int, anew: frozenset[str] = frozenset()
+) -> dict[str, Runs]:
+    """Run the program twice per way and round, and return the CPU seconds of each.
+
+    Those in ``anew`` are entered again for the second run.
 
     The order turns by one place each round, so that no way always runs first or after the same neighbour. Entering
     and leaving a way is not timed: what is compared is the program inside.
+
+    A program on one thread that never waits takes as much CPU time as wall time where it has the machine to itself;
+    where it has not, only CPU time tells what the program costs.
     """
     names = list(ways)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    runs = {name: Runs([], []) for name in names}
     for number in range(rounds + 1):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             with ways[name]():
-                began = time.perf_counter()
-                program()
-                took = time.perf_counter() - began
+                first = _timed(program)
+                later = None if name in anew else _timed(program)
+            if later is None:
+                with ways[name]():
+                    later = _timed(program)
             if number > 0:  # the first round warms caches up
-                seconds[name].append(took)
-    return seconds
+                runs[name].first.append(first)
+                runs[name].later.append(later)
+    return runs
+
+
+def _timed(program: Callable[[], None]) -> float:
+    began = time.process_time()
+    program()
+    return time.process_time() - began
 
 
 def ratios(seconds: Mapping[str, list[float]], base: str) -> dict[str, Spread]:

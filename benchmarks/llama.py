@@ -32,7 +32,7 @@ class Shape:
     sequence: int
 
 
-TINY = Shape(layers=4, width=256, heads=8, key_value_heads=8, hidden=512, vocabulary=512, sequence=64)
+TINY = Shape(layers=4, width=256, heads=8, key_value_heads=8, hidden=1024, vocabulary=512, sequence=128)
 LLAMA_405B = Shape(126, 16384, 128, 8, 53248, 128256, 8192)
 
 

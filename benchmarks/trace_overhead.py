@@ -1,11 +1,13 @@
 """What recording costs a program, beside torch's own tracers.
 
-    python benchmarks/trace_overhead.py [--rounds 15] [--check]
+    python benchmarks/trace_overhead.py [--rounds 25] [--check]
 
 Three programs: (a) 1,000 additions of small CPU tensors, which send nothing; (b) forward and backward of a Llama of
 4 layers under tensor and sequence parallel on 4 simulated ranks, real CPU tensors; (c) the same on fake tensors.
-Each runs untraced, under `commtrace`, under torch's CommDebugMode and under torch's DebugMode, alternating; printed is
-the median ratio to the untraced run of the same round, with quartiles.
+Each runs untraced, under `record` (what `commtrace` opens), under torch's CommDebugMode and under torch's DebugMode,
+alternating; printed is the median ratio of CPU time to the untraced run of the same round, with quartiles: of a run
+within an open recording, which the goals are about, and of the first run after opening it, in which the recorder also
+meets, describes and hooks the modules.
 """
 
 from __future__ import annotations
@@ -75,15 +77,17 @@ def compare(key: str, rounds: int) -> bool:
     """Print one program's table; whether ours meets its goal."""
     title, prepared, more = PROGRAMS[key]
     with prepared() as program:
-        seconds = alternate(program, WAYS, rounds * more)
+        runs = alternate(program, WAYS, rounds * more, anew=frozenset({"CommDebugMode"}))  # fails on a second run
         with record() as trace:
             program()
         events = len(trace)
-    print(f"({key}) {title}: {events} collectives, {1e3 * statistics.median(seconds['untraced']):.2f} ms untraced")
-    found = ratios(seconds, "untraced")
+    untraced = 1e3 * statistics.median(runs["untraced"].later)
+    print(f"({key}) {title}: {events} collectives, {untraced:.2f} ms untraced")
+    first = ratios({name: found.first for name, found in runs.items()}, "untraced")
+    later = ratios({name: found.later for name, found in runs.items()}, "untraced")
     for name in WAYS:
-        print(f"    {name:<14} × {found[name]}")
-    met = found[OURS].median <= GOALS[key]
+        print(f"    {name:<14} × {later[name]}    first run × {first[name]}")
+    met = later[OURS].median <= GOALS[key]
     print(f"    goal: {OURS} ≤ {GOALS[key]}: {'met' if met else 'MISSED'}")
     return met
 
@@ -101,11 +105,13 @@ def switching(rounds: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="alternating runs of each way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=25, help="alternating runs of each way (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}; median ratio [quartiles] of {options.rounds} alternating rounds or more")
+    print(
+        f"torch {torch.__version__}; median ratio of CPU time [quartiles], {options.rounds} alternating rounds or more"
+    )
     met = [compare(key, options.rounds) for key in PROGRAMS]
     print(f"to open and close a recording, once: {switching(options.rounds):.1f} ms")
     return 1 if options.check and not all(met) else 0
