@@ -66,14 +66,21 @@ def join(meshes: Sequence[Any], rank: int | None = None) -> tuple[Mesh, list[tup
 
     Args:
         meshes: at least one ``DeviceMesh``; all of them hold this process's rank.
-        rank: this process's rank; without it the first rank of the first mesh.
+        rank: this process's rank; without it, or where it is on none, the first rank of the first mesh.
 
     Raises:
         UsageError: the ranks of a mesh form no regular grid, so its other copies cannot be told.
     """
-    if all(mesh == meshes[0] for mesh in meshes[1:]):
+    distinct = list(dict.fromkeys(meshes))
+    shown, readings = _join(distinct, rank)
+    found = dict(zip(distinct, readings, strict=True))
+    return shown, [found[mesh] for mesh in meshes]
+
+
+def _join(meshes: Sequence[Any], rank: int | None) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+    if len(meshes) == 1:
         only = read_mesh(meshes[0])
-        return only, [plain_readings(only)] * len(meshes)
+        return only, [plain_readings(only)]
     order = _common_order(meshes)
     grids = [_axes_of(mesh, order) for mesh in meshes]
     used = [axis for grid in grids for axis in grid if axis.size > 1]
@@ -83,8 +90,8 @@ def join(meshes: Sequence[Any], rank: int | None = None) -> tuple[Mesh, list[tup
     atoms = [_Axis("", outer // inner, inner) for inner, outer in pairwise(ends)]
     atoms = [atom for atom in reversed(atoms) if any(axis.covers(atom) for axis in used)]
     atoms = _named(atoms, used) or [_Axis("rank", 1, 1)]
-    own = device_ranks(meshes[0]).flat[0] if rank is None else rank
-    return _mesh_of(atoms, order, int(own)), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
+    own = int(device_ranks(meshes[0]).flat[0]) if rank is None or rank not in order else rank
+    return _mesh_of(atoms, order, own), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
 
 
 def _common_order(meshes: Sequence[Any]) -> Numbers:

@@ -24,6 +24,7 @@ import dsexplore
 from dsexplore.errors import UsageError
 from dsexplore.placements import short
 from dsexplore.sharding import Sharding
+from dsexplore.sharding.joint import join
 from dsexplore.sharding.placement import Placement, read, read_all
 from dsexplore.worlds.simulate import simulate
 
@@ -112,6 +113,16 @@ def test_sizes_without_a_common_grid_are_told_rank_by_rank():
             r: row["ranges"] for r, row in rows_by_rank(alone, "tensor").items()
         }
     assert sum(row["ranks"] for row in shown.memory().rows(named=True)) == 12
+
+
+def test_meshes_whose_ranks_have_no_order_in_common():
+    def on_paper(ranks):
+        return DeviceMesh("cpu", torch.tensor(ranks), mesh_dim_names=("dp",), _init_backend=False, _rank=0)
+
+    with pytest.raises(UsageError, match="show the tensors of one mesh at a time"):
+        join([on_paper([0, 1, 2, 3]), on_paper([0, 1, 3, 2])])
+    mesh, _ = join([on_paper([4, 5, 6, 7]), on_paper([4, 6])], rank=99)
+    assert mesh.block((0,) * len(mesh.shape), mesh.shape).tolist() == [4, 5, 6, 7]
 
 
 @pytest.fixture
