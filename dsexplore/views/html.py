@@ -38,7 +38,7 @@ max-width:100%;text-align:left}
 .dsx.dsx h4{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx .scroll{overflow-x:auto;max-width:100%}
-.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
+.dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
 .dsx summary{cursor:pointer}
 .dsx :focus-visible{outline:2px solid var(--dsx-focus);outline-offset:-2px}
 .dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0;
