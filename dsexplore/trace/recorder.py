@@ -34,7 +34,7 @@ from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.registry import Communication
 from dsexplore.trace.substrate import Substrate, best_available
-from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, end_at_completion
+from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight, end_at_completion
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +98,7 @@ class Recorder:
         self._stack_depth = 1
         self._batches = 0
         self._anchor: CudaAnchor | None = None
+        self._in_flight = InFlight()
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -111,7 +112,7 @@ class Recorder:
         with self._lock:
             if not self._recordings:
                 self._groups, self._modules, self._warned = Groups(), Modules(), set()
-                self._anchor = None
+                self._anchor, self._batches = None, 0
                 substrate = self._make_substrate()
                 try:
                     self._modules.install()
@@ -138,6 +139,7 @@ class Recorder:
                 if self._substrate is not None:
                     self._substrate.uninstall()
                     self._substrate = None
+                self._in_flight.release()
                 self._groups.release()
 
     def observe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Callable[[Any], None] | None:
@@ -167,6 +169,8 @@ class Recorder:
             elif timing != "none":
                 for event in events:
                     end_at_completion(event, result, self._clock)
+                if events:
+                    self._in_flight.add(events[-1], result)
 
         return done
 

@@ -12,6 +12,8 @@ Nothing waits and nothing synchronises a device here: overlap stays as it was.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -66,6 +68,39 @@ def end_at_completion(event: Timed, result: Any, clock: Clock) -> None:
         event.end = clock()
 
     future.add_done_callback(done)
+
+
+class InFlight:
+    """Works that a thread of the backend may still refer to, each held until it has been done for a while.
+
+    The kernels that the recorder calls run with Python's lock taken, where torch's own calls run without. A gloo
+    thread that drops the last reference to a finished work does so with its queue locked, and needs Python's lock
+    for it; a kernel that waits for that queue would then wait forever. So the last reference is this one.
+
+    Args:
+        held: for how many nanoseconds after its end a work is held; a gloo thread needs some microseconds.
+    """
+
+    def __init__(self, held: int = 1_000_000_000) -> None:
+        self._held = held
+        self._works: deque[tuple[Timed, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def add(self, event: Timed, result: Any) -> None:
+        """Hold the work in a c10d op's result, and let go of those that ended long ago."""
+        works = self._works
+        long_ago = (event.start or 0) - self._held
+        with self._lock:
+            while works and works[0][0].end is not None and works[0][0].end < long_ago:
+                works.popleft()
+            works.append((event, work_of(result)))
+
+    def release(self) -> None:
+        """Let go of all, once torch calls its kernels itself again."""
+        self._works.clear()
 
 
 class CudaSpan:

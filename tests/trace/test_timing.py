@@ -11,8 +11,14 @@ import torch.distributed as dist
 
 from dsexplore.trace import recorder
 from dsexplore.trace.recorder import Recorder, record
-from dsexplore.trace.timing import end_at_completion, timing_of
+from dsexplore.trace.timing import InFlight, end_at_completion, timing_of
 from dsexplore.worlds.simulate import simulate
+
+
+@dataclass
+class Timed:
+    start: int | None = None
+    end: int | None = None
 
 
 @pytest.fixture
@@ -66,11 +72,19 @@ def test_a_simulation_measures_nothing() -> None:
 
 
 def test_an_op_without_a_work_ends_when_it_returns() -> None:
-    @dataclass
-    class Timed:
-        start: int | None = None
-        end: int | None = None
-
     event = Timed(start=1)
     end_at_completion(event, None, lambda: 7)
     assert event.end == 7
+
+
+def test_a_work_is_held_until_a_while_after_its_end() -> None:
+    in_flight = InFlight(held=10)
+    first = Timed(start=100, end=101)
+    in_flight.add(first, None)
+    in_flight.add(Timed(start=100), None)
+    in_flight.add(Timed(start=111), None)
+    assert len(in_flight) == 3
+    in_flight.add(Timed(start=112), None)
+    assert len(in_flight) == 3  # the first has been done for more than 10; the second is not done
+    in_flight.release()
+    assert len(in_flight) == 0

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dsexplore.worlds import processes
+from dsexplore.worlds.processes import run_ranks
 from dsexplore.worlds.simulate import simulate
 
 D, FFN, VOCAB, HEADS = 16, 48, 64, 4
@@ -91,6 +93,14 @@ class Llama(nn.Module):
 
 BLOCK_PARAMETERS = 4 * D * D + 3 * D * FFN + 2 * D
 ROOT_PARAMETERS = 2 * VOCAB * D + D
+
+
+@pytest.fixture(scope="package")
+def rank_server() -> Iterator[None]:
+    """Start the process that real ranks are forked from before the first test that needs it."""
+    run_ranks("", 1, backend=None).check()
+    yield
+    processes.close()
 
 
 @pytest.fixture
