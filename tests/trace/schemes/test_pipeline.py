@@ -25,6 +25,7 @@ from torch.distributed.pipelining import (
 from dsexplore.errors import UsageError
 from dsexplore.trace.model import Trace
 from dsexplore.trace.recorder import record
+from dsexplore.worlds.processes import run_ranks
 
 RANKS, MICROBATCHES = 4, 6
 WARM_UP = "pipeline warm-up"
@@ -164,6 +165,30 @@ def test_a_stages_own_collectives_are_not_the_schedules(
     assert totals(reduces, "phase", "trigger", "cause") == {
         ("forward", "Reducing", ""): (MICROBATCHES, MICROBATCHES * sizes.batch * sizes.d * sizes.float)
     }
+
+
+REAL = 2
+
+
+def events(mesh: DeviceMesh, per_rank: int) -> list[tuple[Any, ...]]:
+    """What one step sends on this rank, in order."""
+    schedule = Schedule1F1B if per_rank == 1 else ScheduleInterleaved1F1B
+    trace = run(mesh, lambda: nn.Linear(5, 5), schedule, (3, 5), per_rank)
+    columns = ("op", "phase", "trigger", "message_bytes", "cause", "batch", "is_async")
+    return trace.events.select(columns).rows()
+
+
+def on_real_ranks(per_rank: int) -> list[tuple[Any, ...]]:
+    return events(dist.init_device_mesh("cpu", (REAL,), mesh_dim_names=("pp",)), per_rank)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+@pytest.mark.parametrize("per_rank", [1, 2])
+def test_real_ranks_send_what_the_simulation_says(world: Callable[..., DeviceMesh], per_rank: int) -> None:
+    """Schedules on gloo, where all receives bring true values: event by event the same on every rank."""
+    real = run_ranks(on_real_ranks, REAL, args=(per_rank,), timeout=90).values
+    assert real == [events(world(f"pp={REAL}", rank), per_rank) for rank in range(REAL)]
 
 
 def test_a_stage_without_shapes_says_what_it_needs(world: Callable[..., DeviceMesh], sizes: SimpleNamespace) -> None:
