@@ -108,7 +108,10 @@ def _peers(tables: Tables) -> str:
     grid = tally.between_ranks(tables)
     if not grid.columns:
         return ""
-    note = '<p class="dim">Least bytes on the wire from each recorded rank; a group\'s traffic is shared equally among its other ranks.</p>'
+    note = (
+        '<p class="dim">The least on the wire from each recorded rank; '
+        "a group's traffic is shared equally among its other ranks.</p>"
+    )
     return draw.part("Who talks to whom", f"<div>{note}{draw.heatmap(grid, format_bytes, 'to rank')}</div>")
 
 

@@ -67,7 +67,8 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
         for row, values in zip(grid.rows, grid.values, strict=True)
     )
     return (
-        f'<div class="scroll"><table class="heat"><thead><tr><th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
+        '<div class="scroll"><table class="heat"><thead><tr>'
+        f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -89,7 +90,8 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], Sequence
     top = max((sum(v for _, v in parts) for _, parts, _ in rows), default=0) or 1
     titles = "".join(f'<th scope="col"{" class=l" if i < 2 else ""}>{html.escape(t)}</th>' for i, t in enumerate(head))
     body = "".join(
-        f'<tr><td class="l">{html.name(label, 40)}</td><td class="l track"><div class="bar">{_segments(parts, top)}</div></td>'
+        f'<tr><td class="l">{html.name(label, 40)}</td>'
+        f'<td class="l track"><div class="bar">{_segments(parts, top)}</div></td>'
         + "".join(f"<td>{cell}</td>" for cell in cells)
         + "</tr>"
         for label, parts, cells in rows
@@ -149,4 +151,5 @@ def phase_strip(lanes: Lanes) -> str:
         else:
             runs.append([phase, 1])
     segments = _segments([(str(p), float(n)) for p, n in runs], float(bins))  # type: ignore[arg-type]
-    return f'<div class="lane"><span class="dim">phase</span><div class="bar" style="flex:1 1 0;min-width:0">{segments}</div></div>'
+    bar = f'<div class="bar" style="flex:1 1 0;min-width:0">{segments}</div>'
+    return f'<div class="lane"><span class="dim">phase</span>{bar}</div>'

@@ -121,10 +121,18 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> go.Fi
     ]
     figure = go.Figure(
         go.Heatmap(
-            x=places, y=names, z=values, text=hover, colorscale=BLUES, showscale=False, ygap=2, meta={"kind": "sequence"},
-            hovertemplate="%{y}<br>%{text}<extra></extra>", hoverongaps=False,
+            x=places,
+            y=names,
+            z=values,
+            text=hover,
+            colorscale=BLUES,
+            showscale=False,
+            ygap=2,
+            meta={"kind": "sequence"},
+            hovertemplate="%{y}<br>%{text}<extra></extra>",
+            hoverongaps=False,
         )
-    )  # fmt: skip
+    )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="ms since the first" if found.unit == "ns" else "program order (seq)")
     return figure
@@ -139,10 +147,17 @@ def sizes(tables: Tables) -> go.Figure:
         rows = dict(found.filter(op=op).select("size", "count").iter_rows())
         colour, _ = OPS.get(op, OTHER_OP)
         figure.add_bar(
-            x=[format_bytes(s) if s else "empty" for s in every], y=[rows.get(s, 0) for s in every], name=label(op, 20),
-            marker={"color": colour, "pattern": {"shape": _PATTERNS.get(op, "x"), "fgcolor": "rgba(0,0,0,.45)", "size": 6}},
-            customdata=[[op, s] for s in every], meta={"kind": "size"}, hovertemplate="%{x} – : %{y} ×<extra>" + label(op) + "</extra>",
-        )  # fmt: skip
+            x=[format_bytes(s) if s else "empty" for s in every],
+            y=[rows.get(s, 0) for s in every],
+            name=label(op, 20),
+            marker={
+                "color": colour,
+                "pattern": {"shape": _PATTERNS.get(op, "x"), "fgcolor": "rgba(0,0,0,.45)", "size": 6},
+            },
+            customdata=[[op, s] for s in every],
+            meta={"kind": "size"},
+            hovertemplate=f"%{{x}} – : %{{y}} ×<extra>{label(op)}</extra>",
+        )
     figure.update_yaxes(title_text="collectives")
     return figure
 
@@ -155,10 +170,16 @@ def bandwidth(tables: Tables) -> go.Figure:
         part = found.filter(op=op)
         colour, symbol = OPS.get(op, OTHER_OP)
         figure.add_scatter(
-            x=part["size"].to_list(), y=part["gb_per_s"].to_list(), mode="lines+markers", name=label(op, 20),
-            marker={"color": colour, "symbol": symbol, "size": 9}, line={"color": colour}, meta={"kind": "size"},
-            customdata=[[op, s] for s in part["size"]], hovertemplate="%{x} B: %{y:.3g} GB/s<extra>" + label(op) + "</extra>",
-        )  # fmt: skip
+            x=part["size"].to_list(),
+            y=part["gb_per_s"].to_list(),
+            mode="lines+markers",
+            name=label(op, 20),
+            marker={"color": colour, "symbol": symbol, "size": 9},
+            line={"color": colour},
+            meta={"kind": "size"},
+            customdata=[[op, s] for s in part["size"]],
+            hovertemplate=f"%{{x}} B: %{{y:.3g}} GB/s<extra>{label(op)}</extra>",
+        )
     figure.update_xaxes(type="log", title_text="message bytes")
     figure.update_yaxes(title_text="bus bandwidth, GB/s")
     return figure

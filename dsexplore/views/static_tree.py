@@ -101,7 +101,8 @@ def _fold_html(drawing: _Drawing, fold: Fold, depth: int, times: int) -> str:
     inside = own + "".join(_fold_html(drawing, child, depth + 1, times) for child in drawing.folding.children(row))
     if not inside:
         return f'<div class="row" style="--d:{depth}">{line}</div>'
-    opened = " open" if depth < 2 and len(tree.children(row)) else ""
+    container = len(tree.children(row)) and not own
+    opened = " open" if (depth < 2 and len(tree.children(row))) or (container and depth < 4) else ""
     return f'<details{opened}><summary class="row" style="--d:{depth}">{line}</summary>{inside}</details>'
 
 

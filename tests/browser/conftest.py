@@ -111,14 +111,19 @@ class Lab:
         page.evaluate("t => void jupyterapp.commands.execute('apputils:change-theme', { theme: t })", theme)
         page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
 
-    def run_all(self, page: Any) -> None:
-        """Run every cell and wait for the last; a cell that raises fails the test."""
+    def wait_for_kernel(self, page: Any) -> None:
+        """Until the open notebook's kernel is idle."""
         page.wait_for_function(
             "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
         )
+
+    def run_all(self, page: Any) -> None:
+        """Run every cell and wait for the last; a cell that raises fails the test."""
+        self.wait_for_kernel(page)
         page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
         page.wait_for_function(
-            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(p => /[0-9]/.test(p.textContent))",
+            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
+            ".every((prompt) => /[0-9]/.test(prompt.textContent))",
             timeout=60_000,
         )
         error = page.query_selector('[data-mime-type="application/vnd.jupyter.error"]')

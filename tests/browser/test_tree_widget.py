@@ -27,9 +27,14 @@ async ([source, state, buffers]) => {
   window.saved = [];
   window.model = {
     model_id: "stub", get: (key) => state[key],
-    set(key, value) { if (state[key] === value) return; state[key] = value; (listeners["change:" + key] || []).forEach((f) => f()); },
+    set(key, value) {
+      if (state[key] === value) return;
+      state[key] = value;
+      (listeners["change:" + key] || []).forEach((f) => f());
+    },
     save_changes() { window.saved.push({ ...state, structure: 0, values: 0 }); },
-    on(name, f) { (listeners[name] ||= []).push(f); }, off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
+    on(name, f) { (listeners[name] ||= []).push(f); },
+    off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
     send() {},
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
@@ -109,9 +114,7 @@ def test_keyboard_alone_opens_selects_and_copies(
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.get_attribute(".dsx-port", "aria-activedescendant") == "dsx-tree-stub-3"
-    page.evaluate(
-        "navigator.clipboard = undefined; document.execCommand = (c) => { window.copied = [c, document.activeElement.value]; }"
-    )
+    page.evaluate("document.execCommand = (c) => { window.copied = [c, document.activeElement.value]; }")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
     page.keyboard.press("c")
     assert page.evaluate("window.copied") == ["copy", "Net.layers.0.up"]
@@ -152,7 +155,8 @@ def test_nothing_is_clipped(
     page.set_viewport_size({"width": width, "height": 600})
     draw(make_layered(8, odd=3), dark=dark)
     clipped = page.evaluate(
-        "[...document.querySelectorAll('.dsx-cell')].filter((c) => c.scrollWidth > c.clientWidth + 1).map((c) => c.textContent)"
+        "[...document.querySelectorAll('.dsx-cell')].filter((c) => c.scrollWidth > c.clientWidth + 1)"
+        ".map((c) => c.textContent)"
     )
     assert clipped == []
     shot(page, f"tree_{width}_{'dark' if dark else 'light'}")

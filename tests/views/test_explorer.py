@@ -128,7 +128,7 @@ def test_unknown_things_are_named(trace: Trace) -> None:
     with pytest.raises(UsageError, match=r"explore\(figure='pie'\).*kinds are modules, ops"):
         trace.explore(figure="pie")
     explorer = trace.explore()
-    with pytest.raises(UsageError, match="'Net.nothing'"):
+    with pytest.raises(UsageError, match=r"'Net\.nothing'"):
         explorer.select("Net.nothing")
     with pytest.raises(UsageError, match=r"filter\(colour=…\).*phase, op"):
         explorer.filter(colour="red")

@@ -136,14 +136,14 @@ def test_ten_thousand_different_modules_are_cut_and_it_says_so(traces: ModuleTyp
 @pytest.mark.parametrize("name", [HOSTILE, "x" * 10_000, "اسم", "\u202egnp.exe", "a\x00b", "日本語", "\"'&<>"])
 def test_names_are_text_wherever_they_appear(traces: ModuleType, name: str) -> None:
     trace = traces.of_names([name, "other"])
-    for trace in (trace, trace.diff(Trace())):
-        page = shown(trace)
+    for item in (trace, trace.diff(Trace())):
+        page = shown(item)
         assert "img" not in page.tags
         assert "\x00" not in page.text
         assert "\u202e" not in page.text
         expected = html.plain(name)
         assert expected in page.text
-        assert len(trace._repr_mimebundle_()["text/plain"]) < 3_000
+        assert len(item._repr_mimebundle_()["text/plain"]) < 3_000
 
 
 @settings(max_examples=60, deadline=None)
