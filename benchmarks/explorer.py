@@ -123,8 +123,8 @@ def measure(browser: Any, lab: Any) -> dict[str, Any]:
           const look = () => {
             const prompt = document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[1];
             if (!window.ended && /[0-9]/.test(prompt.textContent)) window.ended = performance.now();
-            const [tree, plot] = ['.dsx-tree[data-ready]', '.dsx-plot[data-drawn]'].map((s) => document.querySelector(s));
-            if (tree && plot) window.ready = performance.now();
+            const tree = document.querySelector('.dsx-tree[data-ready]');
+            if (tree && document.querySelector('.dsx-plot[data-drawn]')) window.ready = performance.now();
             if (!(window.ended && window.ready)) setTimeout(look, 5);
           };
           window.began = performance.now(); look();

@@ -15,7 +15,7 @@ from dsexplore.views.fold import ranges
 MOST_ROWS = 200
 
 STYLE = """
-.dsx .diff td,.dsx .diff th{padding-right:14px}
+.dsx.dsx .diff td,.dsx.dsx .diff th{padding-right:14px}
 .dsx .sign{display:inline-block;width:16px;text-align:center;border-radius:3px;font-weight:700}
 .dsx .more{background:#d55e00;color:#fff}
 .dsx .less{background:#0072b2;color:#fff}

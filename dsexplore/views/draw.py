@@ -12,13 +12,13 @@ STYLE = (
     """
 .dsx .part>summary{font-weight:600;padding:3px 4px;border-top:1px solid var(--dsx-line)}
 .dsx .part>div,.dsx .part>p{margin:4px 0 8px 18px}
-.dsx .heat td{padding:2px 8px;text-align:right;border:1px solid var(--dsx-line)}
-.dsx .heat th{padding:2px 8px}
-.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0}
+.dsx.dsx .heat td{padding:2px 8px;text-align:right;border:1px solid var(--dsx-line)}
+.dsx.dsx .heat th{padding:2px 8px}
+.dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0}
 .dsx .bar{display:flex;height:16px;min-width:2px}
 .dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
-.dsx .bars td.track{width:42%;min-width:160px}
-.dsx .bars{width:100%}
+.dsx.dsx .bars td.track{width:42%;min-width:160px}
+.dsx.dsx .bars{width:100%}
 .dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
 .dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}

@@ -37,6 +37,13 @@ _TITLES = {
 _LONGEST_LABEL, _MOST_OPTIONS = 2000, 500
 
 
+class _Application(widgets.VBox):
+    """The box around all controls; where no kernel is, its text says what to do."""
+
+    def __repr__(self) -> str:
+        return "The interactive explorer is live in a running notebook: run this cell again to use it."
+
+
 class Explorer:
     """An application over one trace; show it as the last expression of a cell.
 
@@ -147,12 +154,14 @@ class Explorer:
         wrap = {"flex_flow": "row wrap", "align_items": "center"}
         shown = [c for c in self._controls.values() if len(c.options) > 2]
         bar = widgets.HBox([*shown, self._pattern_box, self._implicit_box, self._clear], layout=wrap)
-        left = widgets.VBox([self.tree], layout={"flex": "2 1 620px", "min_width": "0", "overflow": "hidden"})
+        left = widgets.VBox(
+            [self.tree], layout={"flex": "2 1 620px", "min_width": "0", "overflow": "hidden", "padding": "0 8px 0 0"}
+        )
         right = widgets.VBox(
             [self._kinds, self.plot], layout={"flex": "1 1 400px", "min_width": "0", "overflow": "hidden"}
         )
         both = widgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
-        self.widget = widgets.VBox([bar, self._status, both, self._details], layout={"width": "100%"})
+        self.widget = _Application([bar, self._status, both, self._details], layout={"width": "100%"})
         self.widget.add_class("dsx-explorer")
         self.tree.layout.height = f"{height + 34}px"
 

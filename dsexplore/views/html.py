@@ -41,15 +41,15 @@ max-width:100%;text-align:left}
 .dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
 .dsx summary{cursor:pointer}
 .dsx :focus-visible{outline:2px solid var(--dsx-focus);outline-offset:-2px}
-.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0;
+.dsx.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0;
 table-layout:auto}
-.dsx th,.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
+.dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
 background:none;color:inherit;white-space:nowrap}
-.dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
+.dsx.dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
 .dsx.dsx.dsx .l{text-align:left}
-.dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
+.dsx.dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
 .dsx.dsx.dsx tbody tr{background:none}
-.dsx tr:hover>td{background:var(--dsx-shade)}
+.dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
 """
 
 

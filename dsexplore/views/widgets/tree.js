@@ -1,5 +1,5 @@
 // A virtualised treegrid. Names are data: they reach the page as text nodes only.
-const ROW = 22;
+const ROW = 22, NAME = 222, CELL = 70; // pixels; NAME holds the name column, the padding and a scroll bar
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
 export function formatBytes(count) {
@@ -127,15 +127,16 @@ function render({ model, el }) {
   const fold = element("button", "dsx-fold"), copy = element("button", "dsx-copy", "copy name");
   const count = element("span", "dsx-count");
   count.setAttribute("aria-live", "polite");
-  bar.append(filter, fold, copy, count);
+  const wide = element("button", "dsx-wide");
+  wide.setAttribute("aria-pressed", false);
+  bar.append(filter, fold, copy, wide, count);
   const port = element("div", "dsx-port");
   port.tabIndex = 0;
   port.setAttribute("role", "treegrid");
   port.setAttribute("aria-label", "modules");
   const head = element("div", "dsx-row dsx-head"), space = element("div", "dsx-space"), body = element("div", "dsx-body");
   head.setAttribute("role", "row");
-  const width = 205 + titles.length * 70;
-  for (const part of [head, space, body]) part.style.minWidth = `${width}px`;
+  let columns = titles.length, all = false;
   space.append(body);
   port.append(head, space);
   el.append(bar, port);
@@ -156,6 +157,17 @@ function render({ model, el }) {
     head.append(button);
   });
 
+  // As many columns as fit; the others come with a button, and a scroll bar.
+  function fit() {
+    const room = Math.max(1, Math.floor((port.clientWidth - NAME) / CELL));
+    columns = all ? titles.length : Math.min(titles.length, room);
+    const width = NAME + columns * CELL;
+    for (const part of [head, space, body]) part.style.minWidth = all ? `${width}px` : "0";
+    [...head.querySelectorAll("button")].forEach((button, i) => { button.hidden = i >= columns; });
+    wide.hidden = !all && columns === titles.length;
+    wide.textContent = all ? "fewer columns" : `${titles.length - columns} more columns`;
+    wide.setAttribute("aria-pressed", all);
+  }
   function paint() {
     const first = Math.max(0, Math.floor(port.scrollTop / ROW) - 4);
     const last = Math.min(rows.shown.length, first + Math.ceil(port.clientHeight / ROW) + 8);
@@ -190,7 +202,7 @@ function render({ model, el }) {
     if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim", type));
     if (notes[i]) name.append(element("bdi", "dsx-dim dsx-note", notes[i]));
     row.append(name);
-    titles.forEach(([, unit], column) => {
+    titles.slice(0, columns).forEach(([, unit], column) => {
       const value = rows.value(column, i);
       const cell = element("span", value ? "dsx-cell" : "dsx-cell dsx-dim", value ? (unit === "bytes" ? formatBytes(value) : value.toLocaleString("en")) : "–");
       cell.setAttribute("role", "gridcell");
@@ -265,8 +277,10 @@ function render({ model, el }) {
   model.on("change:values", onValues);
   model.on("change:folding", onFolding);
   model.on("change:selected", onSelected);
-  const seen = new ResizeObserver(() => paint());
+  wide.addEventListener("click", () => { all = !all; fit(); paint(); });
+  const seen = new ResizeObserver(() => { fit(); paint(); });
   seen.observe(port);
+  fit();
   refresh();
   requestAnimationFrame(() => {
     const dark = isDark(el);
