@@ -170,7 +170,9 @@ def test_columns_that_do_not_fit_come_with_a_button(
     heads = lambda: [b.inner_text() for b in page.query_selector_all(".dsx-head button") if b.is_visible()]  # noqa: E731
     assert heads() == ["count", "bytes", "on tp"] or heads() == ["count", "bytes", "on dp", "on tp"]
     inside = "(b => b.right)(document.querySelector('.dsx-port').getBoundingClientRect())"
-    cells = "Math.max(...[...document.querySelectorAll('.dsx-body .dsx-cell')].map((c) => c.getBoundingClientRect().right))"
+    cells = (
+        "Math.max(...[...document.querySelectorAll('.dsx-body .dsx-cell')].map((c) => c.getBoundingClientRect().right))"
+    )
     assert page.evaluate(f"{cells} <= {inside}")
     page.click(".dsx-wide")
     assert heads()[-2:] == ["own", "params"]
