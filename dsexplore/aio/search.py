@@ -24,11 +24,13 @@ AXES: dict[str, tuple[Any, ...]] = {
 MOST_FINALISTS = 8
 TIED = 0.005
 """Settings this close to the best count as equal to it, however sure the difference is."""
-TIED_IF_UNSURE = 0.02
+TIED_IF_UNSURE = 0.01
 """Settings whose interval reaches the best count as equal to it only within this distance."""
 
 _WORTH_MOVING = 1.01
 _FEWEST_ROUNDS = 3
+_PATIENCE = 0.2
+"""A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two, 4 % after five."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
 """Measures settings in one round, beside the control: each one's rate as a ratio to the control's in that round."""
@@ -96,7 +98,7 @@ def finals(
     """Measure finalists round after round in shuffled order, until every interval is narrower than ``width``.
 
     At least one round is measured, so that the verdict never rests on the descent, which favours the lucky.
-    Settings that are surely worse than the best are dropped on the way.
+    Settings that are surely or far worse than the best are dropped on the way.
 
     Returns:
         The ratio of each finalist in each round that it took part in.
@@ -108,14 +110,22 @@ def finals(
         for config, ratio in measure(running).items():
             if config in ratios:
                 ratios[config].append(ratio)
-        if min(len(ratios[config]) for config in running) < _FEWEST_ROUNDS:
-            continue
-        intervals = {config: ratio_interval(ratios[config]) for config in running}
-        if all(interval.width < width for interval in intervals.values()):
+        rounds = len(ratios[running[0]])
+        means = {config: ratio_interval(ratios[config]).value for config in running}
+        best = max(means, key=lambda config: means[config])
+        behind = {config: _relative(ratios[config], ratios[best]) for config in running}
+        if rounds >= _FEWEST_ROUNDS and all(ratio_interval(ratios[config]).width < width for config in running):
             break
-        best = max(intervals.values(), key=lambda interval: interval.value)
-        running = [config for config in running if intervals[config].high >= best.low]
+        if rounds >= 2:
+            running = [config for config in running if behind[config].value >= 1 - _PATIENCE / rounds]
+        if rounds >= _FEWEST_ROUNDS:
+            running = [config for config in running if behind[config].high >= 1]
     return ratios
+
+
+def _relative(ratios: Sequence[float], best: Sequence[float]) -> Interval:
+    """One setting relative to another over the same rounds, so that what befell the control does not matter."""
+    return ratio_interval([mine / other for mine, other in zip(ratios, best, strict=True)])
 
 
 def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int = MOST_FINALISTS) -> list[AioConfig]:
