@@ -236,7 +236,7 @@ class _Setup:
             slice_seconds=self.plan.slice,
             huge_share=self.bench.buffer.huge_share() if self.plan.mode == "tensor" else None,
             cached_share=self.cached,
-            system=f"{platform.system()} {platform.release()}, {os.cpu_count()} processors",
+            system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {os.cpu_count()} processors",
             started=self.started,
         )
 
