@@ -43,6 +43,7 @@ _COMPILED: Final = 15
 _PIPELINE_WARM_UP: Final = 16
 _RECOMPUTE: Final = 17
 _COMPILER: Final = 18
+_OUTER_CALL: Final = 19
 
 _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 """torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
@@ -54,6 +55,8 @@ _OWN = str(Path(__file__).parents[1]) + os.sep
 
 _BY_NAME: dict[tuple[str, str], int] = {
     ("nn/modules/module.py", "_call_impl"): _MODULE_CALL,
+    # Of one call the outer frame; the only one where torch 2.15 has compiled the inner one away.
+    ("nn/modules/module.py", "_wrapped_call_impl"): _OUTER_CALL,
     ("autograd/graph.py", "_engine_run_backward"): _ENGINE,
     ("optim/optimizer.py", "wrapper"): _OPTIMIZER,
     ("distributed/tensor/_redistribute.py", "redistribute_local_tensor"): _REDISTRIBUTE,
@@ -201,7 +204,7 @@ def look(depth: int) -> Context:
                 break
             if in_backward and not settled and not context.cause and "bucket" in code.co_varnames[: code.co_argcount]:
                 context.cause = "DDP gradient bucket"
-        elif kind == _MODULE_CALL:
+        elif kind in (_MODULE_CALL, _OUTER_CALL):
             if not settled:
                 settled = True
                 context.module = frame.f_locals.get("self")

@@ -123,10 +123,11 @@ def test_messages(
 
     warm_up = trace.where(cause=WARM_UP)
     assert len(work) + len(warm_up) == len(trace)
-    assert set(warm_up.events["phase"]) == {"other"}
-    # one vote of 4 bytes down the pipeline and one result back, for each neighbouring stage
+    # one vote of 4 bytes down the pipeline and one result back, for each neighbouring stage; torch 2.15 leaves them out
+    # where ranks are simulated
+    votes = hasattr(PipelineStage, "_warmup_forward_vote")
     neighbours = sum(count for count, _ in messages(rank, per_rank, activation).values()) // (2 * MICROBATCHES)
-    assert totals(warm_up, "phase")["other"] == (2 * neighbours, 2 * neighbours * 4)
+    assert totals(warm_up, "phase") == ({"other": (2 * neighbours, 2 * neighbours * 4)} if votes else {})
 
 
 def test_each_stage_has_its_own(
