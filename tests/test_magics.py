@@ -368,6 +368,12 @@ class Kernel:
                 on_output()
                 on_output = None
             if output["msg_type"] == "status" and output["content"]["execution_state"] == "idle":
-                reply: dict[str, Any] = self._client.get_shell_msg(timeout=timeout)["content"]
-                return reply
+                return self._reply(message, timeout)
         raise TimeoutError(cell)
+
+    def _reply(self, message: str, timeout: float) -> dict[str, Any]:
+        while True:  # a kernel that starts slowly has answered more than one greeting
+            reply = self._client.get_shell_msg(timeout=timeout)
+            if reply["parent_header"].get("msg_id") == message:
+                content: dict[str, Any] = reply["content"]
+                return content
