@@ -34,6 +34,7 @@ _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
 }  # fmt: skip
+_INK_ON_DARK, _INK_ON_LIGHT = "#c8c8c8", "#444444"
 _LONGEST_LABEL, _MOST_OPTIONS = 2000, 500
 
 
@@ -64,6 +65,7 @@ class Explorer:
         self._implicit_only = False
         self._pattern = ""
         self._picked: np.ndarray[Any, Any] | None = None
+        self._known: tuple[str, np.ndarray[Any, Any]] | None = None
         self._quiet = False
         self._window: tuple[float, float] | None = None
         self.tree = _tree_widget(self._codes)
@@ -150,6 +152,7 @@ class Explorer:
         self._kinds.observe(lambda _: self._draw(), "value")
         self._clear.on_click(lambda _: self._reset())
         self.tree.observe(self._on_selected, "selected")
+        self.tree.observe(lambda _: self._draw(keep_window=True), "dark")
         self.tree.observe(lambda _: self._fill_tree(), "folding")
         wrap = {"flex_flow": "row wrap", "align_items": "center"}
         shown = [c for c in self._controls.values() if len(c.options) > 2]
@@ -271,6 +274,13 @@ class Explorer:
         return mask
 
     def _filtered(self) -> np.ndarray[Any, Any]:
+        """What the filters let through; computed once for each state of them."""
+        state = repr((self._filters, self._implicit_only, self._pattern))
+        if self._known is None or self._known[0] != state:
+            self._known = state, self._filter_events()
+        return self._known[1]
+
+    def _filter_events(self) -> np.ndarray[Any, Any]:
         mask = self._codes.mask(self._filters, self._implicit_only)
         if self._pattern:
             from dsexplore.trace.select import select
@@ -322,7 +332,9 @@ class Explorer:
         else:
             events = tables.events.select(_DRAWN).filter(pl.Series(mask))
         tables = Tables(events=events, groups=tables.groups, info=tables.info)
-        self.plot.show(trace_figure(tables, kind, self._window), f"{_TITLES[kind]} of {int(mask.sum()):,} collectives")
+        figure = trace_figure(tables, kind, self._window)
+        figure.update_layout(font_color=_INK_ON_DARK if self.tree.dark else _INK_ON_LIGHT)
+        self.plot.show(figure, f"{_TITLES[kind]} of {int(mask.sum()):,} collectives")
         where = self._codes.tree.names[self.tree.selected] if self.tree.selected >= 0 else ""
         size = format_bytes(float(self._codes.sizes[mask].sum()))
         place = f" in {html.name(where or '(outside any module)', 90)}" if self.tree.selected >= 0 else ""
