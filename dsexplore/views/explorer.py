@@ -38,7 +38,7 @@ _INK_ON_DARK, _INK_ON_LIGHT = "#c8c8c8", "#444444"
 _LONGEST_LABEL, _MOST_OPTIONS = 2000, 500
 
 
-class _Application(widgets.VBox):
+class _Application(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
     """The box around all controls; where no kernel is, its text says what to do."""
 
     def __repr__(self) -> str:
