@@ -17,9 +17,12 @@ import errno
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from dsexplore.aio.backends.base import Engine, Requests
 
@@ -120,12 +123,14 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
         OSError: the first request that failed or fell short.
     """
     total, depth, (single, overlap) = len(requests), engine.depth, policy
+    if ring is not None:  # as long as requests finish in order, each finds its slot prepared
+        requests.addresses[:] = np.resize(np.array(ring, np.int64), total)
     engine.load(requests)
     lengths, clock, latencies = requests.lengths.tolist(), watch.clock, watch.latencies
     touched = watch.addresses
     begun = [0.0] * total
     where = requests.addresses.tolist()
-    free = list(ring or ())
+    free = deque(ring or ())
     following, moved = watch.first % total, 0
     left = sys.maxsize if watch.most is None else watch.most
     watch.started_at = clock()
@@ -135,18 +140,26 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
         while (running := left > 0 and now < deadline and not stopped()) or pending:
             room = depth - pending if overlap or not pending else 0
             while running and room > 0 and left > 0:
-                want = _idle(begun, following, 1 if single else min(room, left, total - following))
-                if want == 0:
+                want = 1 if single else min(room, left, total - following)
+                if begun[following] or (want > 1 and (want := _idle(begun, following, want)) == 0):
                     break
                 if ring is not None:
                     for index in range(following, following + want):
-                        where[index] = address = free.pop()
-                        engine.place(index, address)
-                begun[following : following + want] = [clock()] * want
+                        address = free.popleft()
+                        if where[index] != address:
+                            where[index] = address
+                            engine.place(index, address)
+                if want == 1:
+                    begun[following] = clock()
+                else:
+                    begun[following : following + want] = [clock()] * want
                 accepted = submit(following, want)
+                if not accepted and not pending:
+                    accepted = _submit_rest(engine, following, want, single)
                 if accepted < want:
                     begun[following + accepted : following + want] = [0.0] * (want - accepted)
-                    free.extend(where[following + accepted : following + want] if ring is not None else ())
+                    if ring is not None:
+                        free.extendleft(reversed(where[following + accepted : following + want]))
                 pending += accepted
                 room -= accepted
                 left -= accepted

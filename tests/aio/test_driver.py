@@ -216,6 +216,14 @@ def test_a_watch_ends_after_its_number_of_requests() -> None:
     assert watch.bytes == 9 * BLOCK
 
 
+def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.aio.driver.time.sleep", lambda _: None)
+    engine = Scripted(2)
+    engine.refuse.extend([0] * 1000)
+    with pytest.raises(OSError, match="takes no request"):
+        drive_until(engine, requests_on(-1, 6)[0], Policy(False, True), Watch(deadline=50.0, clock=Ticks()), None)
+
+
 def test_a_ring_lends_each_address_to_one_request_at_a_time() -> None:
     engine = Scripted(3)
     table = split(False, -1, 0, 8 * BLOCK, 0, BLOCK)
