@@ -133,6 +133,10 @@ class TestCell:
         assert "FakeTensor" in repr(notebook.names["model"][0].weight)
         assert seen.where(phase="forward").events["op"].to_list() == ["all_reduce"]
 
+    def test_explore_shows_the_application_instead(self, notebook: Notebook) -> None:
+        ran = notebook.ok(f"%%commtrace --world-size 2 --explore\n{SEND}")
+        assert "application/vnd.jupyter.widget-view+json" in ran.shown[-1].data
+
     def test_bare_records_the_users_own_group(self, notebook: Notebook) -> None:
         setup = """\
             import sys, torch, torch.distributed as dist
