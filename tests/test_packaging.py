@@ -58,10 +58,8 @@ def test_the_declared_torch_is_the_tested_one() -> None:
     tested = Version(Version(torch.__version__).base_version)
     assert tested == pins()["torch"]
     assert tested in declared.specifier
-    later = Version(f"{tested.major}.{tested.minor + 1}.0")
-    earlier = Version(f"{tested.major}.{tested.minor - 1}.0")
-    assert later not in declared.specifier
-    assert earlier not in declared.specifier
+    assert [bound.operator for bound in declared.specifier] == [">="], "a floor that is tested, and no cap"
+    assert Version(f"{tested.major}.{tested.minor - 1}.0") not in declared.specifier
 
 
 def test_everything_installed_for_the_tests_is_pinned() -> None:
