@@ -130,8 +130,13 @@ def _describe(process_group: Any) -> Group:
         backend,
         process_group.group_desc,
         timing=timing_of(backend),
-        own_rank=dist.get_rank() if dist.is_initialized() else 0,
+        own_rank=own_rank(),
     )
+
+
+def own_rank() -> int:
+    """The global rank of this process: under ``LocalTensorMode`` too, where ``get_rank`` stands for all ranks."""
+    return dist.distributed_c10d._get_default_group().rank() if dist.is_initialized() else 0
 
 
 def backend_name(process_group: Any) -> str:

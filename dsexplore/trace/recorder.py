@@ -29,7 +29,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace import frames, pipelines, schema
 from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.files import check_destination, save_recording
-from dsexplore.trace.groups import Group, Groups
+from dsexplore.trace.groups import Group, Groups, own_rank
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.registry import Communication
@@ -207,7 +207,7 @@ class Recorder:
                 is_async=not context.is_blocking and _is_async(entry, args),
                 is_object=context.is_object,
                 batch=batch,
-                rank=group.own_rank if group is not None else _rank(),
+                rank=group.own_rank if group is not None else own_rank(),
             )
             for size, tensor, op in members
         ]
@@ -264,7 +264,7 @@ class Recorder:
             is_async=False,
             is_object=False,
             batch=None,
-            rank=_rank(),
+            rank=own_rank(),
         )
         for recording in self._recordings:
             recording.events.append(event)
@@ -289,7 +289,7 @@ class Recorder:
         ranks = sorted({event.rank for event in recording.events})
         initialized = dist.is_initialized()
         if not ranks and initialized:
-            ranks = [dist.get_rank()]
+            ranks = [own_rank()]
         elif not ranks and "RANK" in os.environ:  # started by a launcher, and has no process group yet or no more
             ranks = [int(os.environ["RANK"])]
         used = {id(event.group) for event in recording.events}
@@ -307,10 +307,6 @@ class Recorder:
                 notes=tuple(recording.notes),
             ),
         )
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _world_size(groups: list[Group]) -> int:
