@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -20,6 +21,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
+import dsexplore
 from dsexplore.errors import ClosedWorldError
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.simulate import current_world
@@ -276,7 +278,7 @@ class TestBadInput:
         assert ran.text.count("Traceback (most recent call last)") == 1
         assert "In[2], line 11" in ran.text
         assert "In[2], line 7, in Broken.forward" in ran.text
-        assert "dsexplore" not in ran.text
+        assert f"{Path(dsexplore.__file__).parent}/" not in ran.text
         assert "run_cell_magic" not in ran.text
         seen = notebook.names["seen"]
         assert seen.events["op"].to_list() == ["all_reduce"]

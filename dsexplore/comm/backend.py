@@ -16,11 +16,15 @@ class Backend:
 
     def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
         self.name = name
-        self.world_group: Any = None
         self.world_size = size
         self.world_rank = rank
         self.process_groups: list[Any] = []
         self.initialized = False
+
+    @property
+    def world_group(self) -> Any:
+        """The group of all ranks; None where there is none."""
+        return None
 
     def is_initialized(self) -> bool:
         """Whether it can communicate."""

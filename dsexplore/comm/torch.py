@@ -84,9 +84,13 @@ class TorchBackend(Backend):
                 explain(error, "init_process_group", None)
                 raise
         self.using_mpi = td.get_backend() == MPI_BACKEND
-        self.world_group = td.group.WORLD
         self.world_rank, self.world_size = td.get_rank(), td.get_world_size()
         self.initialized = True
+
+    @property
+    def world_group(self) -> Any:
+        """The group of all ranks, never kept: a gloo group that outlives its end aborts the process when it exits."""
+        return td.group.WORLD if td.is_initialized() else None
 
     def is_initialized(self) -> bool:
         """Whether torch.distributed is."""

@@ -36,6 +36,29 @@ def test_a_deepspeed_program_begins_and_ends() -> None:
         ]  # fmt: skip
 
 
+def what_is_kept_of_an_ended_world() -> tuple[bool, bool]:
+    import gc
+    import weakref
+
+    import torch
+
+    import dsexplore.comm as dist
+
+    dist.init_distributed("gloo", verbose=False, config={"comms_logger": {"enabled": True}})
+    backend = dist.cdb
+    dist.all_reduce(torch.ones(2))
+    group = weakref.ref(dist.group.WORLD)
+    was_there = backend.world_group is group()
+    dist.destroy_process_group()
+    gc.collect()
+    return was_there, group() is None and backend.world_group is None
+
+
+def test_an_ended_world_is_not_kept() -> None:
+    """A gloo group that outlives its end aborts the process at exit, now and then."""
+    assert run_ranks(what_is_kept_of_an_ended_world, 2, backend=None).values == [(True, True)] * 2
+
+
 def by_other_means() -> list[Any]:
     import torch.distributed as td
 
