@@ -23,7 +23,7 @@ lab: $(VENV)/.lab
 	$(BIN)/dsexplore lab $(ARGS)
 
 test: check package
-	$(BIN)/python -m pytest --nbval --nbval-current-env tests notebooks $(ARGS)
+	TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m pytest --nbval --nbval-current-env tests notebooks $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
