@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,8 +210,3 @@ class Trace(Displayable):
             .agg(pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("wire_bytes").sum())
             .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
         )
-
-
-def empty_trace(info: Mapping[str, Any] | None = None) -> Trace:
-    """A trace without events."""
-    return Trace(Tables(info=TraceInfo(**(info or {}))))
