@@ -1,4 +1,8 @@
-"""Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of those."""
+"""Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of those.
+
+``weights_only``, in each of them, makes torch unpickle tensors and plain containers alone; torch 2.13 has no such
+choice, and asking it for one is a `UsageError` rather than an unsafe load.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,42 @@ from typing import Any
 import torch
 
 from dsexplore.comm import spellings as s
+from dsexplore.comm import versions
 from dsexplore.comm.issue import issue
+from dsexplore.comm.spellings import Spelling
+from dsexplore.errors import UsageError
+
+
+def _issue(
+    spelling: Spelling,
+    args: tuple[Any, ...],
+    group: Any,
+    weights_only: bool,
+    prof: bool,
+    log_name: str,
+    debug: str | None,
+) -> Any:
+    if versions.has_weights_only_objects():
+        args = (*args, weights_only)
+    elif weights_only:
+        raise UsageError(
+            f"{spelling.name}(weights_only=True): torch {torch.__version__} has no such choice; install a newer torch, "
+            "or leave it out where the peers are trusted"
+        )
+    return issue(spelling, args, group, False, prof, log_name, debug)
 
 
 def all_gather_object(
     object_list: list[Any],
     obj: Any,
     group: Any = None,
+    weights_only: bool = False,
     prof: bool = False,
     log_name: str = "all_gather_object",
     debug: str | None = None,
 ) -> Any:
     """Collect each rank's ``obj`` in ``object_list``, on every rank."""
-    return issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, False, prof, log_name, debug)
+    return _issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, weights_only, prof, log_name, debug)
 
 
 def broadcast_object_list(
@@ -28,13 +55,14 @@ def broadcast_object_list(
     group: Any = None,
     device: torch.device | None = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     prof: bool = False,
     log_name: str = "broadcast_object_list",
     debug: str | None = None,
 ) -> Any:
     """Give every rank the objects of rank ``src``."""
     args = (object_list, src, group, device, group_src)
-    return issue(s.BROADCAST_OBJECT_LIST, args, group, False, prof, log_name, debug)
+    return _issue(s.BROADCAST_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
 
 def gather_object(
@@ -43,13 +71,14 @@ def gather_object(
     dst: int | None = None,
     group: Any = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     prof: bool = False,
     log_name: str = "gather_object",
     debug: str | None = None,
 ) -> Any:
     """Collect each rank's ``obj`` on rank ``dst``."""
     args = (obj, object_gather_list, dst, group, group_dst)
-    return issue(s.GATHER_OBJECT, args, group, False, prof, log_name, debug)
+    return _issue(s.GATHER_OBJECT, args, group, weights_only, prof, log_name, debug)
 
 
 def scatter_object_list(
@@ -58,13 +87,14 @@ def scatter_object_list(
     src: int | None = None,
     group: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     prof: bool = False,
     log_name: str = "scatter_object_list",
     debug: str | None = None,
 ) -> Any:
     """Give each rank one object of rank ``src``."""
     args = (scatter_object_output_list, scatter_object_input_list, src, group, group_src)
-    return issue(s.SCATTER_OBJECT_LIST, args, group, False, prof, log_name, debug)
+    return _issue(s.SCATTER_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
 
 def send_object_list(
@@ -74,13 +104,14 @@ def send_object_list(
     device: torch.device | None = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     prof: bool = False,
     log_name: str = "send_object_list",
     debug: str | None = None,
 ) -> Any:
     """Send objects to rank ``dst``."""
     args = (object_list, dst, group, device, group_dst, use_batch)
-    return issue(s.SEND_OBJECT_LIST, args, group, False, prof, log_name, debug)
+    return _issue(s.SEND_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
 
 def recv_object_list(
@@ -90,10 +121,11 @@ def recv_object_list(
     device: torch.device | None = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     prof: bool = False,
     log_name: str = "recv_object_list",
     debug: str | None = None,
 ) -> Any:
     """Receive objects into the list from rank ``src``, or from any; the sender's rank."""
     args = (object_list, src, group, device, group_src, use_batch)
-    return issue(s.RECV_OBJECT_LIST, args, group, False, prof, log_name, debug)
+    return _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)

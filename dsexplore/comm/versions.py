@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
+
 import torch
 import torch.distributed as td
 from torch.torch_version import TorchVersion
@@ -28,3 +31,9 @@ def has_coalescing_manager() -> bool:
 def has_all_reduce_coalesced() -> bool:
     """Whether torch can reduce several tensors as one."""
     return hasattr(td, "all_reduce_coalesced")
+
+
+@cache
+def has_weights_only_objects() -> bool:
+    """Whether torch's collectives on objects can unpickle tensors and plain containers alone."""
+    return "weights_only" in inspect.signature(td.all_gather_object).parameters

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as td
 
+from dsexplore.comm.versions import has_weights_only_objects
 from dsexplore.worlds.processes import RanksRun, run_ranks
 
 pytestmark = pytest.mark.processes
@@ -306,6 +307,28 @@ def send_objects(world: int) -> list[Any]:
         dist.recv_object_list(passed, 0)
     logged = {line.name: (line.op, line.count, line.message_bytes) for line in dist.comms_logger.summary().lines}
     return [gathered, told, at_root, part, passed, logged]
+
+
+def gather_with_weights_only(thing: Any) -> Any:
+    """On a rank: what arrives, or the name and the text of the error."""
+    import dsexplore.comm as dist
+
+    gathered: list[Any] = [None] * dist.get_world_size()
+    try:
+        dist.all_gather_object(gathered, thing, weights_only=True)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return gathered
+
+
+def test_objects_are_loaded_without_running_code_or_not_at_all(ranks: Callable[..., list[Any]]) -> None:
+    plain, code = ranks(2, gather_with_weights_only, {"a": [1]}), ranks(2, gather_with_weights_only, pickle.dumps)
+    if has_weights_only_objects():
+        assert plain == [[{"a": [1]}] * 2] * 2
+        assert [name for name, _ in code] == ["UnpicklingError"] * 2
+    else:
+        told = f"all_gather_object(weights_only=True): torch {torch.__version__} has no such choice"
+        assert all(name == "UsageError" and text.startswith(told) for name, text in [*plain, *code])
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
