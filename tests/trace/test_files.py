@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +49,31 @@ def test_a_directory_of_rank_files_gives_back_every_table(tmp_path: Path, traces
     Trace(tables).save(tmp_path / "ranks")
     assert sorted(file.name for file in (tmp_path / "ranks").iterdir()) == [files.rank_file(rank) for rank in range(4)]
     assert_same(Trace.load(tmp_path / "ranks").tables, tables)
+
+
+SPLITTING = """
+import resource
+import polars as pl
+from dsexplore.trace import schema
+from dsexplore.trace.files import split_ranks
+from dsexplore.trace.model import Tables
+
+def rank(number):
+    row = {"rank": number, "op": "all_reduce", "owner": "Llama.layers.0.feed_forward", "shape": [32, 32]}
+    return pl.DataFrame([row] * 10_000, schema=schema.EVENTS)
+
+tables = Tables(events=pl.concat([rank(number) for number in range(24)]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+parts = split_ranks(tables)
+assert [part.events.height for part in parts.values()] == [10_000] * 24
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.processes
+def test_splitting_takes_no_more_memory_than_the_trace() -> None:
+    done = subprocess.run([sys.executable, "-c", SPLITTING], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 200
 
 
 def test_an_empty_trace_is_saved_too(tmp_path: Path) -> None:
