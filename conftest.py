@@ -1,7 +1,8 @@
-"""How ``pytest --nbval`` runs the notebooks: as JupyterLab does, with numbered cells."""
+"""How ``pytest --nbval`` runs the notebooks: as JupyterLab does, with numbered cells, but without progress bars."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from nbval.kernel import RunningKernel
@@ -14,3 +15,4 @@ def execute_numbered(kernel: Any, cell_input: str, allow_stdin: bool | None = No
 
 
 RunningKernel.execute_cell_input = execute_numbered
+os.environ["DSEXPLORE_PROGRESS"] = "0"

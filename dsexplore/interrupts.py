@@ -1,4 +1,4 @@
-"""Ctrl-C that waits: opening and closing a world is done wholly or not at all."""
+"""Ctrl-C that waits, for what must be done wholly or not at all."""
 
 from __future__ import annotations
 

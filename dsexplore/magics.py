@@ -161,7 +161,11 @@ class CommtraceMagics(Magics):
             names["_trace"] = trace
             if options.name:
                 names[options.name] = trace
-            value = cells.run(self.shell, cell)
+            try:
+                value = cells.run(self.shell, cell)
+            except KeyboardInterrupt as interruption:
+                interruption.add_note(f"What was recorded until then is in `{options.name or '_trace'}`.")
+                raise
         # Shown here rather than returned: now its mesh is still open, and nothing is recorded any more.
         if not DisplayHook.semicolon_at_end_of_expression(cell):
             self.shell.displayhook(value)

@@ -5,6 +5,7 @@ After a change to a view the stored outputs are old, and ``pytest --nbval`` says
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def run(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["DSEXPLORE_PROGRESS"] = "0"  # how long a cell takes must not show in its output
     chosen = [Path(name) for name in sys.argv[1:]] or sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
     for notebook_path in chosen:
         print(notebook_path)

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "dsexplore"
 FLOORS = (
-    {"constants", "units", "errors", "display", "meshes", "models", "placements"},
+    {"constants", "units", "errors", "display", "interrupts", "meshes", "models", "placements", "progress"},
     {"trace", "sharding"},
     {"worlds", "comm", "aio"},
     {"analysis", "cost"},

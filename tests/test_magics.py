@@ -342,9 +342,13 @@ class TestKernel:
         try:
             kernel = Kernel(client)
             assert kernel.run("%load_ext dsexplore")["status"] == "ok"
-            endless = "%%commtrace --mesh dp=2,tp=4 --fake\nprint('running', flush=True)\nwhile True:\n    pass"
-            reply = kernel.run(endless, on_output=manager.interrupt_kernel)
+            endless = (
+                f"%%commtrace --mesh dp=2,tp=4 -o cut\n{SEND}\nprint('running', flush=True)\nwhile True:\n    pass"
+            )
+            reply = kernel.run(f"%%commtrace --mesh dp=2,tp=4 -o cut\n{endless}", on_output=manager.interrupt_kernel)
             assert reply["ename"] == "KeyboardInterrupt"
+            assert "What was recorded until then is in `cut`" in "".join(reply["traceback"])
+            assert kernel.run("assert len(cut) == 1 and 'KeyboardInterrupt' in cut.info.notes[0]")["status"] == "ok"
             assert kernel.run("import torch.distributed as dist; assert not dist.is_initialized()")["status"] == "ok"
             assert kernel.run("import torch; assert type(torch.ones(1)) is torch.Tensor")["status"] == "ok"
             assert kernel.run(f"%%commtrace --mesh dp=2,tp=4 -o t\n{SEND}")["status"] == "ok"

@@ -20,7 +20,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ import polars as pl
 import torch.distributed as dist
 
 from dsexplore.errors import TraceFileError, UsageError
+from dsexplore.progress import track
 from dsexplore.trace import schema, sealed
 from dsexplore.trace.atomic import writing
-from dsexplore.trace.merge import merge_tables, ranks_of
+from dsexplore.trace.merge import gather, merge_tables, ranks_of
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 
 _PREFIX = "dsexplore."
@@ -40,6 +41,8 @@ _SIDE_TABLES = ("parameters", "modules", "groups")
 
 def load(path: str | os.PathLike[str]) -> Trace:
     """Read a trace: one file, or a directory with one file per rank, which are merged.
+
+    Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -75,8 +78,7 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
         raise UsageError(
             f"{target} already has {stale[0]}, of a rank that this trace has not: save into an empty directory"
         )
-    for rank, part in parts.items():
-        _write_rank(part, target, rank)
+    _write_ranks(parts, target)
     return target
 
 
@@ -84,8 +86,7 @@ def save_recording(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Write what this process recorded: into its own files of a directory, or into the one file ``path`` names."""
     if not names_directory(path):
         return save(trace, path)
-    for rank, part in split_ranks(trace.tables).items():
-        _write_rank(part, Path(path), rank)
+    _write_ranks(split_ranks(trace.tables), Path(path))
     return Path(path)
 
 
@@ -141,11 +142,18 @@ def _by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
     return {int(part["rank"][0]): part for part in table.partition_by("rank", maintain_order=True)}
 
 
-def _write_rank(tables: Tables, directory: Path, rank: int) -> Path:
+def _write_ranks(parts: Mapping[int, Tables], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / rank_file(rank)
-    _write(tables, target)
-    return target
+    with track(f"writing {directory}", len(parts), "files") as work:
+        try:
+            for rank, part in parts.items():
+                _write(part, directory / rank_file(rank))
+                work.advance()
+        except KeyboardInterrupt as interruption:
+            interruption.add_note(
+                f"{int(work.done)} of {len(parts)} ranks are written to {directory}, whole; save again for the rest"
+            )
+            raise
 
 
 def _rank_files(directory: Path) -> set[str]:
@@ -177,9 +185,9 @@ def _read_directory(source: Path) -> Tables:
     files = sorted(source.glob("*.parquet"))
     if not files:
         raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
-    parts = [_read(file) for file in files]
+    parts, cut = gather(map(_read, files), f"reading {source}", len(files))
     try:
-        return merge_tables(parts)
+        return merge_tables(parts, cut)
     except UsageError as error:
         raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
 
@@ -258,7 +266,11 @@ def _typed(name: str, value: Any, kind: type) -> Any:
 def merge(traces: Iterable[Trace]) -> Trace:
     """One trace from those of several ranks of one recording; see `dsexplore.trace.merge`.
 
+    Ctrl-C while ``traces`` is gone through, as a generator that loads them may be, gives those so far: a warning
+    and the trace's notes say so.
+
     Raises:
         UsageError: none given, a rank given twice, or traces of different worlds.
     """
-    return Trace(merge_tables([trace.tables for trace in traces]))
+    total = len(traces) if isinstance(traces, Sized) else None
+    return Trace(merge_tables(*gather((trace.tables for trace in traces), "merging", total)))

@@ -8,12 +8,14 @@ groups; then the later one is renamed ``name@rank``, in its events too.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import polars as pl
 
 from dsexplore.errors import UsageError
+from dsexplore.progress import track
 from dsexplore.trace.model import Tables, TraceInfo
 
 
@@ -23,8 +25,33 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in seen if rank is not None))
 
 
-def merge_tables(parts: Sequence[Tables]) -> Tables:
+def gather(parts: Iterable[Tables], what: str, total: int | None) -> tuple[list[Tables], str]:
+    """Take the parts one by one, with a bar. Ctrl-C ends it with the parts so far, if there are any.
+
+    Returns:
+        the parts, and why they are not all; empty where they are.
+    """
+    taken: list[Tables] = []
+    with track(what, total, "traces") as work:
+        try:
+            for part in parts:
+                taken.append(part)
+                work.advance()
+        except KeyboardInterrupt:
+            if not taken:
+                raise
+            cut = f"{what} was interrupted: this trace is incomplete, with {len(taken)} of {total or 'several'} traces"
+            warnings.warn(cut, RuntimeWarning, stacklevel=4)
+            return taken, cut
+    return taken, ""
+
+
+def merge_tables(parts: Sequence[Tables], cut: str = "") -> Tables:
     """One content from those of several ranks.
+
+    Args:
+        parts: one for each rank or more.
+        cut: why these are not all that there are; it stands in the notes.
 
     Raises:
         UsageError: no parts, a rank that is in two of them, or parts of different worlds.
@@ -32,9 +59,9 @@ def merge_tables(parts: Sequence[Tables]) -> Tables:
     if not parts:
         raise UsageError("merge was given no traces: give one or more, each of another rank")
     parts = sorted(parts, key=ranks_of)
-    info = _merged_info(parts)
+    info = _merged_info(parts, cut)
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], info=info)
     parts = _distinct_groups(parts)
     return Tables(
         events=pl.concat([part.events for part in parts]),
@@ -66,7 +93,7 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     return rows[order]
 
 
-def _merged_info(parts: Sequence[Tables]) -> TraceInfo:
+def _merged_info(parts: Sequence[Tables], cut: str) -> TraceInfo:
     infos = [part.info for part in parts]
     first = infos[0]
     seen: set[int] = set()
@@ -82,7 +109,9 @@ def _merged_info(parts: Sequence[Tables]) -> TraceInfo:
     notes = list(dict.fromkeys(note for info in infos for note in info.notes))
     versions = list(dict.fromkeys(info.torch_version for info in infos))
     missing = first.world_size - len(seen)
-    if len(parts) > 1 and missing > 0 and not first.simulated:
+    if cut:
+        notes.append(cut)
+    elif len(parts) > 1 and missing > 0 and not first.simulated:
         absent = next(rank for rank in range(first.world_size) if rank not in seen)
         notes.append(f"{missing} of {first.world_size} ranks left no trace, rank {absent} first")
     mesh = next((info.mesh for info in infos if info.mesh), "")

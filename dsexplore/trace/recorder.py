@@ -26,6 +26,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import uninterrupted
+from dsexplore.progress import Work, track
 from dsexplore.trace import frames, pipelines, schema
 from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.files import check_destination, save_recording
@@ -74,6 +76,15 @@ class Recording:
     steps: list[int] = field(default_factory=list)
     """Number of events at each `Trace.step`."""
     notes: list[str] = field(default_factory=list)
+    work: Work | None = None
+    """Who watches it, if anyone does."""
+
+    def add(self, events: list[Event]) -> None:
+        """A collective was issued."""
+        self.events.extend(events)
+        if self.work is not None:
+            steps = len(self.steps)
+            self.work.advance(len(events), f"in step {steps}" if steps else "")
 
     def step(self) -> None:
         """Later events belong to the next step."""
@@ -161,7 +172,7 @@ class Recorder:
 
         def done(result: Any) -> None:
             for recording in self._recordings:
-                recording.events.extend(events)
+                recording.add(events)
             if span is not None:
                 span.watch(result)
                 for event in events:
@@ -437,7 +448,8 @@ def record(
         mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
 
     Yields:
-        a `Trace`, readable at any time, final when the block ends.
+        a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
+        recorded until then, saved if it was to be, and the KeyboardInterrupt says so.
 
     Raises:
         UsageError: a ``stack_depth`` below 1, or a ``save`` that several processes would overwrite.
@@ -448,16 +460,30 @@ def record(
         check_destination(save)
     recording = Recording(stack_depth, simulated, mesh_spec, {})
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
+    inner = _recorder.active
     _recorder.open(recording)
     try:
-        yield trace
+        with track("tracing", unit="collectives") as work:
+            recording.work = None if inner else work
+            yield trace
     except BaseException as error:
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
+        _end(recording, trace, save)
+        if isinstance(error, KeyboardInterrupt) and not inner:
+            error.add_note(
+                f"The {len(trace):,} collectives recorded until then are kept in the trace"
+                + (f", saved in {os.fspath(save)}." if save is not None else ".")
+            )
         raise
-    finally:
+    _end(recording, trace, save)
+
+
+def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
+    with uninterrupted():
+        recording.work = None
         trace.finish(_recorder.close(recording))
-        if save is not None:
-            save_recording(trace, save)
+    if save is not None:
+        save_recording(trace, save)
 
 
 def is_recording() -> bool:

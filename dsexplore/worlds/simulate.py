@@ -32,9 +32,9 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds import closed, fake_tensors
 from dsexplore.worlds.ddp import patch_ddp
-from dsexplore.worlds.interrupts import uninterrupted
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.pipeline import patch_pipeline
 from dsexplore.worlds.spec import resolve

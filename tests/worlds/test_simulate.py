@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
+from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.closed import ClosedMesh, translated
-from dsexplore.worlds.interrupts import uninterrupted
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.spec import MeshSpec, parse_mesh
 
