@@ -15,7 +15,8 @@ from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
 from dsexplore.aio.result import Conditions, Measured, Reference
 from dsexplore.errors import UsageError
-from dsexplore.views import sweep as view
+from dsexplore.views.sweep import SweepView
+from dsexplore.views.sweep_points import directions, limit_of
 
 BLOCKS, DEPTHS, THREADS = (1 << 18, 1 << 20), (4, 8, 16), (1, 2)
 
@@ -85,7 +86,7 @@ def test_bundle(result: SweepResult) -> None:
 
 
 def test_html_is_complete_and_escaped(result: SweepResult) -> None:
-    markup = view.SweepView(result).html()
+    markup = SweepView(result).html()
     text = read(markup)
     assert not {"script", "b", "i", "img", "link", "iframe"} & set(text.tags)
     words = " ".join(text.words)
@@ -122,11 +123,11 @@ def test_each_figure_holds_the_rates(result: SweepResult) -> None:
 
 
 def test_the_limit_of_the_mix_is_the_mix_of_the_limits(result: SweepResult) -> None:
-    limit = view.limit_of(result, "mix")
+    limit = limit_of(result, "mix")
     assert limit is not None
     assert limit[0] == pytest.approx(2 / (1 / 9.2e9 + 1 / 9e9))
     result.references.pop()
-    assert view.limit_of(result, "mix") is None
+    assert limit_of(result, "mix") is None
 
 
 def test_wrong_choices(result: SweepResult) -> None:
@@ -169,12 +170,12 @@ def test_a_click_shows_the_block_of_the_point(result: SweepResult) -> None:
 def test_a_sweep_that_was_interrupted_at_once_is_shown(result: SweepResult) -> None:
     control = AioConfig()
     result.measured = [m for m in result.measured if m.sample.config != control][:1]
-    assert "No setting was compared with the default yet." in view.SweepView(result).html()
-    assert view.SweepView(result).figure().data
+    assert "No setting was compared with the default yet." in SweepView(result).html()
+    assert SweepView(result).figure().data
     assert result.explore().selection == control
 
 
 def test_one_direction_has_no_mix(result: SweepResult) -> None:
     result.measured = [m for m in result.measured if m.sample.operation == "read"]
-    assert view.directions(result) == ["read"]
+    assert directions(result) == ["read"]
     assert result.figure().data[0].type == "heatmap"

@@ -1,0 +1,72 @@
+"""What a sweep measured, as points: one per setting and direction, with medians over its slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.result import SweepResult, mix
+from dsexplore.aio.statistics import median
+from dsexplore.units import format_rate
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting in one direction, or in the user's mix of both."""
+
+    config: AioConfig
+    rate: float
+    """Bytes per second."""
+    p50: float
+    p99: float
+    """Seconds."""
+
+
+def directions(result: SweepResult) -> list[str]:
+    """What can be drawn: each direction measured, and their mix if there are both."""
+    return [*result.operations, *(["mix"] if len(result.operations) == 2 else [])]
+
+
+def points(result: SweepResult, direction: str) -> list[Point]:
+    """Each setting's medians in one direction; for the mix, the latencies are the slower direction's."""
+    by_config: dict[AioConfig, dict[str, list[Any]]] = {}
+    for m in result.measured:
+        by_config.setdefault(m.sample.config, {}).setdefault(m.sample.operation, []).append(m.sample)
+    found = []
+    for config, samples in sorted(by_config.items()):
+        wanted = result.operations if direction == "mix" else [direction]
+        if not all(operation in samples for operation in wanted):
+            continue
+        rates = {operation: median([s.rate for s in samples[operation]]) for operation in wanted}
+        p50 = max(median([s.p50 for s in samples[operation]]) for operation in wanted)
+        p99 = max(median([s.p99 for s in samples[operation]]) for operation in wanted)
+        found.append(Point(config, mix(rates, result.conditions.read_share), p50, p99))
+    return found
+
+
+def thread_counts(result: SweepResult, direction: str) -> list[int]:
+    """The thread counts that were measured, in order."""
+    return sorted({point.config.thread_count for point in points(result, direction)})
+
+
+def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, int], Point]:
+    """The fastest way of submitting and reaping for each (block size, queue depth) at one thread count."""
+    best: dict[tuple[int, int], Point] = {}
+    for point in points(result, direction):
+        key = point.config.block_size, point.config.queue_depth
+        if point.config.thread_count == threads and (key not in best or point.rate > best[key].rate):
+            best[key] = point
+    return best
+
+
+def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
+    """The most that a reference reached in a direction, or in the mix of both: (bytes per second, what it was)."""
+    most: dict[str, float] = {}
+    for reference in result.references:
+        most[reference.operation] = max(most.get(reference.operation, 0.0), reference.rate)
+    wanted = result.operations if direction == "mix" else [direction]
+    if not all(operation in most for operation in wanted):
+        return None
+    rate = mix({operation: most[operation] for operation in wanted}, result.conditions.read_share)
+    return rate, f"the disk's limit, {format_rate(rate)}"
