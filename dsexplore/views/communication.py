@@ -10,6 +10,8 @@ from dsexplore.views import draw, html, tally
 from dsexplore.views.palette import PHASES
 
 MOST_CAUSES = 20
+_CAUSE_NAME = 90
+"""Characters of a name in the table of causes, which has four of them side by side."""
 
 
 def communication_html(tables: Tables) -> str:
@@ -37,14 +39,14 @@ def causes_html(events: pl.DataFrame) -> str:
         return ""
     rows = [
         (
-            html.name(row["module"]),
-            html.name(row["cause"] or "–"),
-            html.name(row["op"]),
-            html.name(row["axis"] or "–"),
+            html.name(row["module"], _CAUSE_NAME),
+            html.name(row["cause"] or "–", _CAUSE_NAME),
+            html.name(row["op"], 40),
+            html.name(row["axis"] or "–", 40),
             html.escape(row["phase"]),
             f"{row['count']:,}",
             format_bytes(row["message_bytes"]),
-            html.name(row["source"].partition(" ← ")[0] or "–"),
+            html.name(row["source"].partition(" ← ")[0] or "–", _CAUSE_NAME),
         )
         for row in found.head(MOST_CAUSES).iter_rows(named=True)
     ]
@@ -110,7 +112,7 @@ def _peers(tables: Tables) -> str:
         return ""
     note = (
         '<p class="dim">The least on the wire from each recorded rank; '
-        "a group's traffic is shared equally among its other ranks.</p>"
+        "a group's traffic is shared equally among its other ranks. Peers that get the same, each, are one column.</p>"
     )
     return draw.part("Who talks to whom", f"<div>{note}{draw.heatmap(grid, format_bytes, 'to rank')}</div>")
 

@@ -8,6 +8,7 @@ because causes name the layer itself.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -33,12 +34,17 @@ class Fold:
         return self.rows[0]
 
 
-class Folding:
-    """The shown children of each module."""
+class Folds:
+    """The shown children of each module, where modules with equal signatures are one row.
 
-    def __init__(self, tree: ModuleTree, tables: Tables) -> None:
+    Args:
+        tree: the modules.
+        signatures: one number per row of the tree; equal ones mean equal subtrees.
+    """
+
+    def __init__(self, tree: ModuleTree, signatures: list[int]) -> None:
         self._tree = tree
-        self._signatures = _signatures(tree, tables)
+        self._signatures = signatures
 
     def roots(self) -> list[Fold]:
         """The topmost rows."""
@@ -60,6 +66,20 @@ class Folding:
         return labels[0] if len(labels) == 1 else f"[{ranges([int(label) for label in labels])}]"
 
 
+class Folding(Folds):
+    """The shown children of each module of a trace."""
+
+    def __init__(self, tree: ModuleTree, tables: Tables) -> None:
+        of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
+        own_name = pl.col("name").str.split(".").list.last()
+        of_parameters = _sums_of_hashes(tables.parameters.select("module", own_name, *_SAME_PARAMETER), "module")
+        own = [
+            (kind, int(calls), of_events.get(name), of_parameters.get(name))
+            for name, kind, calls in zip(tree.names, tree.types, tree.calls, strict=True)
+        ]
+        super().__init__(tree, signatures(tree, own))
+
+
 def ranges(numbers: list[int], most: int = 6) -> str:
     """``[0, 1, 2, 5, 7, 8]`` → ``"0–2, 5, 7–8"``; after ``most`` pieces the rest is ``…``."""
     pieces: list[list[int]] = []
@@ -74,22 +94,16 @@ def ranges(numbers: list[int], most: int = 6) -> str:
     return ", ".join([*written[: most - 1], "…", written[-1]])
 
 
-def _signatures(tree: ModuleTree, tables: Tables) -> list[int]:
-    """One number per row; equal numbers mean equal subtrees."""
-    of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
-    own_name = pl.col("name").str.split(".").list.last()
-    of_parameters = _sums_of_hashes(tables.parameters.select("module", own_name, *_SAME_PARAMETER), "module")
-    numbers: dict[object, int] = {}
-    signatures = [0] * len(tree)
-    below: list[list[object]] = [[] for _ in range(len(tree))]
+def signatures(tree: ModuleTree, own: Sequence[Hashable]) -> list[int]:
+    """One number per row; equal numbers mean subtrees that are equal in labels and in what each row has of its own."""
+    numbers: dict[Hashable, int] = {}
+    found = [0] * len(tree)
+    below: list[list[Hashable]] = [[] for _ in range(len(tree))]
     for row in range(len(tree) - 1, -1, -1):
-        name = tree.names[row]
-        own = (of_events.get(name), of_parameters.get(name))
-        key = (tree.types[row], int(tree.calls[row]), own, tuple(below[row]))
-        signatures[row] = numbers.setdefault(key, len(numbers))
+        found[row] = numbers.setdefault((own[row], tuple(below[row])), len(numbers))
         if tree.parents[row] >= 0:
-            below[tree.parents[row]].append((tree.labels[row], signatures[row]))
-    return signatures
+            below[tree.parents[row]].append((tree.labels[row], found[row]))
+    return found
 
 
 def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:

@@ -86,34 +86,35 @@ class ModuleTree:
     @cached_property
     def counts(self) -> Ints:
         """(n, phases) with children."""
-        return self._with_children(self.own_counts)
+        return self.with_children(self.own_counts)
 
     @cached_property
     def phase_bytes(self) -> Ints:
         """(n, phases) with children."""
-        return self._with_children(self.own_phase_bytes)
+        return self.with_children(self.own_phase_bytes)
 
     @cached_property
     def axis_bytes(self) -> Ints:
         """(n, axes) with children."""
-        return self._with_children(self.own_axis_bytes)
+        return self.with_children(self.own_axis_bytes)
 
     @cached_property
     def wire_bytes(self) -> Ints:
         """(n,) with children."""
-        return self._with_children(self.own_wire_bytes)
+        return self.with_children(self.own_wire_bytes)
 
     @cached_property
     def local_bytes(self) -> Ints:
         """(n,) with children."""
-        return self._with_children(self.own_local_bytes)
+        return self.with_children(self.own_local_bytes)
 
     @cached_property
     def global_bytes(self) -> Ints:
         """(n,) with children."""
-        return self._with_children(self.own_global_bytes)
+        return self.with_children(self.own_global_bytes)
 
-    def _with_children(self, own: Ints) -> Ints:
+    def with_children(self, own: Ints) -> Ints:
+        """Values per row, (n, …), summed over each row and those inside it."""
         before = np.concatenate([np.zeros((1, *own.shape[1:]), np.int64), np.cumsum(own, axis=0)])
         total: Ints = before[self.ends] - before[:-1]
         return total

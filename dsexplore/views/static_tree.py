@@ -1,138 +1,138 @@
-"""The module tree as nested ``<details>``: one line per module, its collectives and parameters when opened."""
+"""The module tree of a trace at rest: one line per module, its collectives and parameters when opened."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import polars as pl
 
 from dsexplore.trace import schema
 from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
-from dsexplore.views import html
+from dsexplore.views import html, outline
 from dsexplore.views.fold import Fold, Folding, ranges
 from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 
-BUDGET = 36_000
-"""Characters that the tree takes in a notebook, about; a folded model of any depth stays below."""
+LEAST = 12_000
+"""Bytes that the tree may always take."""
 MOST_TABLE_ROWS = 12
+MOST_PLACEMENTS = 2
 
-STYLE = """
-.dsx .tree{min-width:var(--dsx-width);border-top:1px solid var(--dsx-line)}
-.dsx .row{display:flex;align-items:baseline;padding:1px 4px;gap:4px}
-.dsx .row:hover{background:var(--dsx-shade)}
-.dsx .row.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
-.dsx .row .n{flex:1 1 0;min-width:200px;overflow-wrap:break-word;
-padding-left:calc(var(--d,0)*14px + 16px);text-indent:-16px}
-.dsx .row .n *{text-indent:0}
-.dsx .row .n::before{content:"";display:inline-block;width:16px;text-indent:0}
-.dsx .tree details>summary{list-style:none}
-.dsx .tree summary::-webkit-details-marker{display:none}
-.dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
-.dsx .tree details[open]>summary .n::before{content:"▾"}
-.dsx .row .c{flex:0 0 66px;font-size:12px;min-width:0;overflow-wrap:anywhere;text-align:right;
-font-variant-numeric:tabular-nums;white-space:nowrap}
-.dsx .row .c.z{color:var(--dsx-dim)}
-.dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
-.dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 32px)}
+STYLE = (
+    outline.STYLE
+    + """
 .dsx .imp{border:1px dashed currentColor;border-radius:3px;padding:0 3px;font-size:11px}
 """
-
-_PHASE_HEADS = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recompute",
-    "optimizer": "optimizer",
-    "other": "other",
-}
+)
 
 
-@dataclass
-class _Drawing:
-    """What one drawing carries along."""
-
-    tree: ModuleTree
-    folding: Folding
-    tables: Tables
-    phases: list[int]
-    budget: int
-    cut: bool = False
-
-
-def tree_html(tables: Tables, budget: int = BUDGET, known: tuple[ModuleTree, Folding] | None = None) -> str:
-    """The tree, drawn from the top until the budget of characters is spent, which it then says.
+def tree_html(tables: Tables, budget: int, known: tuple[ModuleTree, Folding] | None = None) -> str:
+    """The tree, drawn from the top until the budget is spent, which it then says.
 
     Args:
         tables: what was recorded.
-        budget: characters, about.
+        budget: bytes, about.
         known: the tree and its folding, where they were made already.
     """
-    tree = known[0] if known else module_tree(tables)
-    if not len(tree):
+    source = _TraceSource(tables, known)
+    if not len(source.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
-    phases = [i for i in range(len(schema.PHASES)) if tree.own_counts[:, i].any()]
-    drawing = _Drawing(tree, known[1] if known else Folding(tree, tables), tables, phases, budget)
-    columns = 3 + len(tree.axes) + len(phases)
-    rows = "".join(_fold_html(drawing, fold, 0, 1) for fold in drawing.folding.roots())
-    more = '<p class="dim">Only the first modules are drawn: explore() shows all, to_html(path) more.</p>'
+    drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
+    if not drawn.hidden and not drawn.closed:
+        return drawn.html
+    cut = "Modules further inside are not drawn" if drawn.hidden else "Some modules are drawn without their collectives"
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="module tree">'
-        f'<div class="tree" style="--dsx-width:{230 + columns * 70}px">{_head(drawing)}{rows}</div></div>'
-        + (more if drawing.cut else "")
+        f'{drawn.html}<p class="dim">{cut}, of {len(source.tree):,} in all: <code>explore()</code> and '
+        "<code>by_module()</code> have every one, <code>to_html(path)</code> draws more, and "
+        '<code>where(module="…")</code> shows a part.</p>'
     )
 
 
-def _head(drawing: _Drawing) -> str:
-    axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in drawing.tree.axes]
-    titles = ["count", "bytes", *axes, *(_PHASE_HEADS[schema.PHASES[i]] for i in drawing.phases), "params"]
-    cells = "".join(f'<span class="c">{html.name(title, 12)}</span> ' for title in titles)
-    return f'<div class="row head"><span class="n">module</span> {cells}</div>'
+class _TraceSource:
+    """The rows of a trace's tree, as `outline.Source`."""
+
+    def __init__(self, tables: Tables, known: tuple[ModuleTree, Folding] | None) -> None:
+        self.tree = known[0] if known else module_tree(tables)
+        self._tables = tables
+        self._folding = known[1] if known else Folding(self.tree, tables)
+        self._phases = [i for i in range(len(schema.PHASES)) if self.tree.own_counts[:, i].any()]
+        self._placements = {
+            str(module): list(dict.fromkeys(placements))
+            for module, placements in tables.parameters.group_by("module", maintain_order=True)
+            .agg(pl.col("placements"))
+            .iter_rows()
+        }
+
+    def titles(self) -> list[tuple[str, str, str]]:
+        """The columns after the module; bytes and counts are sums over the recorded ranks."""
+        axes = [
+            (axis, "message bytes on groups like these, with the modules inside", "")
+            if axis in (NO_AXIS, OTHER_AXES)
+            else (f"on {axis}", f"message bytes on the mesh axis {axis}, with the modules inside", "")
+            for axis in self.tree.axes
+        ]
+        phases = [
+            (str(schema.PHASES[i]), "message bytes in this phase, with the modules inside", "") for i in self._phases
+        ]
+        return [
+            ("count", "collectives, with the modules inside", ""),
+            ("bytes", "message bytes, with the modules inside", ""),
+            ("own", "message bytes of the module itself, without the modules inside", ""),
+            *axes,
+            *phases,
+            ("params", "bytes of all its parameters, with the modules inside", ""),
+            ("local", "bytes of them that one rank holds", ""),
+            ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
+        ]
+
+    def roots(self) -> list[Fold]:
+        """The topmost rows."""
+        return self._folding.roots()
+
+    def children(self, row: int) -> list[Fold]:
+        """The rows inside a row."""
+        return self._folding.children(row)
+
+    def line(self, fold: Fold, times: int) -> str:
+        """Name and numbers of a module, or the sums of several equal ones."""
+        tree, row = self.tree, fold.first
+        count = int(tree.counts[row].sum()) * times
+        sizes = [
+            tree.phase_bytes[row].sum(),
+            tree.own_phase_bytes[row].sum(),
+            *tree.axis_bytes[row],
+            *tree.phase_bytes[row][self._phases],
+            tree.global_bytes[row],
+            tree.local_bytes[row],
+        ]
+        return (
+            outline.label(fold, tree.types[row], tree.labels[row])
+            + _number(count, f"{count:,}")
+            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes)
+            + self._placed(tree.names[row])
+        )
+
+    def _placed(self, module: str) -> str:
+        found = self._placements.get(module, [])
+        if not found:
+            return outline.cell("", "wide")
+        shown = ", ".join(f"({placements})" if placements else "plain" for placements in found[:MOST_PLACEMENTS])
+        return outline.cell(html.name(shown + " …" * (len(found) > MOST_PLACEMENTS), 40), "wide")
+
+    def inside(self, row: int, times: int) -> str:
+        """The tables of a module's own collectives and parameters."""
+        module = self.tree.names[row]
+        body = ""
+        if self.tree.own_counts[row].any():
+            body += events_html(self._tables.events.filter(pl.col("owner") == module))
+        if module in self._placements:
+            body += parameters_html(module, self._tables.parameters.filter(pl.col("module") == module))
+        each = (
+            f'<p class="dim">Each of the {times:,}; named here: {html.name(module)}</p>' if times > 1 and body else ""
+        )
+        return each + body
 
 
-def _fold_html(drawing: _Drawing, fold: Fold, depth: int, times: int) -> str:
-    if drawing.budget <= 0:
-        drawing.cut = True
-        return ""
-    tree, row = drawing.tree, fold.first
-    times *= len(fold.rows)
-    line = _line(drawing, fold, depth, times)
-    own = _own_html(drawing, row, times, depth)
-    drawing.budget -= len(line) + len(own) + 60
-    inside = own + "".join(_fold_html(drawing, child, depth + 1, times) for child in drawing.folding.children(row))
-    if not inside:
-        return f'<div class="row" style="--d:{depth}">{line}</div>'
-    container = len(tree.children(row)) and not own
-    opened = " open" if (depth < 2 and len(tree.children(row))) or (container and depth < 4) else ""
-    return f'<details{opened}><summary class="row" style="--d:{depth}">{line}</summary>{inside}</details>'
-
-
-def _line(drawing: _Drawing, fold: Fold, depth: int, times: int) -> str:
-    tree, row = drawing.tree, fold.first
-    many = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
-    kind = tree.types[row]
-    shown_type = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != tree.labels[row] else ""
-    sizes = [
-        int(tree.phase_bytes[row].sum()),
-        *tree.axis_bytes[row],
-        *tree.phase_bytes[row][drawing.phases],
-    ]
-    cells = [_cell(int(tree.counts[row].sum()) * times, f"{int(tree.counts[row].sum()) * times:,}")]
-    cells += [_cell(int(size) * times, format_bytes(int(size) * times)) for size in (*sizes, tree.local_bytes[row])]
-    return f'<span class="n">{html.name(fold.label)}{many}{shown_type}</span> {" ".join(cells)}'
-
-
-def _cell(value: int, text: str) -> str:
-    return f'<span class="c">{text}</span>' if value else '<span class="c z">–</span>'
-
-
-def _own_html(drawing: _Drawing, row: int, times: int, depth: int) -> str:
-    module = drawing.tree.names[row]
-    body = ""
-    if drawing.tree.own_counts[row].any():
-        body += events_html(drawing.tables.events.filter(pl.col("owner") == module))
-    body += parameters_html(module, drawing.tables.parameters.filter(pl.col("module") == module))
-    each = f'<p class="dim">Each of the {times}; named here: {html.name(module)}</p>' if times > 1 and body else ""
-    return f'<div class="own" style="--d:{depth}">{each}{body}</div>' if body else ""
+def _number(value: int, text: str) -> str:
+    return outline.cell(text) if value else outline.cell("–", "z")
 
 
 def events_html(events: pl.DataFrame) -> str:

@@ -11,9 +11,10 @@ from dsexplore.views import draw, html
 from dsexplore.views.communication import communication_html
 from dsexplore.views.fold import Folding
 from dsexplore.views.module_tree import ModuleTree
-from dsexplore.views.static_tree import BUDGET, STYLE, tree_html
+from dsexplore.views.static_tree import STYLE, tree_html
 
-_PAGE_BUDGET, _TWIN_BUDGET = 1_000_000, 24_000
+_BUDGET, _PAGE_BUDGET, _TWIN_BUDGET = 57_000, 1_500_000, 24_000
+"""Bytes that a view takes in a notebook, on a page of its own, and beside the explorer."""
 
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 
@@ -36,17 +37,20 @@ class TraceView(View):
             f"{format_bytes(row['message_bytes'])}"
             for row in totals
         ]
+        lines += [f"  note: {html.plain(note, 200)}" for note in tables.info.notes[:3]]
         return "\n".join(lines)
 
-    def html(self, budget: int = BUDGET) -> str:
+    def html(self, budget: int = _BUDGET) -> str:
         """The summary, the module tree, and what was sent; complete in itself.
 
         Args:
-            budget: characters for the tree, about.
+            budget: bytes; the tree gets what the other sections leave.
         """
         tables = self._trace.tables
-        parts = _header(tables) + tree_html(tables, budget) + communication_html(tables)
-        return html.fragment(parts, STYLE + draw.STYLE)
+        header, sent = _header(tables), communication_html(tables)
+        around = html.fragment(header + sent, STYLE + draw.STYLE)
+        tree = tree_html(tables, budget - len(around.encode()))
+        return html.fragment(header + tree + sent, STYLE + draw.STYLE)
 
     def twin(self, known: tuple[ModuleTree, Folding]) -> str:
         """The short static view that stands in the notebook beside the explorer: summary and tree."""

@@ -75,8 +75,10 @@ def test_the_columns_add_up(traces: ModuleType) -> None:
     trace = traces.layered(8, odd=3)
     text = shown(trace).text
     assert "25 collectives, 132 KiB in messages" in text
-    root = re.search(r"Net (25) 132 KiB 68 KiB 64 KiB 100 KiB 32 KiB 32 KiB", text)
-    assert root is not None
+    assert "count bytes own on tp on dp forward backward params local placements" in text
+    assert "Net 25 132 KiB – 68 KiB 64 KiB 100 KiB 32 KiB 128 KiB 32 KiB" in text
+    assert "×7 Block 21 112 KiB 56 KiB 56 KiB 56 KiB 84 KiB 28 KiB 112 KiB 28 KiB" in text
+    assert "up Linear 2 8 KiB 8 KiB 8 KiB – 4 KiB 4 KiB 8 KiB 2 KiB (R, S(0))" in text
     assert trace.where(axis="tp").events["message_bytes"].sum() == 68 * 1024
 
 
@@ -128,9 +130,25 @@ def test_a_model_of_126_layers_stays_below_60_kb(traces: ModuleType) -> None:
 
 def test_ten_thousand_different_modules_are_cut_and_it_says_so(traces: ModuleType) -> None:
     trace = traces.of_names([f"m{i}" for i in range(10_000)])
-    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 100_000
-    assert "Only the first modules are drawn" in shown(trace).text
-    assert len(TraceView(trace).page()) > 200_000
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    text = shown(trace).text
+    drawn = len(re.findall(r"m\d+ 1 4 KiB", text))
+    assert drawn > 30
+    assert f"… {10_000 - drawn:,} more, not drawn" in text
+    assert "Modules further inside are not drawn, of 10,000 in all: explore() and by_module() have every one" in text
+    assert len(TraceView(trace).page()) > 1_000_000
+
+
+def test_a_deep_model_loses_its_depths_and_not_its_breadth(traces: ModuleType) -> None:
+    names = [f"Net.{letter}" + ".inner" * depth for letter in "abcdefgh" for depth in range(60)]
+    events = [traces.event(name, i, message_bytes=i + 1) for i, name in enumerate(names)]
+    modules = [traces.module("Net"), *(traces.module(name, name.rpartition(".")[0]) for name in names)]
+    trace = Trace(Tables(traces.frame("events", events), modules=traces.frame("modules", modules)))
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    text = shown(trace).text
+    for letter in "abcdefgh":
+        assert re.search(rf"{letter} Module 60 ", text)
+    assert text.count("… 1 more, not drawn") == 8
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "x" * 10_000, "اسم", "\u202egnp.exe", "a\x00b", "日本語", "\"'&<>"])
@@ -144,6 +162,13 @@ def test_names_are_text_wherever_they_appear(traces: ModuleType, name: str) -> N
         expected = html.plain(name)
         assert expected in page.text
         assert len(item._repr_mimebundle_()["text/plain"]) < 3_000
+        assert len(item._repr_mimebundle_()["text/html"].encode()) < 60_000
+
+
+@pytest.mark.parametrize("name", [HOSTILE * 400, "اسم" * 4_000])
+def test_many_long_names_stay_below_60_kb(traces: ModuleType, name: str) -> None:
+    trace = traces.of_names([f"{i}{name}{i}" for i in range(2_000)])
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) < 60_000
 
 
 @settings(max_examples=60, deadline=None)
@@ -162,6 +187,9 @@ def test_an_empty_trace_says_what_it_has() -> None:
     bundle = Trace(Tables())._repr_mimebundle_()
     assert bundle["text/plain"] == "Trace: no collectives; 0 ranks of 1"
     assert "nothing was sent" in bundle["text/html"]
+    noted = Trace(Tables(info=TraceInfo(notes=("reading was interrupted",))))._repr_mimebundle_()
+    assert "note: reading was interrupted" in noted["text/plain"]
+    assert "reading was interrupted" in noted["text/html"]
 
 
 def test_parts_that_are_missing(traces: ModuleType) -> None:
