@@ -2,11 +2,16 @@
 
 Runs of the two sides take turns, and each pair of neighbours gives a ratio, so that a drifting machine meets both.
 Rates are ours over theirs: above 1 is faster. CPU is ours over theirs: below 1 is cheaper. Run from the project's
-root, with nothing else running; root may let it reserve huge pages for fio:
+root, with nothing else running; root may let the kernel give fio huge pages:
 
-    python -m benchmarks.aio_vs_fio DIRECTORY [--size 1GiB] [--seconds 1] [--pairs 7] [--reserve-huge-pages]
+    python -m benchmarks.aio_vs_fio DIRECTORY [--against fio deepspeed own-ring] [--modes ring tensor]
+        [--operations read write] [--seconds 0.3] [--pairs 9] [--huge-pages] [--add FILE]
 
-Without huge pages for fio, both sides use ordinary ones, and the table says so.
+A part at a time: ``--add`` keeps the rows of each part in one file, and ``--report FILE`` prints them all with the
+goals. Without huge pages for fio both sides use ordinary ones, and the table says so.
+
+``own-ring`` is our own engine in tensor mode beside itself in ring mode: what moving into one large buffer, with
+every block cold in the processor's cache, costs whoever does it.
 """
 
 from __future__ import annotations
@@ -14,36 +19,44 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any, Self
 
-from dsexplore.aio.backends.choose import ENGINES, why_not
-from dsexplore.aio.buffers import Buffer
+from benchmarks.aio_bench_file import random_file, unwind_on_signals
+from dsexplore.aio.backends.choose import ENGINES
 from dsexplore.aio.config import AioConfig
 from dsexplore.aio.disk import disk_of
 from dsexplore.aio.files import Target
 from dsexplore.aio.handle import aio_handle
 from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
-from dsexplore.aio.scratch import Scratch
 from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.units import parse_size
 
 BLOCKS = (1 << 20, 128 << 10)
 DEPTHS = (1, 8, 32)
 THREADS = (1, 2)
-GOALS = {("ring", 1 << 20): 1.0, ("ring", 128 << 10): 0.95, ("tensor", 1 << 20): 0.95, ("deepspeed", 1 << 20): 1.0}
+GOALS = {
+    ("fio", "ring", 1 << 20): 1.0,
+    ("fio", "ring", 128 << 10): 0.95,
+    ("fio", "tensor", 1 << 20): 0.95,
+    ("deepspeed", "tensor", 1 << 20): 1.0,
+    ("deepspeed", "tensor", 128 << 10): 1.0,
+}
 CPU_GOAL = 1.2
-_RESERVED = Path("/proc/sys/vm/nr_hugepages")
+_OVERCOMMIT = Path("/proc/sys/vm/nr_overcommit_hugepages")
 
 Run = Callable[[], tuple[float, float]]
 """One run: (bytes per second, processor milliseconds per GiB)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Row:
     """One comparison."""
 
@@ -58,22 +71,31 @@ class Row:
     cpu: Interval
     cpu_ms_per_gib: float
 
+    @classmethod
+    def from_json(cls, kept: dict[str, Any]) -> Self:
+        """The row that ``asdict`` gave."""
+        intervals = {key: Interval(*kept[key]) for key in ("rate", "cpu")}
+        return cls(**{**kept, "config": AioConfig(**kept["config"]), **intervals})
+
     @property
     def goal(self) -> float | None:
         """What the ratio of the rates should reach, if there is a goal for it."""
-        if self.backend != "linux-aio" or self.config.single_submit:
-            return None
-        kind = "deepspeed" if self.theirs == "deepspeed" else self.mode
-        return GOALS.get((kind, self.config.block_size))
+        return GOALS.get((self.theirs, self.mode, self.config.block_size)) if self.backend == "linux-aio" else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the goal is reached; *tied* if only the interval reaches it."""
+        if self.goal is None:
+            return ""
+        if self.rate.value >= self.goal:
+            return f"goal {self.goal:.2f} met"
+        return f"goal {self.goal:.2f} {'tied' if self.rate.high >= self.goal else 'MISSED'}"
 
     def __str__(self) -> str:
-        goal = (
-            "" if self.goal is None else f"goal {self.goal:.2f} {'met' if self.rate.value >= self.goal else 'MISSED'}"
-        )
         return (
             f"{self.theirs:<9} {self.backend:<9} {self.mode:<6} {self.operation:<5} {self.config!s:<62} "
             f"{self.gb_s:6.2f} / {self.their_gb_s:6.2f} GB/s  rate {self.rate!s:<30} "
-            f"CPU {self.cpu!s:<30} {self.cpu_ms_per_gib:6.1f} ms/GiB  {goal}"
+            f"CPU {self.cpu!s:<30} {self.cpu_ms_per_gib:6.1f} ms/GiB  {self.verdict}"
         )
 
 
@@ -106,43 +128,62 @@ def compare(names: tuple[str, str, str, str], config: AioConfig, ours: Run, thei
 
 
 @contextmanager
-def huge_pages_for_fio(reserve: bool) -> Iterator[bool]:
-    """Whether fio gets huge pages; reserves them meanwhile if asked and allowed."""
-    wanted = max(BLOCKS) * max(DEPTHS) * max(THREADS) // (2 << 20) + 8
-    before = int(_RESERVED.read_text()) if _RESERVED.exists() else 0
-    if reserve:
-        _RESERVED.write_text(str(before + wanted))
+def huge_pages_for_fio(wanted: bool) -> Iterator[str]:
+    """What fio's memory is to be; lets the kernel give it huge pages meanwhile.
+
+    Nothing is reserved: pages beyond the pool go back to the kernel as fio ends, however this program ends.
+    """
+    if not wanted:
+        yield "mmap"
+        return
+    before = _OVERCOMMIT.read_text()
+    _OVERCOMMIT.write_text(str(int(before) + 4096))
     try:
-        free = int(Path("/proc/meminfo").read_text().split("HugePages_Free:")[1].split()[0])
-        yield free >= wanted - 8
+        yield "mmaphuge"
     finally:
-        if reserve:
-            _RESERVED.write_text(str(before))
+        _OVERCOMMIT.write_text(before)
 
 
-def beside_fio(path: str, size: int, args: argparse.Namespace, huge: bool) -> Iterator[Row]:
-    """Each engine in ring mode, and linux-aio in tensor mode, beside fio."""
-    backends = [name for name in ENGINES if why_not(name) is None]
-    if not args.all_backends:
-        backends = ["linux-aio"]
-    cases: list[tuple[str, Mode]] = [*((name, "ring") for name in backends), ("linux-aio", "tensor")]
-    for (backend, mode), operation in product(cases, args.operations):
-        for block, depth, threads in product(BLOCKS, args.depths, THREADS):
-            config = AioConfig(block, depth, threads)
-            with ExitStack() as stack:
-                source, written = Target(path, write=False), Target(path, write=True)
-                stack.callback(source.close)
-                stack.callback(written.close)
-                bench = Bench(backend, source, size, mode=mode, write_target=written)
-                stack.callback(bench.close)
-                if mode == "tensor":
-                    fill_random(bench.buffer)
-                elif not huge:
-                    bench._arena = fill_random(Buffer(config.bytes_in_flight, huge=False))
-                iomem = "mmaphuge" if huge else "mmap"
-                ours = own_run(bench, config, operation, args.seconds)
-                theirs = fio_run(path, size, config, operation, args.seconds, iomem)
-                yield compare(("fio", backend, mode, operation), config, ours, theirs, args.pairs)
+def configs(args: argparse.Namespace) -> Iterator[tuple[Operation, AioConfig]]:
+    """What is compared, in turn."""
+    for operation, block, depth, threads in product(args.operations, args.blocks, args.depths, args.threads):
+        yield operation, AioConfig(block, depth, threads)
+
+
+@contextmanager
+def opened_bench(path: str, backend: str, mode: Mode, huge: bool, args: argparse.Namespace) -> Iterator[Bench]:
+    """Our side, on the same kind of memory as theirs."""
+    with ExitStack() as stack:
+        source, written = Target(path, write=False), Target(path, write=True)
+        stack.callback(source.close)
+        stack.callback(written.close)
+        bench = Bench(backend, source, args.size, mode=mode, write_target=written, huge=huge)
+        stack.callback(bench.close)
+        if mode == "tensor":
+            fill_random(bench.buffer)
+        yield bench
+
+
+def beside_fio(path: str, iomem: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Each engine and mode beside fio, whose memory is always a ring."""
+    for backend, mode in product(args.backends, args.modes):
+        with opened_bench(path, backend, mode, iomem == "mmaphuge", args) as bench:
+            for operation, config in configs(args):
+                theirs = fio_run(path, config, operation, iomem, args)
+                names = "fio", backend, mode, operation
+                yield compare(names, config, own_run(bench, config, operation, args.seconds), theirs, args.pairs)
+
+
+def beside_own_ring(path: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Our engine in tensor mode beside itself in ring mode."""
+    for backend in args.backends:
+        with (
+            opened_bench(path, backend, "tensor", True, args) as tensor,
+            opened_bench(path, backend, "ring", True, args) as ring,
+        ):
+            for operation, config in configs(args):
+                sides = (own_run(bench, config, operation, args.seconds) for bench in (tensor, ring))
+                yield compare(("own-ring", backend, "tensor", operation), config, *sides, args.pairs)
 
 
 def own_run(bench: Bench, config: AioConfig, operation: Operation, seconds: float) -> Run:
@@ -155,80 +196,111 @@ def own_run(bench: Bench, config: AioConfig, operation: Operation, seconds: floa
     return run
 
 
-def fio_run(path: str, size: int, config: AioConfig, operation: str, seconds: float, iomem: str) -> Run:
+def fio_run(path: str, config: AioConfig, operation: str, iomem: str, args: argparse.Namespace) -> Run:
     """A run of fio."""
-    return lambda: run_fio(path, size, config, operation, seconds, iomem=iomem)
+    return lambda: run_fio(path, args.size, config, operation, args.seconds, iomem=iomem)
 
 
-def beside_deepspeed(path: str, size: int, args: argparse.Namespace) -> Iterator[Row]:
+def beside_deepspeed(path: str, args: argparse.Namespace) -> Iterator[Row]:
     """Both handles on one tensor that DeepSpeed locked, put on huge pages."""
-    import time
-
-    for operation, block, depth, threads in product(args.operations, BLOCKS, args.depths, THREADS):
-        config = AioConfig(block, depth, threads)
+    for operation, config in configs(args):
         theirs = DeepSpeedHandle(config)
-        tensor = theirs.new_tensor(size)
+        tensor = theirs.new_tensor(args.size)
         with aio_handle.from_config(config) as handle:
             move = handle.sync_pread if operation == "read" else handle.sync_pwrite
 
-            def ours(move: Callable[..., int] = move, tensor: object = tensor) -> tuple[float, float]:
+            def ours(move: Callable[..., int] = move, tensor: Any = tensor) -> tuple[float, float]:
                 begun, busy = time.perf_counter(), time.process_time()
                 move(tensor, path)
                 seconds, cpu = time.perf_counter() - begun, time.process_time() - busy
-                return size / seconds, cpu * 1e3 * 2**30 / size
+                return tensor.nbytes / seconds, cpu * 1e3 * 2**30 / tensor.nbytes
 
-            def other(theirs: DeepSpeedHandle = theirs, tensor: object = tensor, op: str = operation):  # type: ignore[no-untyped-def]
+            def other(
+                theirs: DeepSpeedHandle = theirs, tensor: Any = tensor, op: str = operation
+            ) -> tuple[float, float]:
                 return theirs.run(path, tensor, op)
 
             yield compare(("deepspeed", "linux-aio", "tensor", operation), config, ours, other, args.pairs)
         theirs.free_tensor(tensor)
 
 
+def measure(args: argparse.Namespace) -> list[Row]:
+    """Measure and print each comparison that was asked for and can be made."""
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        path = stack.enter_context(random_file(args.directory, args.size))
+        iomem = stack.enter_context(huge_pages_for_fio(args.huge_pages))
+        print(f"{disk_of(path).label}; Linux {platform.release()}; fio's memory: {iomem}")
+        makers: dict[str, Callable[[], Iterator[Row]]] = {
+            "fio": lambda: beside_fio(path, iomem, args),
+            "deepspeed": lambda: beside_deepspeed(path, args),
+            "own-ring": lambda: beside_own_ring(path, args),
+        }
+        for name in args.against:
+            reason = None if name == "own-ring" else why_no_reference(name)
+            if reason is not None:
+                print(f"{name} is left out: {reason}")
+                continue
+            for row in makers[name]():
+                print(row, flush=True)
+                rows.append(row)
+    return rows
+
+
+def report(rows: list[Row]) -> None:
+    """Each goal with how far it is reached."""
+    kinds: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        kinds[row.theirs, row.mode, row.config.block_size].append(row)
+    for (theirs, mode, block), ours in kinds.items():
+        rates, verdicts = [row.rate.value for row in ours], [row.verdict.split()[-1:] for row in ours]
+        counts = ", ".join(f"{verdicts.count([word])} {word}" for word in ("met", "tied", "MISSED"))
+        print(
+            f"{theirs} {mode} {block >> 10} KiB: rate {min(rates):.3f}–{max(rates):.3f}, mean "
+            f"{ratio_interval(rates)}; CPU {ratio_interval([row.cpu.value for row in ours])}, "
+            f"{median([row.cpu_ms_per_gib for row in ours]):.1f} ms/GiB" + (f"; {counts}" if ours[0].goal else "")
+        )
+    beside = [row.cpu.value for row in rows if row.theirs == "deepspeed"]
+    if beside:
+        print(f"CPU beside DeepSpeed: {ratio_interval(beside)}, goal at most {CPU_GOAL}")
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory")
+    parser.add_argument("directory", nargs="?")
     parser.add_argument("--size", default="1GiB", type=parse_size)
-    parser.add_argument("--seconds", default=1.0, type=float)
-    parser.add_argument("--pairs", default=7, type=int)
+    parser.add_argument("--seconds", default=0.3, type=float, help="of each run; DeepSpeed's move the whole size once")
+    parser.add_argument("--pairs", default=9, type=int)
+    parser.add_argument("--against", default=["fio", "deepspeed"], nargs="+", choices=("fio", "deepspeed", "own-ring"))
+    parser.add_argument("--backends", default=["linux-aio"], nargs="+", choices=ENGINES)
+    parser.add_argument("--modes", default=["ring", "tensor"], nargs="+", choices=("ring", "tensor"), help="beside fio")
+    parser.add_argument("--operations", default=["read", "write"], nargs="+", choices=("read", "write"))
+    parser.add_argument("--blocks", default=BLOCKS, type=parse_size, nargs="+")
     parser.add_argument("--depths", default=DEPTHS, type=int, nargs="+")
-    parser.add_argument("--operations", default=("read", "write"), nargs="+", choices=("read", "write"))
-    parser.add_argument("--all-backends", action="store_true", help="also io_uring and threads")
-    parser.add_argument("--reserve-huge-pages", action="store_true", help="for fio, while it runs (root)")
-    parser.add_argument("--no-fio", action="store_true")
-    parser.add_argument("--json", metavar="FILE", help="write the table as JSON, too")
-    return parser.parse_args()
+    parser.add_argument("--threads", default=THREADS, type=int, nargs="+")
+    parser.add_argument("--huge-pages", action="store_true", help="for fio, while this runs (root)")
+    parser.add_argument("--add", metavar="FILE", type=Path, help="keep the rows in FILE, one JSON object a line")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="measure nothing: print what FILE holds")
+    args = parser.parse_args()
+    if (args.directory is None) == (args.report is None):
+        parser.error("give a directory to measure in, or --report FILE")
+    return args
 
 
 def main() -> None:
-    """Run and print the table."""
+    """Measure a part, or print what all parts have given."""
+    unwind_on_signals()
     args = parse()
-    rows: list[Row] = []
-    with ExitStack() as stack:
-        scratch = stack.enter_context(Scratch(args.directory, args.size))
-        with aio_handle() as handle:
-            handle.sync_pwrite(fill_random(Buffer(args.size)), scratch.path)
-        huge = stack.enter_context(huge_pages_for_fio(args.reserve_huge_pages))
-        print(
-            f"{disk_of(scratch.path).label}; {platform.release()}; fio's memory: {'huge' if huge else 'ordinary'} pages"
-        )
-        reason = why_no_reference("fio") if not args.no_fio else "left out"
-        sources = [beside_fio(scratch.path, args.size, args, huge)] if reason is None else []
-        print("fio:", reason or "present")
-        reason = why_no_reference("deepspeed")
-        print("deepspeed:", reason or "present")
-        sources += [beside_deepspeed(scratch.path, args.size, args)] if reason is None else []
-        for source in sources:
-            for row in source:
-                print(row, flush=True)
-                rows.append(row)
-    for name in ("fio", "deepspeed"):
-        chosen = [row for row in rows if row.theirs == name and row.backend == "linux-aio"]
-        if chosen:
-            cpu = ratio_interval([row.cpu.value for row in chosen])
-            print(f"{name}: rate {ratio_interval([r.rate.value for r in chosen])}, CPU {cpu} (goal at most {CPU_GOAL})")
-    if args.json:
-        Path(args.json).write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if args.report:
+        rows = [Row.from_json(json.loads(line)) for line in args.report.read_text().splitlines()]
+        print(*rows, sep="\n")
+    else:
+        rows = measure(args)
+    if args.add:
+        with args.add.open("a") as file:
+            file.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
+    report(rows)
 
 
 if __name__ == "__main__":

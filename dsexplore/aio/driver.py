@@ -56,14 +56,15 @@ class Watch:
     most: int | None = None
     """Requests after which it ends even before the deadline; None: no such end."""
     clock: Callable[[], float] = time.perf_counter
-    stopped: Callable[[], bool] = bool
+    stopped: bool = False
+    """Set from another thread, ends it as if the deadline had come."""
     started_at: float = 0.0
     ended_at: float = 0.0
     bytes: int = 0
     latencies: list[float] = field(default_factory=list)
     """Seconds from the submission of each request to the moment it was reaped."""
     addresses: dict[int, int] = field(default_factory=dict)
-    """Where each request that moved was last in memory, by index: what a check afterwards compares."""
+    """Where each request that moved was last in memory, by index, the last submitted last: what a check compares."""
 
 
 def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable[[], int], slots: Slots | None) -> None:
@@ -85,8 +86,7 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
     following = pending = 0
     try:
         while following < total or pending:
-            room = depth - pending if overlap or not pending else 0
-            want = min(room, total - following) if not odd else 0
+            want = 0 if odd or (pending and not overlap) else min(depth - pending, total - following)
             if want and slots is not None:
                 want = _lend(engine, requests, slots, following, want)
             if want:
@@ -126,21 +126,17 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
     if ring is not None:  # as long as requests finish in order, each finds its slot prepared
         requests.addresses[:] = np.resize(np.array(ring, np.int64), total)
     engine.load(requests)
-    lengths, clock, latencies = requests.lengths.tolist(), watch.clock, watch.latencies
-    touched = watch.addresses
-    begun = [0.0] * total
-    where = requests.addresses.tolist()
-    free = deque(ring or ())
-    following, moved = watch.first % total, 0
-    left = sys.maxsize if watch.most is None else watch.most
+    submit, reap, clock, lengths = engine.submit, engine.reap, watch.clock, requests.lengths.tolist()
+    begun, where, free, latencies = [0.0] * total, requests.addresses.tolist(), deque(ring or ()), watch.latencies
+    following, submitted, moved, pending = watch.first % total, 0, 0, 0
+    deadline, most = watch.deadline, sys.maxsize if watch.most is None else watch.most
     watch.started_at = clock()
-    now = min(watch.started_at, watch.deadline - 1)  # however late it starts, one batch is moved
-    submit, reap, deadline, stopped, pending = engine.submit, engine.reap, watch.deadline, watch.stopped, 0
+    now = min(watch.started_at, deadline - 1)  # however late it starts, one batch is moved
     try:
-        while (running := left > 0 and now < deadline and not stopped()) or pending:
-            room = depth - pending if overlap or not pending else 0
-            while running and room > 0 and left > 0:
-                want = 1 if single else min(room, left, total - following)
+        while (running := now < deadline and submitted < most and not watch.stopped) or pending:
+            room = min(depth - pending, most - submitted) if running and (overlap or not pending) else 0
+            while room > 0:
+                want = 1 if single else min(room, total - following)
                 if begun[following] or (want > 1 and (want := _idle(begun, following, want)) == 0):
                     break
                 if ring is not None:
@@ -149,10 +145,7 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                         if where[index] != address:
                             where[index] = address
                             engine.place(index, address)
-                if want == 1:
-                    begun[following] = clock()
-                else:
-                    begun[following : following + want] = [clock()] * want
+                begun[following : following + want] = [clock()] * want
                 accepted = submit(following, want)
                 if not accepted and not pending:
                     accepted = _submit_rest(engine, following, want, single)
@@ -161,8 +154,8 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                     if ring is not None:
                         free.extendleft(reversed(where[following + accepted : following + want]))
                 pending += accepted
+                submitted += accepted
                 room -= accepted
-                left -= accepted
                 following = (following + accepted) % total
                 if accepted < want and pending:
                     break
@@ -175,15 +168,13 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                 moved += result
                 latencies.append(now - begun[index])
                 begun[index] = 0.0
-                if ring is None:
-                    touched[index] = where[index]
-                else:
-                    touched.pop(index, None)  # so that the order is that of the last use
-                    touched[index] = where[index]
+                if ring is not None:
                     free.append(where[index])
     finally:
         drain(engine)
     watch.ended_at, watch.bytes = now, moved
+    turns_ago = range(max(submitted - total, 0), submitted)
+    watch.addresses = {index: where[index] for index in ((watch.first + turn) % total for turn in turns_ago)}
 
 
 def _idle(begun: list[float], first: int, count: int) -> int:

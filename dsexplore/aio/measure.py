@@ -87,18 +87,17 @@ class _Slice:
         self._rings, self._seconds = rings, seconds
         self._gate = threading.Barrier(len(tables), action=self._open_gate)
         self._left, self._guard = len(tables), threading.Lock()
-        self._abandoned = False
 
     def abandon(self) -> None:
         """End as soon as what is in flight has finished."""
-        self._abandoned = True
+        for watch in self.watches:
+            watch.stopped = True
 
     def _open_gate(self) -> None:
         self.cpu = time.process_time()
         deadline = time.perf_counter() + self._seconds
         for watch in self.watches:
             watch.deadline = deadline
-            watch.stopped = lambda: self._abandoned
 
     def run(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
         try:
@@ -122,6 +121,8 @@ class Bench:
         size: bytes of the file that are used; a multiple of the block sizes measured is best.
         write_target: None if the file must not be written.
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
+        before_read: called before each read slice.
+        huge: memory on huge pages; False for ordinary ones.
     """
 
     def __init__(
@@ -134,13 +135,14 @@ class Bench:
         write_target: Target | None = None,
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
+        huge: bool = True,
     ) -> None:
         self.backend, self.mode, self.size = backend, mode, size
         self.bytes_written = 0
         self._targets = {"read": target, "write": write_target}
         self._renew, self._before_read = renew, before_read
         self._pools: OrderedDict[tuple[int, int], Pool] = OrderedDict()
-        self._arena = Buffer(size if mode == "tensor" else 0)
+        self._arena, self._huge = Buffer(size if mode == "tensor" else 0, huge=huge), huge
         self._turn = 0
         self._check = Buffer(1 << 20)
 
@@ -203,7 +205,7 @@ class Bench:
         if self.mode == "ring":
             share = config.queue_depth * block
             if self._arena.nbytes < share * config.thread_count:
-                self._arena = fill_random(Buffer(share * config.thread_count))
+                self._arena = fill_random(Buffer(share * config.thread_count, huge=self._huge))
         tables: list[Requests] = []
         rings: list[list[int] | None] = []
         for thread in range(config.thread_count):
@@ -245,8 +247,9 @@ class Bench:
         """Compare the first and a few other requests of each thread with the file, read again by other means."""
         for table, watch in zip(measured.tables, measured.watches, strict=True):
             # A ring's memory holds what was read into it last; in one large buffer each request has its own.
-            held = list({address: index for index, address in watch.addresses.items()}.values())
-            for index in {*held[:1], *held[:: max(len(held) // _CHECKED, 1)]}:
+            held = {index: address for address, index in {a: i for i, a in watch.addresses.items()}.items()}
+            first = watch.first % len(table)
+            for index in {*([first] if first in held else []), *list(held)[:: max(len(held) // _CHECKED, 1)]}:
                 self._compare(watch.addresses[index], int(table.offsets[index]), operation, config)
 
     def _compare(self, address: int, offset: int, operation: Operation, config: AioConfig) -> None:

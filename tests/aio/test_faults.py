@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -278,38 +280,38 @@ def test_signals_do_not_lose_requests(tmp_path: Path, backend: str) -> None:
     assert np.array_equal(back.bytes, data.bytes)
 
 
-def test_system_calls_interrupted_by_signals_are_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import ctypes
+class Failing(sc.Prepared):
+    """System calls of one number fail with ``code`` every ``every``-th time, the first one too."""
 
-    real, times = sc.io_getevents, iter(range(1000))
+    number: int
+    code: int
+    every: int
 
-    def interrupted(*arguments: object) -> int:
-        if next(times) % 3 == 0:
-            ctypes.set_errno(errno.EINTR)
-            return -1
-        return real(*arguments)
+    def __init__(self, number: int, *values: int) -> None:
+        super().__init__(number, *values)
+        if number == self.number:
+            real, times = self.call, itertools.count()
 
-    monkeypatch.setattr(sc, "io_getevents", interrupted)
+            def failing(*arguments: object) -> int:
+                if next(times) % self.every == 0:
+                    ctypes.set_errno(self.code)
+                    return -1
+                return int(real(*arguments))
+
+            self.call = failing
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "every"), [(sc.IO_GETEVENTS, errno.EINTR, 3), (sc.IO_SUBMIT, errno.EAGAIN, 2)]
+)
+@pytest.mark.parametrize("single", [True, False])
+def test_interrupted_and_refused_system_calls_are_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: int, every: int, single: bool
+) -> None:
+    calls = type("Calls", (Failing,), {"number": number, "code": code, "every": every})
+    monkeypatch.setattr(sc, "Prepared", calls)
     data = fill_random(Buffer(1 << 20))
-    with aio_handle(65536, 4, False, True, backend="linux-aio") as handle:
-        handle.sync_pwrite(data, str(tmp_path / "file"))
-    assert (tmp_path / "file").read_bytes() == data.bytes.tobytes()
-
-
-def test_a_system_without_room_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import ctypes
-
-    real, times = sc.io_submit, iter(range(1000))
-
-    def refusing(*arguments: object) -> int:
-        if next(times) % 2 == 0:
-            ctypes.set_errno(errno.EAGAIN)
-            return -1
-        return real(*arguments)
-
-    monkeypatch.setattr(sc, "io_submit", refusing)
-    data = fill_random(Buffer(1 << 20))
-    with aio_handle(65536, 4, True, True, backend="linux-aio") as handle:
+    with aio_handle(65536, 4, single, True, backend="linux-aio") as handle:
         handle.sync_pwrite(data, str(tmp_path / "file"))
     assert (tmp_path / "file").read_bytes() == data.bytes.tobytes()
 

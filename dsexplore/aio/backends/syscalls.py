@@ -63,10 +63,26 @@ def bind(*kinds: type) -> Callable[..., int]:
     return prototype(("syscall", ctypes.CDLL(None)))
 
 
+class Prepared:
+    """A system call whose arguments are laid out once and changed in place.
+
+    Converting Python's integers anew takes ctypes longer than the kernel needs for most calls.
+    """
+
+    __slots__ = ("arguments", "call", "words")
+
+    def __init__(self, number: int, *values: int) -> None:
+        cells = (c_long * (1 + len(values)))(number, *values)
+        self.words: memoryview[int] = memoryview(cells).cast("B").cast("l")
+        """The number and the arguments, as integers to be set."""
+        self.arguments = tuple(c_long.from_buffer(cells, 8 * at) for at in range(len(cells)))
+        self.call = ctypes.CDLL(None, use_errno=True)["syscall"]
+        """To be called as ``call(*arguments)``; it releases the interpreter lock and keeps errno."""
+        self.call.restype = c_long
+
+
 io_setup = bind(c_uint, c_void_p)
 io_destroy = bind(c_ulong)
-io_submit = bind(c_ulong, c_long, c_void_p)
-io_getevents = bind(c_ulong, c_long, c_long, c_void_p, c_void_p)
 uring_setup = bind(c_uint, c_void_p)
 uring_enter = bind(c_uint, c_uint, c_uint, c_uint, c_void_p, c_ulong)
 uring_register = bind(c_uint, c_uint, c_void_p, c_uint)
