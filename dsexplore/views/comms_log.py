@@ -15,7 +15,8 @@ from dsexplore.views.palette import OPS, OTHER_OP
 STYLE = """
 .dsx .log td{vertical-align:middle}
 .dsx .log .bar{display:inline-block;height:9px;min-width:1px;vertical-align:baseline}
-.dsx .log .track{display:inline-block;width:120px;text-align:left}
+.dsx .log .track{display:inline-block;width:48px;text-align:left}
+.dsx.dsx .log th,.dsx.dsx .log td{padding-right:8px}
 """
 HEAD = ("op", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
 KINDS = ("time", "bandwidth")

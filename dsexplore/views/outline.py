@@ -36,7 +36,7 @@ background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-
 .dsx .tree details[open]>summary .n::before{content:"▾"}
 .dsx .row .c{flex:0 0 66px;font-size:12px;min-width:0;text-align:right;font-variant-numeric:tabular-nums;
 white-space:nowrap}
-.dsx .row.head .c{overflow-wrap:anywhere;white-space:normal}
+.dsx .row.head .c{overflow-wrap:anywhere;white-space:normal;font-size:11px}
 .dsx .row .c.z{color:var(--dsx-dim)}
 .dsx .row .c.delta{flex-basis:84px}
 .dsx .row .c.wide{flex-basis:132px;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}

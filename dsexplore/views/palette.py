@@ -23,7 +23,7 @@ class Mark:
 
 
 def _stripes(angle: int, gap: int = 6) -> str:
-    return f"repeating-linear-gradient({angle}deg,#0005 0 1px,transparent 1px {gap}px)"
+    return f"repeating-linear-gradient({angle}deg,#0004 0 1px,transparent 1px {gap}px)"
 
 
 PHASES: dict[str, Mark] = {

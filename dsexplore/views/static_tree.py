@@ -142,7 +142,7 @@ def events_html(events: pl.DataFrame) -> str:
     rows = [
         (
             html.name(event["op"]) + (' <span class="imp">implicit</span>' if event["implicit"] else ""),
-            html.name(event["axis"] or "–"),
+            html.name(event["axis"] or "–", 40),
             html.escape(event["phase"]),
             f"{event['count']:,}",
             format_bytes(event["message_bytes"] * event["count"]),
@@ -180,8 +180,8 @@ def parameters_html(module: str, parameters: pl.DataFrame) -> str:
             html.escape(list(row["global_shape"] or ())),
             html.escape(list(row["local_shape"] or ())) + (_of_ranks(row["rank"]) if several else ""),
             html.escape(row["dtype"]),
-            html.name(row["placements"] or "plain tensor"),
-            html.name(row["mesh"] or "–"),
+            html.name(row["placements"] or "plain tensor", 60),
+            html.name(row["mesh"] or "–", 40),
             format_bytes(row["local_bytes"]),
             f"same as {html.name(row['shared_with'])}" if row["shared_with"] else "",
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsexplore.aio.config import AioConfig
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.statistics import ratio_interval
+from dsexplore.aio.statistics import Interval, ratio_interval
 from dsexplore.display import View
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_rate
@@ -16,6 +16,8 @@ from dsexplore.views.sweep_figures import KINDS
 from dsexplore.views.sweep_points import Point, cells, directions, points, thread_counts
 
 _MOST_ROWS = 24
+_WIDEST = 9.0
+"""An interval whose ends are ten times apart tells nothing."""
 
 STYLE = """
 .dsx pre.block{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;width:max-content;max-width:100%;
@@ -23,6 +25,7 @@ overflow-x:auto;font-family:var(--dsx-mono);font-size:12px;user-select:all;color
 .dsx .sweep td{padding:2px 8px;border:1px solid var(--dsx-line);text-align:right}
 .dsx .sweep th{padding:2px 8px;font-weight:400}
 .dsx .sweep tbody th{text-align:right;border:0}
+.dsx.dsx .sweep tbody th.group{text-align:left;color:var(--dsx-dim);padding:6px 0 1px}
 .dsx .sweep td.best{outline:2px solid var(--dsx-fg);outline-offset:-2px;font-weight:600}
 .dsx details>summary{font-weight:600;padding:3px 0}
 """
@@ -47,8 +50,8 @@ class SweepView(View):
         if result.rounds:
             body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
         for at, direction in enumerate(reversed(directions(result))):
-            grids = "".join(_heat_table(result, direction, threads) for threads in thread_counts(result, direction))
-            body.append(_section(f"{direction}: GB/s by block size and queue depth", grids, opened=at == 0))
+            grid = _heat_table(result, direction)
+            body.append(_section(f"{direction}: GB/s by block size and queue depth", grid, opened=at == 0))
         body.append(_section("Settings compared", _settings_table(result)))
         body.append(_section("Other limits", _references_table(result)))
         body.append(_section("How it was measured", _conditions_table(result)))
@@ -89,22 +92,25 @@ def _section(title: str, body: str, *, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{html.escape(title)}</summary>{body}</details>"
 
 
-def _heat_table(result: SweepResult, direction: str, threads: int) -> str:
-    found = cells(result, direction, threads)
-    blocks, depths = sorted({b for b, _ in found}), sorted({d for _, d in found})
-    rates = [point.rate for point in points(result, direction)]
-    scale = min(rates), max(rates)
+def _heat_table(result: SweepResult, direction: str) -> str:
+    """Block size by queue depth, one group of rows per thread count; all share their columns and their shades."""
+    every = points(result, direction)
+    if not every:
+        return ""
+    depths = sorted({point.config.queue_depth for point in every})
+    scale = min(point.rate for point in every), max(point.rate for point in every)
     chosen = result.best().config if result.rounds else None
-    head = "".join(f'<th scope="col">{depth}</th>' for depth in depths)
-    rows = ""
-    for block in blocks:
-        line = "".join(_heat_cell(found.get((block, depth)), scale, chosen) for depth in depths)
-        rows += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
-    corner = f"{threads} thread{'s' if threads > 1 else ''}, depth"
-    return (
-        f'<div class="scroll"><table class="sweep"><thead><tr><th>{corner}</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    head = "".join(f'<th scope="col">{"depth " if depth == depths[0] else ""}{depth}</th>' for depth in depths)
+    groups = ""
+    for threads in thread_counts(result, direction):
+        found = cells(result, direction, threads)
+        title = f"{threads} thread{'s' if threads > 1 else ''}"
+        groups += f'<tbody><tr><th scope="rowgroup" class="group" colspan="{len(depths) + 1}">{title}</th></tr>'
+        for block in sorted({size for size, _ in found}):
+            line = "".join(_heat_cell(found.get((block, depth)), scale, chosen) for depth in depths)
+            groups += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
+        groups += "</tbody>"
+    return f'<div class="scroll"><table class="sweep"><thead><tr><th></th>{head}</tr></thead>{groups}</table></div>'
 
 
 def _heat_cell(point: Point | None, scale: tuple[float, float], chosen: AioConfig | None) -> str:
@@ -134,13 +140,18 @@ def _settings_table(result: SweepResult) -> str:
             html.escape(str(config)) + (" (default)" if config == result.control else ""),
             f"{result.mixed_rate(config) / 1e9:.2f}",
             f"{result.mixed_rate(config) / 2**30:.2f}",
-            html.escape(str(means[config])),
+            html.escape(_ratio(means[config])),
             f"{by_config[config].p50 * 1e3:.2f}",
             f"{by_config[config].p99 * 1e3:.2f}",
         ]
         for config in ranked
     ]
     return html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows) if rows else ""
+
+
+def _ratio(mean: Interval) -> str:
+    """A ratio and its interval, where the interval says anything."""
+    return str(mean) if mean.width < _WIDEST else f"{mean.value:.3f} (n {mean.n}, scatters too much)"
 
 
 def _references_table(result: SweepResult) -> str:
