@@ -36,6 +36,10 @@ class View:
         """A ``plotly.graph_objects.Figure``."""
         raise TypeError(f"{self.title} has no figure: show the object itself, or write it with to_html(path)")
 
+    def still(self, **options: Any) -> str:
+        """What stands in for the figure of these options where nothing runs: static HTML."""
+        return self.html()
+
     def explore(self, **options: Any) -> Any:
         """An ipywidgets application."""
         raise TypeError(f"{self.title} has no explorer: show the object itself, or use figure()")
@@ -70,8 +74,11 @@ class Displayable:
         return target
 
     def figure(self, **options: Any) -> Any:
-        """A plotly ``Figure`` of this object."""
-        return _view(self).figure(**options)
+        """A plotly ``Figure`` of this object; its notebook output has the static twin for readers without plotly."""
+        from dsexplore.views.twin import with_twin  # the renderer's own floor: reached only when drawing
+
+        view = _view(self)
+        return with_twin(view.figure(**options), view.still(**options))
 
     def explore(self, **options: Any) -> Any:
         """An interactive ipywidgets view of this object; show it as the last expression of a cell."""

@@ -15,21 +15,18 @@ _CAUSE_NAME = 90
 
 
 def communication_html(tables: Tables) -> str:
-    """All sections for which the trace holds something."""
-    events = tables.events
-    if events.is_empty():
+    """All sections for which the trace holds something; the first one is open."""
+    if tables.events.is_empty():
         return ""
-    return "".join(
-        (
-            _causes(events),
-            _places(events),
-            _ops(events),
-            _sequence(events),
-            _peers(tables),
-            _sizes(events),
-            _bandwidth(events),
-        )
-    )
+    return _causes(tables) + "".join(draw.part(*section(tables)) for section in _SECTIONS)
+
+
+def still_html(tables: Tables, kind: str) -> str:
+    """The section that shows what the figure of that kind shows, open."""
+    if tables.events.is_empty():
+        return ""
+    title, body = _OF_FIGURE[kind](tables)
+    return draw.part(title, body, True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
 
 
 def causes_html(events: pl.DataFrame) -> str:
@@ -55,7 +52,8 @@ def causes_html(events: pl.DataFrame) -> str:
     return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7)) + more
 
 
-def _causes(events: pl.DataFrame) -> str:
+def _causes(tables: Tables) -> str:
+    events = tables.events
     count = int(events["implicit"].sum())
     body = causes_html(events)
     return draw.part(
@@ -63,13 +61,13 @@ def _causes(events: pl.DataFrame) -> str:
     )
 
 
-def _places(events: pl.DataFrame) -> str:
-    grid = tally.module_by_axis(events)
-    return draw.part("Bytes by module and axis", f"<div>{draw.heatmap(grid, format_bytes, 'module')}</div>")
+def _places(tables: Tables) -> tuple[str, str]:
+    grid = tally.module_by_axis(tables.events)
+    return "Bytes by module and axis", f"<div>{draw.heatmap(grid, format_bytes, 'module')}</div>"
 
 
-def _ops(events: pl.DataFrame) -> str:
-    totals = tally.op_by_phase(events)
+def _ops(tables: Tables) -> tuple[str, str]:
+    totals = tally.op_by_phase(tables.events)
     order = {phase: i for i, phase in enumerate(PHASES)}
     rows = []
     for (op,), part in totals.partition_by("op", as_dict=True, maintain_order=True).items():
@@ -86,14 +84,14 @@ def _ops(events: pl.DataFrame) -> str:
             )
         )
     phases = [phase for phase in PHASES if phase in set(totals["phase"])]
-    return draw.part(
+    return (
         "Bytes by op and phase",
         f"<div>{draw.phase_key(phases)}{draw.stacked_bars(rows, ('op', 'bytes', 'count', 'sum', 'by phase'))}</div>",
     )
 
 
-def _sequence(events: pl.DataFrame) -> str:
-    found = tally.lanes(events)
+def _sequence(tables: Tables) -> tuple[str, str]:
+    found = tally.lanes(tables.events)
     span = (
         format_seconds((found.last - found.first) / 1e9)
         if found.unit == "ns"
@@ -103,22 +101,23 @@ def _sequence(events: pl.DataFrame) -> str:
     phases = [phase for phase in PHASES if any(phase in row for row in found.phases)]
     note = f'<p class="dim">{span}, left to right {along}; taller is more bytes.</p>'
     body = note + draw.phase_key(phases) + draw.phase_strip(found) + draw.lanes_html(found)
-    return draw.part(f"Sequence, {along}", f"<div>{body}</div>")
+    return f"Sequence, {along}", f"<div>{body}</div>"
 
 
-def _peers(tables: Tables) -> str:
+def _peers(tables: Tables) -> tuple[str, str]:
+    title = "Who talks to whom"
     grid = tally.between_ranks(tables)
     if not grid.columns:
-        return ""
+        return title, ""
     note = (
         '<p class="dim">The least on the wire from each recorded rank; '
         "a group's traffic is shared equally among its other ranks. Peers that get the same, each, are one column.</p>"
     )
-    return draw.part("Who talks to whom", f"<div>{note}{draw.heatmap(grid, format_bytes, 'to rank')}</div>")
+    return title, f"<div>{note}{draw.heatmap(grid, format_bytes, 'to rank')}</div>"
 
 
-def _sizes(events: pl.DataFrame) -> str:
-    found = tally.message_sizes(events)
+def _sizes(tables: Tables) -> tuple[str, str]:
+    found = tally.message_sizes(tables.events)
     ops = sorted(set(found["op"]))
     sizes = sorted(set(found["size"]))
     top = max((int(part["count"].sum()) for part in found.partition_by("size")), default=1)
@@ -136,21 +135,31 @@ def _sizes(events: pl.DataFrame) -> str:
                 html.escape(by_op),
             )
         )
-    return draw.part(
+    return (
         f"Message sizes of {len(ops)} op{'s' if len(ops) != 1 else ''}",
         f"<div>{html.table(('message', 'count', '', 'ops'), rows, left=(2, 3))}</div>",
     )
 
 
-def _bandwidth(events: pl.DataFrame) -> str:
-    found = tally.bus_bandwidth(events)
+def _bandwidth(tables: Tables) -> tuple[str, str]:
+    title = "Bus bandwidth by message size (median)"
+    found = tally.bus_bandwidth(tables.events)
     if found.is_empty():
-        return ""
+        return title, ""
     rows = [
         (html.name(row["op"]), format_bytes(row["size"]), f"{row['count']:,}", f"{row['gb_per_s']:.3g} GB/s")
         for row in found.iter_rows(named=True)
     ]
-    return draw.part(
-        "Bus bandwidth by message size (median)",
-        f"<div>{html.table(('op', 'message from', 'count', 'busbw'), rows)}</div>",
-    )
+    return title, f"<div>{html.table(('op', 'message from', 'count', 'busbw'), rows)}</div>"
+
+
+_SECTIONS = (_places, _ops, _sequence, _peers, _sizes, _bandwidth)
+_OF_FIGURE = {
+    "modules": _places,
+    "ops": _ops,
+    "sequence": _sequence,
+    "ranks": _peers,
+    "sankey": _peers,
+    "sizes": _sizes,
+    "bandwidth": _bandwidth,
+}

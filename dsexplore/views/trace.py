@@ -8,7 +8,7 @@ from dsexplore.display import View
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
-from dsexplore.views.communication import communication_html
+from dsexplore.views.communication import communication_html, still_html
 from dsexplore.views.fold import Folding
 from dsexplore.views.module_tree import ModuleTree
 from dsexplore.views.static_tree import STYLE, tree_html
@@ -66,6 +66,11 @@ class TraceView(View):
         from dsexplore.views.figures import trace_figure
 
         return trace_figure(self._trace.tables, kind, **options)
+
+    def still(self, kind: str = "modules", **options: Any) -> str:
+        """The section that shows what the figure shows."""
+        tables = self._trace.tables
+        return html.fragment(_header(tables) + still_html(tables, kind), draw.STYLE)
 
     def explore(self, **options: Any) -> Any:
         """The live explorer; see `dsexplore.views.explorer`."""

@@ -1,0 +1,47 @@
+"""A plotly figure that is never blank: its output in a notebook holds the static view, too.
+
+Where plotly's MIME type is known (JupyterLab, VS Code) the figure is shown. A saved notebook on GitHub, in nbconvert or
+without network shows the static twin, and holds no copy of plotly's script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io as pio
+from IPython.display import display
+
+_BY_MIME_TYPE = "plotly_mimetype"
+"""The name of plotly's renderer that leaves the drawing to the frontend."""
+
+
+class TwinFigure(go.Figure):  # type: ignore[misc]  # plotly ships no types
+    """A figure and the static HTML that stands in for it."""
+
+    _twin = ""
+
+    def _repr_mimebundle_(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        if not _drawn_by_frontend():
+            chosen_otherwise: dict[str, Any] = super()._repr_mimebundle_(*arguments, **options)
+            return chosen_otherwise
+        bundle: dict[str, Any] = pio.renderers[_BY_MIME_TYPE].to_mimebundle(self.to_dict())
+        return {**bundle, "text/html": self._twin}
+
+    def _ipython_display_(self) -> None:
+        if _drawn_by_frontend():
+            display(self._repr_mimebundle_(), raw=True)
+        else:
+            super()._ipython_display_()
+
+
+def _drawn_by_frontend() -> bool:
+    """Whether that renderer is among those that the user wants: so in every notebook, unless they say otherwise."""
+    return _BY_MIME_TYPE in (pio.renderers.default or "").split("+")
+
+
+def with_twin(figure: go.Figure, twin: str) -> TwinFigure:
+    """The same figure, with a twin."""
+    doubled = TwinFigure(figure)
+    doubled._twin = twin
+    return doubled
