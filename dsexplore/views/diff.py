@@ -152,7 +152,7 @@ class _DiffSource:
         a, b = self._before, self._after
         only = self._only[row]
         mark = f' <span class="only">only in {only}</span>' if only else ""
-        name = outline.label(fold, tree.types[row], tree.labels[row]).removesuffix("</span>") + f"{mark}</span>"
+        name = outline.label(fold, tree.names[row], tree.types[row], mark)
         counts = int(a.counts[row]) * times, int(b.counts[row]) * times
         sizes = int(a.bytes[row]) * times, int(b.bytes[row]) * times
         axes = [(int(x) * times, int(y) * times) for x, y in zip(a.axis_bytes[row], b.axis_bytes[row], strict=True)]

@@ -116,11 +116,19 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
     )
 
 
-def label(fold: Fold, kind: str, plain: str) -> str:
-    """The first column: the name, ``×N`` where it stands for several, and the type where that says more."""
+def label(fold: Fold, full: str, kind: str, mark: str = "") -> str:
+    """The first column: the name, ``×N`` where it stands for several, the type where that says more, and a mark.
+
+    Args:
+        fold: the row.
+        full: the fully qualified name of its first module, to hover.
+        kind: the module's type.
+        mark: HTML.
+    """
     many = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
-    shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != plain else ""
-    return f'<span class="n">{html.name(fold.label)}{many}{shown}</span>'
+    shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
+    hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
+    return f'<span class="n"{hover}>{html.name(fold.label)}{many}{shown}{mark}</span>'
 
 
 def cell(text: str, kind: str = "") -> str:

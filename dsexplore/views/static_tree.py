@@ -104,7 +104,7 @@ class _TraceSource:
             tree.local_bytes[row],
         ]
         return (
-            outline.label(fold, tree.types[row], tree.labels[row])
+            outline.label(fold, tree.names[row], tree.types[row])
             + _number(count, f"{count:,}")
             + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes)
             + self._placed(tree.names[row])
@@ -114,8 +114,8 @@ class _TraceSource:
         found = self._placements.get(module, [])
         if not found:
             return outline.cell("", "wide")
-        shown = ", ".join(f"({placements})" if placements else "plain" for placements in found[:MOST_PLACEMENTS])
-        return outline.cell(html.name(shown + " …" * (len(found) > MOST_PLACEMENTS), 40), "wide")
+        shown = " | ".join(placements or "plain tensor" for placements in found[:MOST_PLACEMENTS])
+        return outline.cell(html.name(shown + " | …" * (len(found) > MOST_PLACEMENTS), 40), "wide")
 
     def inside(self, row: int, times: int) -> str:
         """The tables of a module's own collectives and parameters."""

@@ -78,8 +78,13 @@ def test_the_columns_add_up(traces: ModuleType) -> None:
     assert "count bytes own on tp on dp forward backward params local placements" in text
     assert "Net 25 132 KiB – 68 KiB 64 KiB 100 KiB 32 KiB 128 KiB 32 KiB" in text
     assert "×7 Block 21 112 KiB 56 KiB 56 KiB 56 KiB 84 KiB 28 KiB 112 KiB 28 KiB" in text
-    assert "up Linear 2 8 KiB 8 KiB 8 KiB – 4 KiB 4 KiB 8 KiB 2 KiB (R, S(0))" in text
+    assert "up Linear 2 8 KiB 8 KiB 8 KiB – 4 KiB 4 KiB 8 KiB 2 KiB R, S(0)" in text
     assert trace.where(axis="tp").events["message_bytes"].sum() == 68 * 1024
+
+
+def test_a_row_tells_its_full_name_to_who_hovers(traces: ModuleType) -> None:
+    titles = [value for name, value in shown(traces.layered(3, odd=1)).attributes if name == "title"]
+    assert {"Net.layers", "Net.layers.0", "Net.layers.0.up", "Net.layers.1", "Net.layers.1.up"} <= set(titles)
 
 
 def test_placements_shapes_causes_and_sources_are_there(traces: ModuleType) -> None:
