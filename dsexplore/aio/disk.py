@@ -24,6 +24,7 @@ class Disk:
     """Facts about the filesystem and device under a path."""
 
     path: str
+    """As the caller gave it."""
     filesystem: str
     """Its type, as the mount table names it: ``ext4``, ``xfs``, ``tmpfs``, ``nfs4``."""
     mount: str
@@ -59,7 +60,7 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
         alignment, why = _try_direct(name)
     free = os.statvfs(name)
     return Disk(
-        path=name,
+        path=os.fspath(path),
         filesystem=filesystem,
         mount=mount,
         device=device,

@@ -86,11 +86,13 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
     following = pending = 0
     try:
         while following < total or pending:
-            want = 0 if odd or (pending and not overlap) else min(depth - pending, total - following)
-            if want and slots is not None:
-                want = _lend(engine, requests, slots, following, want)
-            if want:
-                accepted = submit(following, 1 if single else want)
+            want = depth - pending if overlap or not pending else 0
+            if want and following < total and not odd:
+                if following + want > total:
+                    want = total - following
+                if slots is not None:
+                    want = _lend(engine, requests, slots, following, want)
+                accepted = submit(following, 1 if single else want) if want else 0
                 if accepted < want:
                     accepted += _submit_rest(engine, following + accepted, want - accepted, single)
                     if slots is not None:
@@ -98,14 +100,12 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
                             slots.give(index, moved=False)
                 following += accepted
                 pending += accepted
-            if pending:
-                done = reap(1 if overlap else pending)
-                pending -= len(done)
-                for index, result in done:
-                    if result != lengths[index]:
-                        odd.append((index, result))
-                    elif slots is not None:
-                        slots.give(index, moved=True)
+            for index, result in reap(1 if overlap else pending):
+                pending -= 1
+                if result != lengths[index]:
+                    odd.append((index, result))
+                elif slots is not None:
+                    slots.give(index, moved=True)
             if odd and not pending:
                 _settle(requests, odd, plain_fd, slots)
                 odd.clear()

@@ -78,13 +78,20 @@ class Sample:
 class _Slice:
     """A measured job for a `Pool`: its threads wait for each other, then run until a common deadline."""
 
-    def __init__(self, tables: list[Requests], rings: list[list[int] | None], policy: Policy, seconds: float) -> None:
-        self.tables, self.policy = tables, policy
-        self.watches = [Watch(deadline=0.0) for _ in tables]
+    def __init__(
+        self,
+        tables: list[Requests],
+        rings: list[list[int] | None],
+        policy: Policy,
+        seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.tables, self.policy, self.seconds = tables, policy, seconds
+        self.watches = [Watch(deadline=0.0, clock=clock) for _ in tables]
         self.finished = threading.Event()
         self.error: BaseException | None = None
         self.cpu = 0.0
-        self._rings, self._seconds = rings, seconds
+        self._rings, self._clock = rings, clock
         self._gate = threading.Barrier(len(tables), action=self._open_gate)
         self._left, self._guard = len(tables), threading.Lock()
 
@@ -95,7 +102,7 @@ class _Slice:
 
     def _open_gate(self) -> None:
         self.cpu = time.process_time()
-        deadline = time.perf_counter() + self._seconds
+        deadline = self._clock() + self.seconds
         for watch in self.watches:
             watch.deadline = deadline
 
@@ -123,6 +130,7 @@ class Bench:
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
         before_read: called before each read slice.
         huge: memory on huge pages; False for ordinary ones.
+        clock: seconds; looked at by several threads.
     """
 
     def __init__(
@@ -136,11 +144,12 @@ class Bench:
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
         huge: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.backend, self.mode, self.size = backend, mode, size
         self.bytes_written = 0
         self._targets = {"read": target, "write": write_target}
-        self._renew, self._before_read = renew, before_read
+        self._renew, self._before_read, self._clock = renew, before_read, clock
         self._pools: OrderedDict[tuple[int, int], Pool] = OrderedDict()
         self._arena, self._huge = Buffer(size if mode == "tensor" else 0, huge=huge), huge
         self._turn = 0
@@ -173,8 +182,8 @@ class Bench:
         tables, rings = self._layout(config, operation, target)
         policy = Policy(config.single_submit, config.overlap_events)
         if self._renew is None:
-            self._run(pool, _Slice(tables, rings, policy, _WARM_SECONDS), tables)
-        measured = _Slice(tables, rings, policy, seconds)
+            self._run(pool, _Slice(tables, rings, policy, _WARM_SECONDS, self._clock), tables)
+        measured = _Slice(tables, rings, policy, seconds, self._clock)
         self._poison(tables, operation)
         self._run(pool, measured, tables)
         fsync = self._sync(target) if operation == "write" else 0.0
@@ -270,11 +279,10 @@ class Bench:
                 target.path,
             )
 
-    @staticmethod
-    def _sync(target: Target) -> float:
-        begun = time.perf_counter()
+    def _sync(self, target: Target) -> float:
+        begun = self._clock()
         make_durable(target.fd)
-        return time.perf_counter() - begun
+        return self._clock() - begun
 
 
 def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:

@@ -1,10 +1,12 @@
-"""One line that tells how far a sweep is, on standard error, where someone can see it."""
+"""How far a sweep is: told to the caller's function, or drawn where someone sees it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+from dsexplore.progress import State, TerminalLine, Work, seen_screen
 
 
 class Progress(NamedTuple):
@@ -18,23 +20,12 @@ class Progress(NamedTuple):
 Report = Callable[[Progress], None]
 
 
-def reporter(wanted: bool | Report | None) -> Report:
-    """The caller's own function; a bar if wanted, or if None and someone sees standard error; else silence."""
+@contextmanager
+def reporting(wanted: bool | Report | None) -> Iterator[Report]:
+    """The caller's own function; a bar if wanted, or if None and someone sees it; else silence."""
     if callable(wanted):
-        return wanted
-    if wanted or (wanted is None and _is_seen()):
-        return _bar
-    return lambda _: None
-
-
-def _is_seen() -> bool:
-    """Whether standard error is a terminal, or the output of a notebook's cell."""
-    return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
-
-
-def _bar(progress: Progress) -> None:
-    filled = round(max(0.0, min(progress.done, 1.0)) * 24)
-    end = "\n" if progress.done >= 1 else ""
-    line = f"{'█' * filled}{'·' * (24 - filled)} {progress.done:4.0%} {progress.text}"
-    sys.stderr.write(f"\r{line[:110]:<110}{end}")
-    sys.stderr.flush()
+        yield wanted
+        return
+    screen = None if wanted is False else seen_screen()
+    with Work(State("sweeping", 0, 1, ""), TerminalLine if wanted and screen is None else screen) as work:
+        yield lambda progress: work.reach(progress.done, progress.text)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dsexplore.aio.config import AioConfig
 from dsexplore.aio.disk import Disk
+from dsexplore.aio.frames import setting_rows, shared_rows, slice_rows
 from dsexplore.aio.measure import Sample
+from dsexplore.aio.rounds import Measured, Rounds, mixed_ratios
+from dsexplore.aio.rounds import mix as mix
 from dsexplore.aio.search import paired, tied_with_best
 from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.display import Displayable
@@ -25,18 +27,6 @@ if TYPE_CHECKING:
 
 FORMAT = "dsexplore sweep"
 VERSION = 1
-
-Rounds = dict[AioConfig, dict[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One slice, with the round it belongs to; every round has the control in it."""
-
-    phase: str
-    """``descent``, ``grid`` or ``finals``: only finals decide, if there are any."""
-    round: int
-    sample: Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +182,8 @@ class SweepResult(Displayable):
         """
         import polars
 
-        rows = [_slice_row(m) for m in self.measured] if slices else self._setting_rows()
+        rows = slice_rows(self.measured) if slices else setting_rows(self.measured, self.control)
         return polars.DataFrame(rows, infer_schema_length=None)
-
-    def _setting_rows(self) -> list[dict[str, Any]]:
-        groups: dict[tuple[AioConfig, str], list[Sample]] = defaultdict(list)
-        for m in self.measured:
-            groups[m.sample.config, m.sample.operation].append(m.sample)
-        ratios = {op: operation_ratios(self.measured, self.control, op) for op in self.operations}
-        return [
-            _setting_row(config, operation, samples, ratios[operation].get(config, {}))
-            for (config, operation), samples in sorted(groups.items(), key=lambda item: item[0])
-        ]
 
     def compare(self, other: SweepResult) -> polars.DataFrame:
         """Settings that both results measured: ``ratio`` is this one's median rate over the other's.
@@ -218,20 +198,9 @@ class SweepResult(Displayable):
             raise TypeError(
                 f"compare() takes a SweepResult, not {type(other).__name__}: load one with SweepResult.load"
             )
-        mine, theirs = _medians(self), _medians(other)
-        shared = [key for key in mine if key in theirs]
-        if not shared:
+        rows = shared_rows(self.measured, other.measured)
+        if not rows:
             raise UsageError("the two sweeps measured no setting in common: sweep with the same axes")
-        rows = [
-            {
-                "operation": operation,
-                **_config_columns(config),
-                "gb_s": mine[config, operation] / 1e9,
-                "other_gb_s": theirs[config, operation] / 1e9,
-                "ratio": mine[config, operation] / theirs[config, operation],
-            }
-            for config, operation in shared
-        ]
         return polars.DataFrame(rows).sort("operation", "ratio")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -318,96 +287,6 @@ class SweepResult(Displayable):
             told.append(f"{operation}: median {format_rate(median(rates))}, {spread}")
         told.append(f"{format_bytes(self.bytes_written)} written in {self.elapsed:.0f} s")
         return told
-
-
-def mix(rates: Mapping[str, float], read_share: float) -> float:
-    """Bytes per second when ``read_share`` of the bytes are read and the rest written, one after the other.
-
-    ``mix({"read": 3e9, "write": 1e9}, 0.5)`` is 1.5e9. With one direction measured, it is that one's rate.
-    """
-    if len(rates) < 2:
-        return next(iter(rates.values()))
-    return 1 / (read_share / rates["read"] + (1 - read_share) / rates["write"])
-
-
-def operation_ratios(measured: list[Measured], control: AioConfig, operation: str) -> Rounds:
-    """The rate of each setting relative to the control's in the same round, in one direction."""
-    return _ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
-
-
-def mixed_ratios(measured: list[Measured], control: AioConfig, read_share: float) -> Rounds:
-    """The mixed rate of each setting relative to the control's in the same round, of rounds that are complete."""
-    return _ratios(measured, control, read_share)
-
-
-def _ratios(measured: list[Measured], control: AioConfig, read_share: float) -> Rounds:
-    rates: dict[tuple[int, AioConfig], dict[str, float]] = defaultdict(dict)
-    for m in measured:
-        rates[m.round, m.sample.config][m.sample.operation] = m.sample.rate
-    directions = {m.sample.operation for m in measured}
-    ratios: Rounds = defaultdict(dict)
-    for (number, config), by_operation in rates.items():
-        base = rates.get((number, control), {})
-        if directions == by_operation.keys() == base.keys():
-            ratios[config][number] = mix(by_operation, read_share) / mix(base, read_share)
-    return dict(ratios)
-
-
-def _medians(result: SweepResult) -> dict[tuple[AioConfig, str], float]:
-    rates: dict[tuple[AioConfig, str], list[float]] = defaultdict(list)
-    for m in result.measured:
-        rates[m.sample.config, m.sample.operation].append(m.sample.rate)
-    return {key: median(values) for key, values in rates.items()}
-
-
-def _config_columns(config: AioConfig) -> dict[str, int | bool]:
-    return {f.name: getattr(config, f.name) for f in fields(config) if f.name != "use_gds"}
-
-
-def _setting_row(
-    config: AioConfig, operation: str, samples: list[Sample], ratios: Mapping[int, float]
-) -> dict[str, Any]:
-    rates = [sample.rate for sample in samples]
-    ratio = ratio_interval(list(ratios.values())) if ratios else None
-    return {
-        "operation": operation,
-        **_config_columns(config),
-        "gb_s": median(rates) / 1e9,
-        "gib_s": median(rates) / 2**30,
-        "min_gb_s": min(rates) / 1e9,
-        "max_gb_s": max(rates) / 1e9,
-        "n": len(rates),
-        "durable_gb_s": median([sample.durable_rate for sample in samples]) / 1e9,
-        "ratio": ratio.value if ratio else None,
-        "ratio_low": ratio.low if ratio and ratio.n > 1 else None,
-        "ratio_high": ratio.high if ratio and ratio.n > 1 else None,
-        "p50_ms": median([sample.p50 for sample in samples]) * 1e3,
-        "p95_ms": median([sample.p95 for sample in samples]) * 1e3,
-        "p99_ms": median([sample.p99 for sample in samples]) * 1e3,
-        "max_ms": max(sample.longest for sample in samples) * 1e3,
-        "cpu_ms_per_gib": median([sample.cpu_ms_per_gib for sample in samples]),
-    }
-
-
-def _slice_row(m: Measured) -> dict[str, Any]:
-    sample = m.sample
-    return {
-        "phase": m.phase,
-        "round": m.round,
-        "operation": sample.operation,
-        **_config_columns(sample.config),
-        "bytes": sample.bytes,
-        "seconds": sample.seconds,
-        "gb_s": sample.rate / 1e9,
-        "gib_s": sample.rate / 2**30,
-        "fsync_seconds": sample.fsync_seconds,
-        "durable_gb_s": sample.durable_rate / 1e9,
-        "cpu_ms_per_gib": sample.cpu_ms_per_gib,
-        "p50_ms": sample.p50 * 1e3,
-        "p95_ms": sample.p95 * 1e3,
-        "p99_ms": sample.p99 * 1e3,
-        "max_ms": sample.longest * 1e3,
-    }
 
 
 def _sample(values: dict[str, Any]) -> Sample:

@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dsexplore.aio import search
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore.aio.config import AioConfig
-from dsexplore.aio.disk import Disk, cached_share, disk_of, drop_cached
-from dsexplore.aio.files import Target
-from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
-from dsexplore.aio.memory import memory_of
-from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.progress import Progress, Report, reporter
+from dsexplore.aio.measure import Bench, Mode, Operation
+from dsexplore.aio.progress import Progress, Report, reporting
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
-from dsexplore.aio.result import Conditions, Measured, Reference, SweepResult, mix
-from dsexplore.aio.scratch import Scratch
+from dsexplore.aio.result import Reference, SweepResult
+from dsexplore.aio.rounds import Measured, mix
+from dsexplore.aio.setup import CONTROL, Plan, Setup, WriteMode
 from dsexplore.errors import UsageError
-from dsexplore.units import format_bytes, format_rate, parse_size
+from dsexplore.units import format_bytes, format_rate
 
-WriteMode = Literal["overwrite", "fresh", "fallocated"]
-"""``overwrite``: blocks that the file has already, as swap files are used; ``fresh``: a file that grows;
-``fallocated``: space reserved before and never written."""
-
-_CONTROL = AioConfig()
 _LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
 _LIMIT_RUNS = 3
 _DESCENT_SHARE = 0.45
 """The part of the time that may go into the descent; the finals have the rest."""
 _GRID_ROUND = 8
-_LEAST_SIZE = _CONTROL.bytes_in_flight
-_SLICE = (0.02, 0.15)
-"""Seconds of one slice: at least, at most."""
-_SLICES_PER_SWEEP = 250
 
 
 def sweep(
@@ -71,7 +56,7 @@ def sweep(
         backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
         direct: past the page cache; False measures memory as much as the disk, and is labelled so.
         references: ``"fio"`` and ``"deepspeed"``, run beside ours if they can.
-        progress: a bar on standard error (None: in a terminal or notebook), or a function that takes a `Progress`.
+        progress: a bar (None: in a terminal or notebook, where someone sees it), or a function that takes a `Progress`.
         seed: of the data and of the order in which settings are measured.
         axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
 
@@ -82,15 +67,16 @@ def sweep(
         OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
         UsageError: an argument out of range.
     """
-    plan = _Plan(size, seconds, read_share, mode, write_mode, axes)
+    plan = Plan(size, seconds, read_share, mode, write_mode, axes)
     if not path:
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
     unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
     engine = choose(backend)
     unavailable |= {name: reason for name in ENGINES if (reason := why_not(name)) is not None}
-    report, begun = reporter(progress), time.monotonic()
+    begun = time.monotonic()
     with ExitStack() as stack:
-        setup = _Setup(stack, os.fspath(path), plan, engine, direct, seed, report)
+        report = stack.enter_context(reporting(progress))
+        setup = Setup(stack, os.fspath(path), plan, engine, direct, seed, report)
         run = _Run(setup, plan, report, random.Random(seed), begun)
         result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
         try:
@@ -109,142 +95,10 @@ def sweep(
         return result
 
 
-class _Plan:
-    """The arguments of `sweep`, checked."""
-
-    def __init__(
-        self,
-        size: int | str,
-        seconds: float | None,
-        read_share: float,
-        mode: str,
-        write_mode: str,
-        axes: dict[str, Sequence[Any]],
-    ) -> None:
-        try:
-            self.size = parse_size(size)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        if self.size < _LEAST_SIZE:
-            raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
-        if seconds is not None and (not math.isfinite(seconds) or seconds <= 0):
-            raise UsageError(f"seconds {seconds!r} is no time to spend: give a positive number, or None for the grid")
-        if not 0 <= read_share <= 1:
-            raise UsageError(
-                f"read_share {read_share!r} is no share: give a number from 0 (only writes) to 1 (only reads)"
-            )
-        if mode not in ("tensor", "ring"):
-            raise UsageError(f"mode {mode!r} is unknown: 'tensor' (as DeepSpeed) or 'ring' (as fio)")
-        if write_mode not in ("overwrite", "fresh", "fallocated"):
-            raise UsageError(f"write_mode {write_mode!r} is unknown: 'overwrite', 'fresh' or 'fallocated'")
-        self.seconds, self.read_share, self.axes = seconds, read_share, search.checked_axes(axes)
-        self.mode: Mode = "ring" if mode == "ring" else "tensor"
-        self.write_mode = write_mode
-        budget = 60.0 if seconds is None else seconds
-        self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1])
-
-
-class _Setup:
-    """The file, the disk and the bench of one sweep; all given back when the stack unwinds."""
-
-    def __init__(
-        self, stack: ExitStack, path: str, plan: _Plan, engine: str, direct: bool, seed: int, report: Report
-    ) -> None:
-        self.plan, self.engine, self.bytes_written = plan, engine, 0
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.size = plan.size
-        own = Path(path).is_dir()
-        if own:
-            _check_memory(plan)
-            scratch = stack.enter_context(Scratch(path, plan.size * (1 if plan.write_mode == "overwrite" else 2)))
-            self.path = scratch.path
-        else:
-            self.path = os.path.realpath(path)
-            self.size = _usable_size(self.path, plan.size)
-        if own:
-            report(Progress(0.0, f"writing {format_bytes(self.size)} of random data"))
-            self._fill(scratch.fd, seed)
-        self.disk: Disk = disk_of(self.path, direct=direct)
-        source = Target(self.path, write=False, direct=direct and self.disk.direct)
-        stack.callback(source.close)
-        self.written: Target | None = None
-        self.renew: Callable[[], None] | None = None
-        if own:
-            self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct)
-        self.operations = _operations(plan.read_share, own)
-        drop_cached(source.fd)
-        self.cached = cached_share(source.fd)
-        self.source = source
-        self.bench = Bench(
-            engine,
-            source,
-            self.size,
-            mode=plan.mode,
-            write_target=self.written,
-            renew=self.renew,
-            before_read=None if source.direct else (lambda: void(drop_cached(source.fd))),
-        )
-        stack.callback(self.bench.close)
-        if plan.mode == "tensor":
-            fill_random(self.bench.buffer, seed)
-
-    def _fill(self, fd: int, seed: int) -> None:
-        """Write random data once over the whole file, so that reads find blocks and writes overwrite them."""
-        from dsexplore.aio.buffers import Buffer
-
-        chunk = fill_random(Buffer(min(self.size, 64 << 20)), seed)
-        pool = Pool(self.engine, _CONTROL)
-        try:
-            for at in range(0, self.size, chunk.nbytes):
-                part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
-                job = Job(memory_of(part, writable=False), Target(self.path, write=True), at, 1, False)
-                pool.start(job, 0, 0)
-                job.finished.wait()
-                if job.error is not None:
-                    raise job.error
-        finally:
-            pool.close()
-        self.bytes_written += self.size
-        os.fsync(fd)
-
-    def _write_side(self, stack: ExitStack, directory: str, direct: bool) -> tuple[Target, Callable[[], None] | None]:
-        if self.plan.write_mode == "overwrite":
-            target = Target(self.path, write=True, direct=direct)
-            stack.callback(target.close)
-            return target, None
-        scratch = stack.enter_context(Scratch(directory, self.size))
-        target = Target(scratch.path, write=True, direct=direct)
-        stack.callback(target.close)
-
-        def renew() -> None:
-            os.ftruncate(scratch.fd, 0)
-            if self.plan.write_mode == "fallocated":
-                os.posix_fallocate(scratch.fd, 0, self.size)
-
-        return target, renew
-
-    def conditions(self, unavailable: dict[str, str]) -> Conditions:
-        """How this sweep is done, for the record."""
-        return Conditions(
-            backend=self.engine,
-            unavailable=unavailable,
-            mode=self.plan.mode,
-            write_mode=self.plan.write_mode if "write" in self.operations else "none",
-            size=self.size,
-            read_share=self.plan.read_share,
-            seconds=self.plan.seconds,
-            slice_seconds=self.plan.slice,
-            huge_share=self.bench.buffer.huge_share() if self.plan.mode == "tensor" else None,
-            cached_share=self.cached,
-            system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {os.cpu_count()} processors",
-            started=self.started,
-        )
-
-
 class _Run:
     """Measures round after round, with the control in each."""
 
-    def __init__(self, setup: _Setup, plan: _Plan, report: Report, shuffle: random.Random, begun: float) -> None:
+    def __init__(self, setup: Setup, plan: Plan, report: Report, shuffle: random.Random, begun: float) -> None:
         self.measured: list[Measured] = []
         self.bytes_written = 0
         self._setup, self._plan, self._report, self._shuffle = setup, plan, report, shuffle
@@ -276,7 +130,7 @@ class _Run:
             until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
             start = self._start()
             scores = search.descend(start, plan.axes, self.round, lambda: self.elapsed() < until, bench.fits)
-        finalists = search.strongest(scores, _CONTROL)
+        finalists = search.strongest(scores, CONTROL)
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
@@ -286,10 +140,10 @@ class _Run:
 
     def _start(self) -> AioConfig:
         axes = self._plan.axes
-        values = {key: getattr(_CONTROL, key) for key in axes}
+        values = {key: getattr(CONTROL, key) for key in axes}
         fixed = {key: value if value in axes[key] else axes[key][0] for key, value in values.items()}
         start = AioConfig(**fixed)
-        return start if self._setup.bench.fits(start) else _CONTROL
+        return start if self._setup.bench.fits(start) else CONTROL
 
     def _round_seconds(self, finalists: Sequence[AioConfig]) -> float:
         """About how long a round of the finals takes, so that none begins which the time does not hold."""
@@ -298,7 +152,7 @@ class _Run:
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
         """Measure settings and the control, in shuffled order; each one's mixed rate as a ratio to the control's."""
         self._round += 1
-        order = [*dict.fromkeys([_CONTROL, *configs])]
+        order = [*dict.fromkeys([CONTROL, *configs])]
         self._shuffle.shuffle(order)
         rates: dict[AioConfig, float] = {}
         for config in order:
@@ -310,7 +164,7 @@ class _Run:
             rates[config] = mix(by_operation, self._plan.read_share)
             self._steps += 1
             self._report(Progress(self._done(), f"{self._phase}: {config} {format_rate(rates[config])}"))
-        return {config: rate / rates[_CONTROL] for config, rate in rates.items()}
+        return {config: rate / rates[CONTROL] for config, rate in rates.items()}
 
     def _done(self) -> float:
         if self._plan.seconds is not None:
@@ -320,7 +174,7 @@ class _Run:
     def limits(self, result: SweepResult) -> None:
         """What the disk gives at most: a ring of memory, deep queues, two threads."""
         setup = self._setup
-        config = _LIMIT if setup.bench.fits(_LIMIT) else _CONTROL
+        config = _LIMIT if setup.bench.fits(_LIMIT) else CONTROL
         bench = Bench(
             setup.engine, setup.source, setup.size, mode="ring", write_target=setup.written, renew=setup.renew
         )
@@ -336,8 +190,8 @@ class _Run:
     def reference(self, result: SweepResult, name: str) -> None:
         """Run fio or DeepSpeed's handle with the best setting and the default."""
         setup = self._setup
-        best = result.best().config if result.rounds else _CONTROL
-        for config in dict.fromkeys([best, _CONTROL]):
+        best = result.best().config if result.rounds else CONTROL
+        for config in dict.fromkeys([best, CONTROL]):
             for operation in setup.operations:
                 self._report(Progress(0.99, f"{name}: {operation} with {config}"))
                 rates, note = self._fio(config, operation) if name == "fio" else self._deepspeed(config, operation)
@@ -362,39 +216,3 @@ class _Run:
         if operation == "write":
             self.bytes_written += nbytes * len(rates)
         return rates, "one locked tensor of the whole size"
-
-
-def void(_: object) -> None:
-    """Drop a value."""
-
-
-def _operations(read_share: float, writable: bool) -> list[Operation]:
-    if not writable:
-        return ["read"]
-    both: list[tuple[Operation, bool]] = [("read", read_share > 0), ("write", read_share < 1)]
-    return [operation for operation, wanted in both if wanted]
-
-
-def _usable_size(path: str, wanted: int) -> int:
-    size = os.stat(path).st_size  # noqa: PTH116 - raises FileNotFoundError with the path
-    usable = min(size, wanted) // 4096 * 4096
-    if usable < _LEAST_SIZE:
-        raise UsageError(
-            f"{path} holds {format_bytes(size)}: reading it measures nothing below {format_bytes(_LEAST_SIZE)}; "
-            "give a larger file, or a directory"
-        )
-    return usable
-
-
-def _check_memory(plan: _Plan) -> None:
-    """Refuse a tensor that would push the machine into swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    if plan.mode == "tensor" and free is not None and plan.size > free // 2:
-        raise UsageError(
-            f"size {format_bytes(plan.size)} as one tensor is more than half of the {format_bytes(free)} of free "
-            "memory: give a smaller size, or mode='ring'"
-        )

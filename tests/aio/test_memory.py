@@ -18,7 +18,7 @@ from dsexplore.aio.files import Target
 from dsexplore.aio.measure import fill_random
 from dsexplore.aio.memory import DeviceMemory, Stage
 from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.progress import Progress, reporter
+from dsexplore.aio.progress import Progress, reporting
 
 CONFIG = AioConfig(block_size=8192, queue_depth=3, thread_count=2)
 
@@ -112,17 +112,18 @@ def test_registered_buffers(tmp_path: Path) -> None:
     assert np.array_equal(back.bytes, data.bytes)
 
 
-def test_progress_is_shown_where_someone_sees_it(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter(None)(Progress(0.5, "half"))
-    reporter(False)(Progress(0.5, "half"))
+def test_progress_is_shown_where_someone_sees_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsexplore.progress.DELAY", 0.0)
+    for unseen in (None, False):
+        with reporting(unseen) as report:
+            report(Progress(0.5, "half"))
     assert capsys.readouterr().err == ""
-    bar = reporter(True)
-    bar(Progress(0.5, "half"))
-    bar(Progress(1.0, "done"))
-    lines = capsys.readouterr().err
-    assert lines.startswith("\r" + "█" * 12 + "·" * 12 + "  50% half")
-    assert lines.rstrip(" ").endswith("\n")
-    assert "100% done" in lines
+    with reporting(True) as report:
+        report(Progress(0.5, "half"))
+    assert capsys.readouterr().err.startswith("\r" + "█" * 12 + "·" * 12 + " sweeping: 50% half")
     told: list[Progress] = []
-    reporter(told.append)(Progress(0.1, "x"))
+    with reporting(told.append) as report:
+        report(Progress(0.1, "x"))
     assert told == [(0.1, "x")]

@@ -24,6 +24,7 @@ def test_sweep_of_a_directory(tmp_path: Path, backend: str) -> None:
     told: list[tuple[float, str]] = []
     result = sweep(tmp_path, **QUICK, backend=backend, progress=lambda p: told.append(p))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+    assert result.disk.path == str(tmp_path)  # not the name of a scratch file that is gone
     assert result.operations == ["read", "write"]
     assert result.conditions.backend == backend
     assert result.conditions.write_mode == "overwrite"

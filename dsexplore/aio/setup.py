@@ -1,0 +1,204 @@
+"""What a sweep needs before it measures: its arguments checked, its file written, its disk known."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dsexplore.aio import search
+from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.config import AioConfig
+from dsexplore.aio.disk import Disk, cached_share, disk_of, drop_cached
+from dsexplore.aio.files import Target
+from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
+from dsexplore.aio.memory import memory_of
+from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.progress import Progress, Report
+from dsexplore.aio.result import Conditions
+from dsexplore.aio.scratch import Scratch
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, parse_size
+
+WriteMode = Literal["overwrite", "fresh", "fallocated"]
+"""``overwrite``: blocks that the file has already, as swap files are used; ``fresh``: a file that grows;
+``fallocated``: space reserved before and never written."""
+
+CONTROL = AioConfig()
+"""The default setting: measured in every round, and what all others are told in."""
+_LEAST_SIZE = CONTROL.bytes_in_flight
+_SLICE = (0.02, 0.15)
+"""Seconds of one slice: at least, at most."""
+_SLICES_PER_SWEEP = 250
+
+
+class Plan:
+    """The arguments of `sweep`, checked."""
+
+    def __init__(
+        self,
+        size: int | str,
+        seconds: float | None,
+        read_share: float,
+        mode: str,
+        write_mode: str,
+        axes: dict[str, Sequence[Any]],
+    ) -> None:
+        try:
+            self.size = parse_size(size)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if self.size < _LEAST_SIZE:
+            raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
+        if seconds is not None and (not math.isfinite(seconds) or seconds <= 0):
+            raise UsageError(f"seconds {seconds!r} is no time to spend: give a positive number, or None for the grid")
+        if not 0 <= read_share <= 1:
+            raise UsageError(
+                f"read_share {read_share!r} is no share: give a number from 0 (only writes) to 1 (only reads)"
+            )
+        if mode not in ("tensor", "ring"):
+            raise UsageError(f"mode {mode!r} is unknown: 'tensor' (as DeepSpeed) or 'ring' (as fio)")
+        if write_mode not in ("overwrite", "fresh", "fallocated"):
+            raise UsageError(f"write_mode {write_mode!r} is unknown: 'overwrite', 'fresh' or 'fallocated'")
+        self.seconds, self.read_share, self.axes = seconds, read_share, search.checked_axes(axes)
+        self.mode: Mode = "ring" if mode == "ring" else "tensor"
+        self.write_mode = write_mode
+        budget = 60.0 if seconds is None else seconds
+        self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1])
+
+
+class Setup:
+    """The file, the disk and the bench of one sweep; all given back when the stack unwinds."""
+
+    def __init__(
+        self, stack: ExitStack, path: str, plan: Plan, engine: str, direct: bool, seed: int, report: Report
+    ) -> None:
+        self.plan, self.engine, self.bytes_written = plan, engine, 0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.size = plan.size
+        own = Path(path).is_dir()
+        if own:
+            _check_memory(plan)
+            scratch = stack.enter_context(Scratch(path, plan.size * (1 if plan.write_mode == "overwrite" else 2)))
+            self.path = scratch.path
+        else:
+            self.path = os.path.realpath(path)
+            self.size = _usable_size(self.path, plan.size)
+        if own:
+            report(Progress(0.0, f"writing {format_bytes(self.size)} of random data"))
+            self._fill(scratch.fd, seed)
+        self.disk: Disk = replace(disk_of(self.path, direct=direct), path=path)
+        source = Target(self.path, write=False, direct=direct and self.disk.direct)
+        stack.callback(source.close)
+        self.written: Target | None = None
+        self.renew: Callable[[], None] | None = None
+        if own:
+            self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct)
+        self.operations = _operations(plan.read_share, own)
+        drop_cached(source.fd)
+        self.cached = cached_share(source.fd)
+        self.source = source
+        self.bench = Bench(
+            engine,
+            source,
+            self.size,
+            mode=plan.mode,
+            write_target=self.written,
+            renew=self.renew,
+            before_read=None if source.direct else (lambda: _drop(source)),
+        )
+        stack.callback(self.bench.close)
+        if plan.mode == "tensor":
+            fill_random(self.bench.buffer, seed)
+
+    def _fill(self, fd: int, seed: int) -> None:
+        """Write random data once over the whole file, so that reads find blocks and writes overwrite them."""
+        chunk = fill_random(Buffer(min(self.size, 64 << 20)), seed)
+        pool = Pool(self.engine, CONTROL)
+        try:
+            for at in range(0, self.size, chunk.nbytes):
+                part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
+                job = Job(memory_of(part, writable=False), Target(self.path, write=True), at, 1, False)
+                pool.start(job, 0, 0)
+                job.finished.wait()
+                if job.error is not None:
+                    raise job.error
+        finally:
+            pool.close()
+        self.bytes_written += self.size
+        os.fsync(fd)
+
+    def _write_side(self, stack: ExitStack, directory: str, direct: bool) -> tuple[Target, Callable[[], None] | None]:
+        if self.plan.write_mode == "overwrite":
+            target = Target(self.path, write=True, direct=direct)
+            stack.callback(target.close)
+            return target, None
+        scratch = stack.enter_context(Scratch(directory, self.size))
+        target = Target(scratch.path, write=True, direct=direct)
+        stack.callback(target.close)
+
+        def renew() -> None:
+            os.ftruncate(scratch.fd, 0)
+            if self.plan.write_mode == "fallocated":
+                os.posix_fallocate(scratch.fd, 0, self.size)
+
+        return target, renew
+
+    def conditions(self, unavailable: dict[str, str]) -> Conditions:
+        """How this sweep is done, for the record."""
+        return Conditions(
+            backend=self.engine,
+            unavailable=unavailable,
+            mode=self.plan.mode,
+            write_mode=self.plan.write_mode if "write" in self.operations else "none",
+            size=self.size,
+            read_share=self.plan.read_share,
+            seconds=self.plan.seconds,
+            slice_seconds=self.plan.slice,
+            huge_share=self.bench.buffer.huge_share() if self.plan.mode == "tensor" else None,
+            cached_share=self.cached,
+            system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {os.cpu_count()} processors",
+            started=self.started,
+        )
+
+
+def _drop(source: Target) -> None:
+    drop_cached(source.fd)
+
+
+def _operations(read_share: float, writable: bool) -> list[Operation]:
+    if not writable:
+        return ["read"]
+    both: list[tuple[Operation, bool]] = [("read", read_share > 0), ("write", read_share < 1)]
+    return [operation for operation, wanted in both if wanted]
+
+
+def _usable_size(path: str, wanted: int) -> int:
+    size = os.stat(path).st_size  # noqa: PTH116 - raises FileNotFoundError with the path
+    usable = min(size, wanted) // 4096 * 4096
+    if usable < _LEAST_SIZE:
+        raise UsageError(
+            f"{path} holds {format_bytes(size)}: reading it measures nothing below {format_bytes(_LEAST_SIZE)}; "
+            "give a larger file, or a directory"
+        )
+    return usable
+
+
+def _check_memory(plan: Plan) -> None:
+    """Refuse a tensor that would push the machine into swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    if plan.mode == "tensor" and free is not None and plan.size > free // 2:
+        raise UsageError(
+            f"size {format_bytes(plan.size)} as one tensor is more than half of the {format_bytes(free)} of free "
+            "memory: give a smaller size, or mode='ring'"
+        )
