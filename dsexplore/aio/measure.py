@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import threading
 import time
@@ -34,9 +35,10 @@ Mode = Literal["tensor", "ring"]
 thread are used over and over, as fio's."""
 Operation = Literal["read", "write"]
 
-_KEPT_POOLS = 6
+_KEPT_REQUESTS = 1024
+"""Depth × threads of all queues that are kept open: opening and closing one costs as long as a short slice."""
 _CHECKED = 4
-"""Requests per thread that are compared after each slice."""
+"""Requests that are compared after each slice, and the first of each thread."""
 _WARM_SECONDS = 0.015
 _PATTERN = 1 << 20
 """Words of random data that are made afresh."""
@@ -196,10 +198,10 @@ class Bench:
             self._pools.popitem()[1].close()
 
     def _pool(self, config: AioConfig) -> Pool:
-        """Threads with engines of the right depth; opening and closing queues costs milliseconds, so a few are kept."""
+        """Threads with engines of the right depth, those used last kept."""
         key = config.thread_count, config.queue_depth
         if key not in self._pools:
-            while len(self._pools) >= _KEPT_POOLS:
+            while self._pools and sum(map(math.prod, self._pools)) + math.prod(key) > _KEPT_REQUESTS:
                 self._pools.popitem(last=False)[1].close()
             self._pools[key] = Pool(self.backend, config)
         self._pools.move_to_end(key)
@@ -254,11 +256,12 @@ class Bench:
 
     def _verify(self, measured: _Slice, operation: Operation, config: AioConfig) -> None:
         """Compare the first and a few other requests of each thread with the file, read again by other means."""
+        share = max(_CHECKED // len(measured.tables), 1)
         for table, watch in zip(measured.tables, measured.watches, strict=True):
             # A ring's memory holds what was read into it last; in one large buffer each request has its own.
             held = {index: address for address, index in {a: i for i, a in watch.addresses.items()}.items()}
             first = watch.first % len(table)
-            for index in {*([first] if first in held else []), *list(held)[:: max(len(held) // _CHECKED, 1)]}:
+            for index in {*([first] if first in held else []), *list(held)[:: max(len(held) // share, 1)]}:
                 self._compare(watch.addresses[index], int(table.offsets[index]), operation, config)
 
     def _compare(self, address: int, offset: int, operation: Operation, config: AioConfig) -> None:

@@ -134,8 +134,8 @@ class _Run:
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
-            ends = self._limit - self._round_seconds(finalists)
-            more = lambda: self.elapsed() < ends and self._round < last  # noqa: E731
+            slices = (len(finalists) + 1 + _LIMIT_RUNS) * len(self._setup.operations)
+            more = lambda: self.elapsed() + self._seconds(slices) < self._limit and self._round < last  # noqa: E731
             search.finals(finalists, self.round, more, self._shuffle)
 
     def _start(self) -> AioConfig:
@@ -145,9 +145,9 @@ class _Run:
         start = AioConfig(**fixed)
         return start if self._setup.bench.fits(start) else CONTROL
 
-    def _round_seconds(self, finalists: Sequence[AioConfig]) -> float:
-        """About how long a round of the finals takes, so that none begins which the time does not hold."""
-        return (len(finalists) + 1) * len(self._setup.operations) * self._plan.slice * 1.3
+    def _seconds(self, slices: int) -> float:
+        """About how long so many slices take, with all that goes on around them, so that none begins too late."""
+        return slices * (self.elapsed() - self._ready) / len(self.measured)
 
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
         """Measure settings and the control, in shuffled order; each one's mixed rate as a ratio to the control's."""

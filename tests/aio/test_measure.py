@@ -214,6 +214,19 @@ def test_a_warm_up_precedes_the_slice(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert sample.seconds >= 0.02 - 2e-3 * SMALL.thread_count  # by its own clock: the threads start after the gate
 
 
+def test_queues_are_kept_open_up_to_a_number_of_requests(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.aio.measure._KEPT_REQUESTS", 10)
+    source = Target(file, write=False)
+    bench = Bench("threads", source, SIZE, clock=Ticks())
+    for depth, threads in ((4, 2), (2, 1), (4, 2), (4, 1)):
+        bench.measure(AioConfig(256 << 10, depth, threads), "read", 0.01)
+    assert list(bench._pools) == [(1, 4)]  # the other two together with it are one too many, one by one
+    bench.measure(AioConfig(256 << 10, 6, 1), "read", 0.01)
+    assert list(bench._pools) == [(1, 4), (1, 6)]
+    bench.close()
+    source.close()
+
+
 def test_fresh_files_are_written_once(tmp_path: Path) -> None:
     path = tmp_path / "fresh"
     path.write_bytes(bytes(4096))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dsexplore.aio import AioConfig, SweepResult, command, sweep
+from dsexplore.aio import AioConfig, SweepResult, command, sweep, sweeping
+from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
 from dsexplore.errors import UsageError
 
@@ -56,6 +60,23 @@ def test_the_full_grid(tmp_path: Path) -> None:
     measured = {m.sample.config for m in result.measured if m.phase == "grid"}
     assert len(measured) == 2 * 2
     assert result.operations == ["read"]
+
+
+@pytest.mark.parametrize("around", [0.5, 4.0])
+def test_a_sweep_keeps_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: float) -> None:
+    """However long what goes on around a slice takes: ``around`` times the slice."""
+    now, noise = [0.0], random.Random(1)
+
+    def measured(_: Bench, config: AioConfig, operation: Operation, seconds: float) -> Sample:
+        now[0] += seconds * (1 + around)
+        rate = 1e9 * math.log2(2 + config.queue_depth) * math.exp(noise.gauss(0, 0.2))
+        return Sample(operation, config, int(rate * seconds), seconds, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3)
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    result = sweep(tmp_path, "32MiB", 30)
+    assert 24 < result.elapsed <= 30
+    assert result.references  # what the disk gives at most was measured within the time, too
 
 
 @pytest.mark.parametrize("write_mode", ["fresh", "fallocated"])
@@ -123,8 +144,6 @@ def test_paths_that_cannot_be_swept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [3, 15])
 def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    from dsexplore.aio.measure import Bench
-
     measure, calls = Bench.measure, []
 
     def interrupted(self, *args):  # type: ignore[no-untyped-def]
@@ -144,8 +163,6 @@ def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_interrupt_before_anything_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsexplore.aio.measure import Bench
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
