@@ -19,8 +19,9 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import progress
+from dsexplore.errors import UsageError
 from dsexplore.progress import State, TerminalLine, Work, seen_screen, track
-from dsexplore.trace import files
+from dsexplore.trace import files, recorder
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 
 ROOT = Path(__file__).parents[1]
@@ -227,6 +228,26 @@ def test_a_trace_that_is_interrupted_keeps_what_was_sent(tmp_path: Path, childre
     early = ["the recording ended early, with KeyboardInterrupt"]
     told = f"The 3 collectives recorded until then are kept in the trace, saved in {tmp_path / 'kept'}."
     assert child.interrupt() == [3, early, [told], 3, early]
+
+
+def test_an_interrupt_while_the_recording_ends_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = recorder.Recorder.close
+
+    def interrupted(self: recorder.Recorder, recording: recorder.Recording) -> Tables:
+        os.kill(os.getpid(), signal.SIGINT)
+        return close(self, recording)
+
+    monkeypatch.setattr(recorder.Recorder, "close", interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        dsexplore.simulate(world_size=2),
+        recorder.record(save=tmp_path / "kept") as trace,
+    ):
+        dist.all_reduce(torch.ones(1))
+    assert not recorder.is_recording()
+    assert len(trace) == len(dsexplore.load(tmp_path / "kept")) == 1
+    with pytest.raises(UsageError, match="after the recording ended"):
+        trace.step()
 
 
 MERGING = """

@@ -479,11 +479,12 @@ def record(
 
 
 def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
+    """Wholly, even where Ctrl-C comes twice, as it does to the processes of a launcher that passes it on."""
     with uninterrupted():
         recording.work = None
         trace.finish(_recorder.close(recording))
-    if save is not None:
-        save_recording(trace, save)
+        if save is not None:
+            save_recording(trace, save)
 
 
 def is_recording() -> bool:
