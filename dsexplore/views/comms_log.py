@@ -23,6 +23,7 @@ KINDS = ("time", "bandwidth")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _INK = "#767676"
 _MOST_LINES = 200
+_MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
 
 
 class CommsSummaryView(View):
@@ -38,17 +39,26 @@ class CommsSummaryView(View):
         """The table."""
         return self._text
 
-    def html(self) -> str:
-        """What was sent and how long it took, one row per op, group and message size."""
+    def html(self, most: int = _MOST_ROWS) -> str:
+        """What was sent and how long it took, one row per op, group and message size.
+
+        Args:
+            most: rows.
+        """
         if not self._lines:
             return html.fragment("<p><b>Comms log</b> nothing was logged</p>")
         longest = max(sum(line.seconds) for line in self._lines)
-        rows = [_row(line, longest) for line in self._lines[:_MOST_LINES]]
+        rows = [_row(line, longest) for line in self._lines[:most]]
         more = len(self._lines) - len(rows)
-        rest = f'<p class="dim">{more} more lines: see to_frame()</p>' if more else ""
+        told = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
+        rest = f'<p class="dim">{told}</p>' if more else ""
         note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
         table = html.table(HEAD, rows, left=(0, 1, 5))
         return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
+
+    def page(self) -> str:
+        """A document with many more rows than a notebook's output holds."""
+        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
     def figure(self, kind: str = "time", **options: Any) -> Any:
         """A plotly figure.

@@ -20,6 +20,7 @@ from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, Ints, ModuleTree, m
 
 _BUDGET, _PAGE_BUDGET = 50_000, 1_500_000
 _MOST_ROWS = 16
+_SMALL = 16
 _CHANGE = (
     "op",
     "axis",
@@ -74,7 +75,7 @@ class TraceDiffView(View):
         source = _DiffSource(self._diff)
         if not source.roots():
             return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
-        drawn = outline.outline(source, source.titles(), budget, "module tree of the differences")
+        drawn = outline.outline(source, source.titles(), budget, "module tree of the differences", _SMALL)
         cut = (
             "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."
             if drawn.hidden or drawn.closed

@@ -14,7 +14,8 @@ STYLE = (
 .dsx .part>div,.dsx .part>p{margin:4px 0 8px 18px}
 .dsx.dsx .heat td{padding:2px 8px;text-align:right;border:1px solid var(--dsx-line)}
 .dsx.dsx .heat th{padding:2px 8px}
-.dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0}
+.dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
+min-width:10em}
 .dsx .bar{display:flex;height:16px;min-width:2px}
 .dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
 .dsx.dsx .bars td.track{width:42%;min-width:160px}

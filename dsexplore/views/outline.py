@@ -87,7 +87,7 @@ class Outline:
     """Whether rows are drawn without what they have inside."""
 
 
-def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str) -> Outline:
+def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str, small: int = 0) -> Outline:
     """Draw a tree.
 
     Args:
@@ -95,12 +95,13 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         titles: (title, explanation, class) per column after the first; see `cell`.
         budget: bytes, about; at least the roots' first rows are drawn.
         label: what the tree is, for those who hear it.
+        small: a tree of so many rows or fewer is open all through.
     """
     rows, left, unseen = _rows(source, int(budget * _OF_ROWS))
     closed = _fill(source, rows, budget - int(budget * _OF_ROWS) + left)
     body: list[str] = []
     for row in reversed(rows):
-        (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row))
+        (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
     width = 230 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
         f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(told)}">{html.name(title, 12)}</span>'
@@ -167,12 +168,12 @@ def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
     return False
 
 
-def _row_html(row: _Row) -> str:
+def _row_html(row: _Row, small: bool) -> str:
     own = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
     inside = own + "".join(reversed(row.children)) + (_rest(row.hidden, row.depth) if row.hidden else "")
     if not inside:
         return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'
-    opened = " open" if row.children and (row.depth < 2 or (not own and row.depth < 4)) else ""
+    opened = " open" if small or (row.children and (row.depth < 2 or (not own and row.depth < 4))) else ""
     return f'<details{opened}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_names_are_data(log: CommsLogger) -> None:
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
     assert all("<script>" not in str(y) for y in log.figure().data[0].y)
+
+
+def test_a_long_log_is_cut_and_says_so(tmp_path: Path) -> None:
+    log = CommsLogger(CommsLoggerConfig(enabled=True), clock=ticking(), epoch=0)
+    for size in range(1, 501):
+        log.append("all_reduce", "all_reduce", latency=1.0, msg_size=size * 1024, group_size=8)
+    shown = log._repr_mimebundle_()["text/html"]
+    assert len(shown.encode()) <= 60_000
+    assert "… and 420 more lines: <code>to_frame()</code> has all" in shown
+    assert "more lines" not in log.summary().to_html(tmp_path / "log.html").read_text()
 
 
 def test_the_same_log_gives_the_same_bytes(log: CommsLogger) -> None:

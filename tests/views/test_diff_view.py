@@ -30,6 +30,13 @@ def test_what_is_added_and_what_is_gone(traces: ModuleType) -> None:
     assert "− all_gather tp forward 1 → 0 4 KiB → 0 B −4 KiB" in text_of(after.diff(before))
 
 
+def test_a_small_diff_is_open_all_through(traces: ModuleType) -> None:
+    small = traces.layered(8).diff(traces.layered(8, odd=3))._repr_mimebundle_()["text/html"]
+    assert "<details>" not in small
+    names = [f"m{i}" for i in range(40)]
+    assert "<details>" in traces.of_names(names).diff(Trace())._repr_mimebundle_()["text/html"]
+
+
 def test_what_is_the_same_is_left_out(traces: ModuleType) -> None:
     told = text_of(traces.layered(8).diff(traces.layered(8, odd=3)))
     assert told.count("Block") == 1
