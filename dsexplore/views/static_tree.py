@@ -15,6 +15,10 @@ LEAST = 12_000
 """Bytes that the tree may always take."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
+SAME_COLLECTIVE = (
+    "op", "axis", "group_size", "phase", "message_bytes", "dtype", "shape", "implicit", "cause", "source",
+)  # fmt: skip
+"""Collectives that agree in these columns stand on one line."""
 
 STYLE = (
     outline.STYLE
@@ -137,8 +141,12 @@ def _number(value: int, text: str) -> str:
 
 def events_html(events: pl.DataFrame) -> str:
     """The collectives of some modules, equal ones on one line."""
-    keys = ("op", "axis", "group_size", "phase", "message_bytes", "dtype", "shape", "implicit", "cause", "source")
-    events = events.group_by(*keys).agg(pl.len().alias("count"), pl.col("seq").min()).sort("seq", *keys[:4])
+    kinds = events.group_by(SAME_COLLECTIVE).agg(pl.len().alias("count"), pl.col("seq").min())
+    return collectives_html(kinds.sort("seq", *SAME_COLLECTIVE[:4]).head(MOST_TABLE_ROWS), kinds.height)
+
+
+def collectives_html(kinds: pl.DataFrame, every: int) -> str:
+    """Some of the ``every`` kinds of collective: columns `SAME_COLLECTIVE` and count."""
     rows = [
         (
             html.name(event["op"]) + (' <span class="imp">implicit</span>' if event["implicit"] else ""),
@@ -150,10 +158,10 @@ def events_html(events: pl.DataFrame) -> str:
             html.name(event["cause"] or "–"),
             html.name(event["source"].partition(" ← ")[0] or "–"),
         )
-        for event in events.head(MOST_TABLE_ROWS).iter_rows(named=True)
+        for event in kinds.iter_rows(named=True)
     ]
     head = ("collective", "axis", "phase", "count", "bytes", "tensor", "cause", "source")
-    return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(events.height, "kinds of collective")
+    return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
 
 
 def parameters_html(module: str, parameters: pl.DataFrame) -> str:
