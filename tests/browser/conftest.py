@@ -42,6 +42,16 @@ ARGUMENTS = [
 ]
 
 
+_ENDING_WITH_US = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""Runs what follows on the command line, and has the system end it when the test run ends, in whatever way."""
+
+
 def chromium() -> str:
     found = os.environ.get("DSEXPLORE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if not found:
@@ -90,8 +100,8 @@ def page(browser: Any) -> Iterator[Any]:
 class Lab:
     """A running JupyterLab."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.address = folder, f"http://127.0.0.1:{port}"
+    def __init__(self, folder: Path, port: int, pid: int) -> None:
+        self.folder, self.address, self.pid = folder, f"http://127.0.0.1:{port}", pid
 
     def write(self, name: str, cells: list[str]) -> Path:
         """A notebook of code cells."""
@@ -181,7 +191,8 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
         "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0, "IdentityProvider.token": "",
         "ServerApp.password": "", "ServerApp.root_dir": folder, "ServerApp.allow_root": True,
     }  # fmt: skip
-    command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--expose-app-in-browser"]
+    command = [sys.executable, "-c", _ENDING_WITH_US, str(os.getpid()), "-m", "jupyter", "lab"]
+    command += ["--no-browser", "--expose-app-in-browser"]
     with (home / "log").open("wb") as log:
         server = subprocess.Popen(
             [*command, *(f"--{k}={v}" for k, v in options.items())],
@@ -192,7 +203,7 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
         )
         try:
             _wait_for(f"http://127.0.0.1:{port}/api", server, home / "log")
-            yield Lab(folder, port)
+            yield Lab(folder, port, server.pid)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
             try:
@@ -237,6 +248,19 @@ def make_layered() -> Callable[..., Trace]:
 @pytest.fixture(scope="session")
 def trace_of_names() -> Callable[..., Trace]:
     return _traces().of_names
+
+
+@pytest.fixture(scope="session")
+def make_timed() -> Callable[..., Trace]:
+    return _traces().timed
+
+
+@pytest.fixture(scope="session")
+def kinds() -> list[str]:
+    """The kinds of figure, in the order of the list to choose from."""
+    from dsexplore.views.figures import KINDS
+
+    return list(KINDS)
 
 
 def _traces() -> Any:

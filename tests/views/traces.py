@@ -124,6 +124,39 @@ def layered(layers: int, odd: int | None = None) -> Trace:
     )
 
 
+def timed(ranks: int = 2, steps: int = 2) -> Trace:
+    """Several ranks of a small model with four layers, all phases, and measured times that grow with the size."""
+    forward = [(i, *sent) for i in range(4) for sent in (("all_gather", "dp", ""), ("all_reduce", "tp", ".mlp"))]
+    again = [(i, "all_gather", "dp", "") for i in (3, 2, 1, 0)]
+    backward = [
+        (i, *sent) for i in (3, 2, 1, 0) for sent in (("all_reduce", "tp", ".attn"), ("reduce_scatter", "dp", ""))
+    ]
+    step = {"forward": forward, "recompute": again, "backward": backward, "optimizer": [(0, "all_reduce", "", None)]}
+    events = []
+    for rank in range(ranks):
+        now = 10**9
+        sent = [(number, phase, *what) for number in range(steps) for phase in step for what in step[phase]]
+        for seq, (number, phase, layer, op, axis, part) in enumerate(sent):
+            owner = "" if part is None else f"Transformer.decoder.layers.{layer}{part}"
+            size = 2 ** (12 + layer + 3 * len(part or ""))
+            end = now + 20_000 + size // 50
+            columns = {"rank": rank, "step": number, "op": op, "phase": phase, "axis": axis, "start": now, "end": end}
+            group = f"g_{axis or 'world'}"
+            events.append(event(owner, seq, group=group, message_bytes=size, wire_bytes=3 * size // 2, **columns))
+            now = end + 5_000
+    names = ["Transformer", "Transformer.decoder", "Transformer.decoder.layers"]
+    names += [f"Transformer.decoder.layers.{i}{part}" for i in range(4) for part in ("", ".attn", ".mlp")]
+    modules = [module(name, name.rpartition(".")[0], name.rpartition(".")[2].title()) for name in names]
+    groups = [
+        {"group": f"g_{axis or 'world'}", "axis": axis, "mesh": "", "ranks": peers, "size": len(peers),
+         "backend": "gloo", "timing": "host"}
+        for axis, peers in (("dp", [0, 2]), ("tp", [0, 1]), ("", [0, 1, 2, 3]))
+    ]  # fmt: skip
+    tables = {"events": events, "modules": modules, "groups": groups}
+    info = TraceInfo(world_size=4, ranks=tuple(range(ranks)))
+    return Trace(Tables(**{name: frame(name, rows) for name, rows in tables.items()}, info=info))
+
+
 def of_names(names: list[str]) -> Trace:
     """One root module per name, each with one collective, one parameter, and an axis, group and source of that name."""
     events = [

@@ -1,0 +1,64 @@
+"""The JupyterLab of these tests ends with them, also when they are killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+RUN = """
+import importlib.util, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+spec = importlib.util.spec_from_file_location("helpers", sys.argv[1])
+helpers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helpers)
+
+def made(name):
+    path = Path(sys.argv[2]) / name
+    path.mkdir()
+    return path
+
+for lab in helpers.running_lab(SimpleNamespace(mktemp=made)):
+    print(lab.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def ended(pid: int, seconds: float) -> bool:
+    """Whether a process ends within some time."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], seconds)[0])
+    finally:
+        os.close(process)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+def test_no_server_outlives_a_test_run(tmp_path: Path, how: signal.Signals) -> None:
+    helpers = Path(__file__).with_name("conftest.py")
+    command = [sys.executable, "-c", RUN, str(helpers), str(tmp_path)]
+    run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=helpers.parents[2])
+    server = 0
+    try:
+        assert run.stdout is not None
+        server = int(run.stdout.readline())
+        run.send_signal(how)
+        assert run.wait(20) == -how
+        assert ended(server, 30)
+    finally:
+        run.kill()
+        run.communicate()
+        if server and not ended(server, 0):
+            os.killpg(server, signal.SIGKILL)
