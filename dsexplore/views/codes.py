@@ -1,30 +1,29 @@
 """A trace's events as small integers, so that a filter over a million of them takes milliseconds.
 
 Every facet is a column of codes and the labels they stand for; a filter is a conjunction of comparisons, and
-the tree's columns are `numpy.bincount` over what is left.
+what is left is added up in the `cells` of module, axis and phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace.model import Tables
-from dsexplore.views.facets import facet
+from dsexplore.trace.select import is_in_module
+from dsexplore.views.cells import Cells, Codes, Mask, Sizes, Sums, find_cells
+from dsexplore.views.facets import Facet, facet, row_numbers
 from dsexplore.views.fold import Folding
 from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
+from dsexplore.views.static_tree import SAME_COLLECTIVE
+from dsexplore.views.tally import Grid, grid, pattern_of
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
 """What the explorer can filter by, beside module and implicit."""
-
-Mask = npt.NDArray[np.bool_]
-Codes = npt.NDArray[np.int64]
-Sizes = npt.NDArray[np.float64]
 
 
 class EventCodes:
@@ -39,9 +38,30 @@ class EventCodes:
         self.owner = self.tree.rows_of(self.facets["owner"])
 
     @cached_property
-    def _axis_codes(self) -> Codes:
-        """Column of the tree's axes per event."""
-        return self.tree.axis_columns(self.facets["axis"])
+    def cells(self) -> Cells:
+        """Where events can fall: module, axis, phase."""
+        axis, phase = self.facets["axis"], self.facets["phase"]
+        return find_cells(self.owner, (axis.codes, len(axis.labels)), (phase.codes, len(phase.labels)), len(self.tree))
+
+    @cached_property
+    def _places(self) -> tuple[list[str], Codes]:
+        """The places in the model, numbered siblings together, and the place of each module."""
+        names = pl.DataFrame({"name": pl.Series(self.tree.names, dtype=pl.String)})
+        places = facet(names.select(pattern_of(pl.col("name")).alias("place"))["place"])
+        return places.labels, places.codes.astype(np.int64)
+
+    @cached_property
+    def _trigger(self) -> Facet:
+        return facet(self.tables.events["trigger"])
+
+    @cached_property
+    def kinds(self) -> Codes:
+        """One small number per event; events with equal ones stand on one line of a table of collectives."""
+        numbers = row_numbers(self.tables.events, SAME_COLLECTIVE).to_frame()
+        distinct = numbers.unique(maintain_order=True).with_row_index("kind")
+        return (
+            numbers.join(distinct, on="number", how="left", maintain_order="left")["kind"].to_numpy().astype(np.int64)
+        )
 
     @cached_property
     def folding(self) -> Folding:
@@ -58,6 +78,13 @@ class EventCodes:
         ]
         return [fold.rows for group in groups for fold in group if len(fold.rows) > 1]
 
+    @cached_property
+    def fold_of(self) -> dict[int, tuple[int, ...]]:
+        """First row of a fold → all its rows."""
+        return {rows[0]: rows for rows in self.folds}
+
+    # Which events
+
     def mask(self, filters: Mapping[str, Any], implicit_only: bool = False) -> Mask:
         """Which events meet the filters: facet → a label or a list of labels."""
         mask = self.implicit.copy() if implicit_only else np.ones(len(self.owner), bool)
@@ -68,35 +95,89 @@ class EventCodes:
             mask &= facet.codes == codes[0] if len(codes) == 1 else np.isin(facet.codes, codes)
         return mask
 
-    def inside(self, rows: list[int]) -> Mask:
+    def in_module(self, pattern: str) -> Mask:
+        """Events that a module's pattern takes in, as `Trace.where` does: by owner or by trigger."""
+        wanted = [pattern]
+        owner, trigger = self.facets["owner"], self._trigger
+        inside = {name: is_in_module(name, wanted) for name in {*owner.labels, *trigger.labels}}
+        of_owner, of_trigger = (np.array([inside[name] for name in f.labels], bool)[f.codes] for f in (owner, trigger))
+        mask: Mask = of_owner | of_trigger
+        return mask
+
+    def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """The rows of some modules and of all below them, as ``[first, end)``."""
+        return [(row, int(self.tree.ends[row])) for row in rows]
+
+    def inside(self, rows: Sequence[int]) -> Mask:
         """Events owned by these rows or by rows below them."""
         chosen = np.zeros(len(self.tree) + 1, bool)
-        for row in rows:
-            chosen[row : int(self.tree.ends[row])] = True
+        for row, end in self.spans(rows):
+            chosen[row:end] = True
         mask: Mask = chosen[self.owner]
         return mask
 
-    def by_module_and_axis(self, mask: Mask) -> pl.DataFrame:
-        """Message bytes per owner and axis; columns owner, axis, message_bytes."""
-        n, k = len(self.tree), max(len(self.facets["axis"].labels), 1)
-        pairs = self.owner[mask] * k + self.facets["axis"].codes[mask]
-        count, total = np.bincount(pairs, minlength=n * k), np.bincount(pairs, self.sizes[mask], minlength=n * k)
+    def at_place(self, place: str | None, axis: str | None, others: tuple[set[str], set[str]]) -> Mask:
+        """Events of a place in the model on an axis; None is every one but the ``others``."""
+        places, of_row = self._places
+        axes = self.facets["axis"]
+        in_place = np.array([p == place if place is not None else p not in others[0] for p in places], bool)
+        names = [label or NO_AXIS for label in axes.labels]
+        on_axis = np.array([a == axis if axis is not None else a not in others[1] for a in names], bool)
+        mask: Mask = in_place[of_row][self.owner] & on_axis[axes.codes]
+        return mask
+
+    def largest_owner(self, mask: Mask) -> int:
+        """The row of the module that sent most bytes of some events."""
+        return int(np.bincount(self.owner[mask], self.sizes[mask], minlength=1).argmax())
+
+    # What they add up to
+
+    def sums(self, mask: Mask) -> Sums:
+        """Count and bytes of some events by cell."""
+        return self.cells.sums(mask, self.sizes)
+
+    def places(self, sums: Sums, rows: Sequence[int] | None = None) -> Grid:
+        """Message bytes by place in the model and axis, of some modules or of all."""
+        names, of_row = self._places
+        axes = self.facets["axis"].labels
+        parts = [sums.cells.within(*span) for span in self.spans(rows)] if rows is not None else [slice(None)]
+        shape = len(names), max(len(axes), 1)
+        at = np.concatenate([of_row[sums.cells.owner[p]] * shape[1] + sums.cells.axis[p] for p in parts])
+        count = np.bincount(at, np.concatenate([sums.counts[p] for p in parts]), minlength=1)
+        total = np.bincount(at, np.concatenate([sums.bytes[p] for p in parts]), minlength=1)
         held = np.flatnonzero(count)
-        names, axes = (
-            pl.Series(self.tree.names, dtype=pl.String),
-            pl.Series(self.facets["axis"].labels, dtype=pl.String),
-        )
-        return pl.DataFrame(
-            {"owner": names[held // k], "axis": axes[held % k], "message_bytes": total[held].astype(np.int64)}
+        return grid(
+            pl.DataFrame(
+                {
+                    "row": [names[i] for i in held // shape[1]],
+                    "column": [axes[i] or NO_AXIS for i in held % shape[1]],
+                    "message_bytes": total[held].astype(np.int64),
+                },
+                schema={"row": pl.String, "column": pl.String, "message_bytes": pl.Int64},
+            )
         )
 
-    def columns(self, mask: Mask) -> Sizes:
+    def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
+        """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""
+        at = np.flatnonzero(mask)
+        kinds = self.kinds.take(at)
+        counts = np.bincount(kinds)
+        first = np.zeros(len(counts), np.int64)
+        first[kinds[::-1]] = at[::-1]
+        held = np.flatnonzero(counts)
+        rows = pl.DataFrame({"at": first[held], "count": counts[held]})
+        rows = rows.with_columns(self.tables.events["seq"].gather(rows["at"]).alias("seq")).sort("seq", "at").head(most)
+        return self.tables.events[rows["at"]].with_columns(rows["count"]), len(held)
+
+    def columns(self, sums: Sums) -> Sizes:
         """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""
-        n, owner, size = len(self.tree), self.owner[mask], self.sizes[mask]
-        count = np.bincount(owner, minlength=n).astype(np.float64)[:, None]
-        own = [_by(owner, self._axis_codes[mask], size, n, len(self.tree.axes))]
-        phases = self.facets["phase"]
-        own.append(_by(owner, phases.codes[mask], size, n, len(phases.labels)))
+        n, cells = len(self.tree), sums.cells
+        axis_column = self.tree.columns_of(self.facets["axis"].labels)
+        own = [
+            sums.by(axis_column[cells.axis], n, len(self.tree.axes), sums.bytes),
+            sums.by(cells.phase, n, len(self.facets["phase"].labels), sums.bytes),
+        ]
+        count = sums.by(np.zeros(1, np.int64), n, 1, sums.counts)
         total = own[0].sum(axis=1, keepdims=True)
         table = np.concatenate([count, total, *own, total], axis=1)
         below = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)])
@@ -111,6 +192,8 @@ class EventCodes:
         axes = [(axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}", "bytes") for axis in self.tree.axes]
         return [("count", "count"), ("bytes", "bytes"), *axes, *phases, ("own", "bytes")]
 
+    # Folded rows
+
     def fold(self, columns: Sizes) -> Sizes:
         """The same columns with each fold's sum on its first row and on the rows below that."""
         folded = columns.copy()
@@ -121,15 +204,9 @@ class EventCodes:
 
     def members(self, row: int) -> list[int]:
         """All rows that a row of the folded tree stands for."""
-        first = {rows[0]: rows for rows in self.folds}
         found, ancestor = [row], row
         while ancestor >= 0:
-            found = [member - ancestor + other for member in found for other in first.get(ancestor, (ancestor,))]
+            rows = self.fold_of.get(ancestor, (ancestor,))
+            found = [member - ancestor + other for member in found for other in rows]
             ancestor = int(self.tree.parents[ancestor])
         return sorted(found)
-
-
-def _by(owner: Codes, codes: npt.NDArray[Any], size: Sizes, n: int, k: int) -> Sizes:
-    if not k:
-        return np.zeros((n, 0))
-    return np.bincount(owner * k + codes, size, minlength=n * k).astype(np.float64).reshape(n, k)

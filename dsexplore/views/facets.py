@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace import schema
+
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no bit of a hash is lost
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,14 @@ def facet(column: pl.Series) -> Facet:
     lookup = np.zeros(int(distinct.max()) + 1, np.int32)
     lookup[distinct[order]] = np.arange(len(order), dtype=np.int32)
     return Facet([values[i] for i in order], lookup[raw])
+
+
+def row_numbers(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+    """One number (uint64) per row: equal where all these columns are equal, and practically only there."""
+    mixed = pl.lit(0, pl.UInt64)
+    for column in columns:
+        mixed = mixed * pl.lit(_MULTIPLIER, pl.UInt64) + pl.col(column).hash()
+    return frame.select(mixed.hash().alias("number")).to_series()
 
 
 def _place(name: str, value: Any) -> tuple[int, Any]:

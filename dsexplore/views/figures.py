@@ -1,36 +1,50 @@
 """Plotly figures of a trace. Everything is binned in Python: a figure has hundreds of marks, never one per event.
 
+A figure is made as plotly's JSON, a plain dict: the explorer sends it as it is, and plotly's own classes, which
+check each of its values for longer than it takes to draw them, are only asked where a user wants a ``Figure``.
+
 Names are data: plotly reads a little HTML in labels, so they are escaped before they become one.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
+import polars as pl
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html, tally
-from dsexplore.views.palette import OPS, OTHER_OP, PHASES, SKY, phase_mark
+from dsexplore.views.module_tree import OUTSIDE
+from dsexplore.views.palette import BLUE, OPS, OTHER_OP, PHASES, SKY, phase_mark
+
+Spec = dict[str, Any]
+"""A figure as plotly's JSON: ``data``, a list of traces, and ``layout``."""
 
 SEQUENCE_BINS, SEQUENCE_LANES = 160, 24
 
 INK = "#767676"
 """Text that is legible on white and on black."""
-BLUES = [
-    [0.0, "rgba(86,180,233,0.06)"],
-    [0.25, "rgba(86,180,233,0.45)"],
-    [0.6, "rgba(0,114,178,0.8)"],
-    [1.0, "#004a75"],
-]
+BLUES = [[0.0, "rgba(86,180,233,0.4)"], [1.0, BLUE]]
+"""From few bytes to many: the least is visible, and the most stands out, on white and on black."""
+_PATTERNS = {
+    "all_reduce": "",
+    "all_gather": "/",
+    "reduce_scatter": "\\",
+    "all_to_all": "x",
+    "broadcast": ".",
+    "reduce": "|",
+}
+_LONGEST_LABEL = 34
+_MOST_LETTERS = 40
 
 
-def trace_figure(tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None) -> go.Figure:
-    """One figure of a trace.
+def trace_figure(tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None) -> Any:
+    """One figure of a trace, as a ``plotly.graph_objects.Figure``.
 
     Args:
         tables: what was recorded.
@@ -40,172 +54,211 @@ def trace_figure(tables: Tables, kind: str = "modules", window: tuple[float, flo
     Raises:
         UsageError: no such kind.
     """
-    draw = KINDS.get(kind)
-    if draw is None:
+    import plotly.graph_objects as go
+
+    if kind not in KINDS:
         raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
-    figure = draw(tables, window) if kind == "sequence" else draw(tables)
-    figure.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": INK, "size": 12},
-        margin={"l": 8, "r": 8, "t": 36, "b": 8},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        height=360,
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": INK},
-    )
-    figure.update_xaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zerolinecolor="rgba(128,128,128,0.4)")
-    figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zerolinecolor="rgba(128,128,128,0.4)")
-    if not figure.data:
-        figure.add_annotation(text="nothing of this kind in the trace", showarrow=False, font={"color": INK})
-        figure.update_xaxes(visible=False)
-        figure.update_yaxes(visible=False)
-    return figure
+    return go.Figure(finished(KINDS[kind](tables, window)))
 
 
-def label(name: object, longest: int = 34) -> str:
+def finished(spec: Spec, ink: str = INK) -> Spec:
+    """A figure with what all of them share: no background, legible ink, room for its labels."""
+    line = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)", "automargin": True}
+    layout = {
+        "template": {},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": ink, "size": 12},
+        "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        "height": 360,
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK},
+        **spec["layout"],
+    }
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] = {**line, **layout.get(axis, {}), **({} if spec["data"] else {"visible": False})}
+    if not spec["data"]:
+        layout["annotations"] = [{"text": "nothing of this kind in the trace", "showarrow": False}]
+    return {"data": spec["data"], "layout": layout}
+
+
+def label(name: object, longest: int = _LONGEST_LABEL) -> str:
     """A name as plotly shows it literally."""
     return html.escape(name, longest)
 
 
-def modules(tables: Tables) -> go.Figure:
+def modules(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Heatmap of message bytes: place in the model × mesh axis."""
-    return _heatmap(tally.module_by_axis(tables.events), "module_axis")
+    return module_heatmap(tally.module_by_axis(tables.events))
 
 
-def peers(tables: Tables) -> go.Figure:
+def module_heatmap(grid: tally.Grid) -> Spec:
+    """Heatmap of places in the model; what all their names begin with is left out of the labels."""
+    shared = _shared_prefix([row for row in grid.rows if row not in (OUTSIDE, tally.OTHERS)])
+    return _heatmap(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns)
+
+
+def peers(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Matrix of wire bytes from recorded ranks to their peers."""
-    return _heatmap(tally.between_ranks(tables), "rank_peer", "to rank ")
+    grid = tally.between_ranks(tables)
+    return _heatmap(grid, "rank_peer", grid.rows, [f"to rank {column}" for column in grid.columns])
 
 
-def ops(tables: Tables) -> go.Figure:
+def ops(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Bars of message bytes per op, split by phase with its letter and hatch."""
     totals = tally.op_by_phase(tables.events)
     order = list(dict.fromkeys(totals["op"]))
-    figure = go.Figure(layout={"barmode": "stack"})
+    names = _unique(order)
+    data = []
     for phase in [p for p in PHASES if p in set(totals["phase"])]:
         rows = {op: (count, size) for op, p, count, size in totals.iter_rows() if p == phase}
+        found = [rows.get(op, (0, 0)) for op in order]
         mark = phase_mark(phase)
-        figure.add_bar(
-            y=_unique(order),
-            x=[rows.get(op, (0, 0))[1] for op in order],
-            name=f"{mark.letter} {phase}",
-            orientation="h",
-            marker={"color": mark.colour, "pattern": {"shape": mark.pattern, "fgcolor": "rgba(0,0,0,.45)", "size": 6}},
-            customdata=[
-                [op, phase, rows.get(op, (0, 0))[0], format_bytes(rows.get(op, (0, 0))[1])] for op in map(label, order)
-            ],
-            meta={"kind": "op_phase"},
-            hovertemplate="%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} × , %{customdata[3]}<extra></extra>",
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": names,
+                "x": [size for _, size in found],
+                "name": f"{mark.letter} {phase}",
+                "marker": _hatched(mark.colour, mark.pattern),
+                "customdata": [[op, phase] for op in order],
+                "hovertext": [
+                    f"{name}, {phase}<br>{count:,} ×, {format_bytes(size)}"
+                    for name, (count, size) in zip(names, found, strict=True)
+                ],
+                "meta": {"kind": "op_phase"},
+                "hovertemplate": "%{hovertext}<extra></extra>",
+            }
         )
-    figure.update_yaxes(autorange="reversed")
-    _byte_axis(figure.update_xaxes, [float(x) for x in totals.group_by("op").agg(_bytes_sum())["message_bytes"]])
-    return figure
+    sums = totals.group_by("op").agg(pl.col("message_bytes").sum())["message_bytes"]
+    axes = {"xaxis": _byte_axis([float(x) for x in sums]), "yaxis": {"autorange": "reversed"}}
+    return {"data": data, "layout": {"barmode": "stack", **axes}}
 
 
-def sequence(tables: Tables, window: tuple[float, float] | None = None) -> go.Figure:
-    """Bytes in program order (or in time where measured): a lane per rank, group and op, binned."""
+def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
+    """Bytes in program order (or in time where measured): a lane per rank, group and op, binned, phases on top."""
     found = tally.lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, window)
     if not found.labels:
-        return go.Figure()
+        return {"data": [], "layout": {}}
     scale = 1e6 if found.unit == "ns" else 1.0
-    places = (found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale
+    places = ((found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale).tolist()
     names = _unique(f"{rank} · {lane} · {op}" if lane else f"{rank} · {op}" for rank, lane, op in found.labels)
-    values = np.where(found.counts > 0, np.log10(found.bytes + 1.0), np.nan)
     hover = [
         [
-            f"{phase} · {count} × · {format_bytes(size)}" if count else ""
+            f"{phase} · {count:,} × · {format_bytes(size)}" if count else ""
             for phase, count, size in zip(p, c, b, strict=True)
         ]
         for p, c, b in zip(found.phases, found.counts.tolist(), found.bytes.tolist(), strict=True)
     ]
-    figure = go.Figure(
-        go.Heatmap(
-            x=places,
-            y=names,
-            z=values,
-            text=hover,
-            colorscale=BLUES,
-            showscale=False,
-            ygap=2,
-            meta={"kind": "sequence"},
-            hovertemplate="%{y}<br>%{text}<extra></extra>",
-            hoverongaps=False,
-        )
-    )
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title_text="ms since the first" if found.unit == "ns" else "program order (seq)")
-    return figure
+    values = np.where(found.counts > 0, np.log10(found.bytes + 1.0), np.nan)
+    lanes = {
+        "type": "heatmap",
+        "x": places,
+        "y": names,
+        "z": _numbers(values),
+        "text": hover,
+        "colorscale": BLUES,
+        "showscale": False,
+        "ygap": 2,
+        "meta": {"kind": "sequence"},
+        "hovertemplate": "%{y}<br>%{text}<extra></extra>",
+        "hoverongaps": False,
+    }
+    room = 1 / (len(names) + 3)
+    strip, letters = _phase_strip(found, places)
+    title = "ms since the first" if found.unit == "ns" else "program order (seq)"
+    more = f", {found.hidden:,} more lanes not drawn" if found.hidden else ""
+    layout = {
+        "annotations": letters,
+        "xaxis": {"title": {"text": f"{title}{more}"}},
+        "yaxis": {"autorange": "reversed", "type": "category", "domain": [0, 1 - 1.4 * room]},
+        "yaxis2": {"type": "category", "domain": [1 - room, 1], "anchor": "x", "automargin": True},
+    }
+    return {"data": [strip, lanes], "layout": layout}
 
 
-def sizes(tables: Tables) -> go.Figure:
+def sizes(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Histogram of message sizes by powers of two."""
     found = tally.message_sizes(tables.events)
     every = sorted(set(found["size"]))
-    figure = go.Figure(layout={"barmode": "stack"})
+    data = []
     for op in sorted(set(found["op"])):
         rows = dict(found.filter(op=op).select("size", "count").iter_rows())
-        colour, _ = OPS.get(op, OTHER_OP)
-        figure.add_bar(
-            x=[format_bytes(s) if s else "empty" for s in every],
-            y=[rows.get(s, 0) for s in every],
-            name=label(op, 20),
-            marker={
-                "color": colour,
-                "pattern": {"shape": _PATTERNS.get(op, "x"), "fgcolor": "rgba(0,0,0,.45)", "size": 6},
-            },
-            customdata=[[op, s] for s in every],
-            meta={"kind": "size"},
-            hovertemplate=f"%{{x}} – : %{{y}} ×<extra>{label(op)}</extra>",
+        data.append(
+            {
+                "type": "bar",
+                "x": [format_bytes(s) if s else "empty" for s in every],
+                "y": [rows.get(s, 0) for s in every],
+                "name": label(op, 20),
+                "marker": _hatched(OPS.get(op, OTHER_OP)[0], _PATTERNS.get(op, "x")),
+                "customdata": [[op, s] for s in every],
+                "meta": {"kind": "size"},
+                "hovertext": [tally.size_range(s) for s in every],
+                "hovertemplate": f"%{{hovertext}}: %{{y}} ×<extra>{label(op)}</extra>",
+            }
         )
-    figure.update_yaxes(title_text="collectives")
-    return figure
+    axes = {
+        "xaxis": {"type": "category", "title": {"text": "message bytes, from"}},
+        "yaxis": {"title": {"text": "collectives"}},
+    }
+    return {"data": data, "layout": {"barmode": "stack", **axes}}
 
 
-def bandwidth(tables: Tables) -> go.Figure:
+def bandwidth(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Median bus bandwidth over message size; empty for a simulation."""
     found = tally.bus_bandwidth(tables.events)
-    figure = go.Figure()
+    data = []
     for op in sorted(set(found["op"])):
         part = found.filter(op=op)
         colour, symbol = OPS.get(op, OTHER_OP)
-        figure.add_scatter(
-            x=part["size"].to_list(),
-            y=part["gb_per_s"].to_list(),
-            mode="lines+markers",
-            name=label(op, 20),
-            marker={"color": colour, "symbol": symbol, "size": 9},
-            line={"color": colour},
-            meta={"kind": "size"},
-            customdata=[[op, s] for s in part["size"]],
-            hovertemplate=f"%{{x}} B: %{{y:.3g}} GB/s<extra>{label(op)}</extra>",
+        data.append(
+            {
+                "type": "scatter",
+                "x": part["size"].to_list(),
+                "y": part["gb_per_s"].to_list(),
+                "mode": "lines+markers",
+                "name": label(op, 20),
+                "marker": {"color": colour, "symbol": symbol, "size": 9},
+                "line": {"color": colour},
+                "meta": {"kind": "size"},
+                "customdata": [[op, s] for s in part["size"]],
+                "hovertext": [f"from {format_bytes(s)}" for s in part["size"]],
+                "hovertemplate": f"%{{hovertext}}: %{{y:.3g}} GB/s<extra>{label(op)}</extra>",
+            }
         )
-    figure.update_xaxes(type="log", title_text="message bytes")
-    figure.update_yaxes(title_text="bus bandwidth, GB/s")
-    return figure
+    every = sorted(set(found["size"]))
+    shown = every[:: -(-len(every) // 6) or 1]
+    x = {"type": "log", "tickvals": shown, "ticktext": [format_bytes(s) for s in shown]}
+    axes = {
+        "xaxis": {**x, "title": {"text": "message bytes"}},
+        "yaxis": {"title": {"text": "bus bandwidth, GB/s"}, "rangemode": "tozero"},
+    }
+    return {"data": data, "layout": axes}
 
 
-def sankey(tables: Tables) -> go.Figure:
+def sankey(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Wire bytes flowing from recorded ranks to their peers, equal peers joined."""
     grid = tally.between_ranks(tables)
-    if not grid.rows:
-        return go.Figure()
-    links = [(i, j, v) for i, row in enumerate(grid.values) for j, v in enumerate(row) if v]
+    if not grid.rows or not grid.columns:
+        return {"data": [], "layout": {}}
+    links = [(i, j, v) for i, row in enumerate(grid.values.tolist()) for j, v in enumerate(row) if v]
     names = [label(r) for r in grid.rows] + [label(f"to {c}") for c in grid.columns]
-    return go.Figure(
-        go.Sankey(
-            node={"label": names, "color": SKY, "pad": 12},
-            link={
-                "source": [i for i, _, _ in links],
-                "target": [len(grid.rows) + j for _, j, _ in links],
-                "value": [v for _, _, v in links],
-                "label": [format_bytes(v) for _, _, v in links],
-            },
-        )
-    )
+    link = {
+        "source": [i for i, _, _ in links],
+        "target": [len(grid.rows) + j for _, j, _ in links],
+        "value": [v for _, _, v in links],
+        "label": [format_bytes(v) for _, _, v in links],
+        "color": "rgba(86,180,233,0.4)",
+        "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
+    }
+    return {
+        "data": [{"type": "sankey", "node": {"label": names, "color": BLUE, "pad": 20}, "link": link}],
+        "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}},
+    }
 
 
-KINDS: dict[str, Callable[..., go.Figure]] = {
+KINDS: dict[str, Callable[[Tables, tuple[float, float] | None], Spec]] = {
     "modules": modules,
     "ops": ops,
     "sequence": sequence,
@@ -215,40 +268,81 @@ KINDS: dict[str, Callable[..., go.Figure]] = {
     "bandwidth": bandwidth,
 }
 
-_PATTERNS = {
-    "all_reduce": "",
-    "all_gather": "/",
-    "reduce_scatter": "\\",
-    "all_to_all": "x",
-    "broadcast": ".",
-    "reduce": "|",
-}
 
-
-def _heatmap(grid: tally.Grid, kind: str, prefix: str = "") -> go.Figure:
+def _heatmap(grid: tally.Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
+    """A grid with other labels; the names themselves are what a click tells and what hovering shows."""
     if not grid.rows or not grid.columns:
-        return go.Figure()
-    text = [[format_bytes(v) if v else "" for v in row] for row in grid.values]
-    figure = go.Figure(
-        go.Heatmap(
-            z=np.where(grid.values > 0, np.log10(grid.values + 1), np.nan),
-            x=_unique(f"{prefix}{c}" for c in grid.columns),
-            y=_unique(grid.rows),
-            text=text if len(grid.columns) <= 8 else None,
-            texttemplate="%{text}" if len(grid.columns) <= 8 else None,
-            textfont={"color": "#000000"},
-            customdata=[[[row, column] for column in grid.columns] for row in grid.rows],
-            hovertext=text,
-            hovertemplate="%{y}<br>%{x}: %{hovertext}<extra></extra>",
-            colorscale=[[0.0, "#eaf4fb"], [1.0, SKY]],
-            showscale=False,
-            xgap=1,
-            ygap=1,
-            meta={"kind": kind},
-        )
-    )
-    figure.update_yaxes(autorange="reversed")
-    return figure
+        return {"data": [], "layout": {}}
+    text = [[format_bytes(v) if v else "" for v in row] for row in grid.values.tolist()]
+    shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
+    trace = {
+        "type": "heatmap",
+        "z": _numbers(np.where(grid.values > 0, np.log10(grid.values + 1), np.nan)),
+        "x": _unique(columns),
+        "y": _unique(rows),
+        **shown,
+        "customdata": [[[row, column] for column in grid.columns] for row in grid.rows],
+        "hovertext": [
+            [f"{label(row, 90)}<br>{label(column)}: {cell}" for column, cell in zip(columns, cells, strict=True)]
+            for row, cells in zip(grid.rows, text, strict=True)
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hoverongaps": False,
+        "colorscale": [[0.0, "#eaf4fb"], [1.0, SKY]],
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+        "meta": {"kind": kind},
+    }
+    category = {"type": "category", "showgrid": False}
+    return {"data": [trace], "layout": {"xaxis": category, "yaxis": {**category, "autorange": "reversed"}}}
+
+
+def _phase_strip(found: tally.Lanes, places: list[float]) -> tuple[Spec, list[Spec]]:
+    """The lane above the others: which phase each bin belongs to, in its colour, its letter on every long run."""
+    order = list(PHASES)
+    runs = tally.phase_runs(found)
+    codes = [order.index(phase) if phase in order else len(order) - 1 if phase else None for phase, _, _ in runs]
+    z = [code for code, (_, first, end) in zip(codes, runs, strict=True) for _ in range(first, end)]
+    strip = {
+        "type": "heatmap",
+        "x": places,
+        "y": ["phase"],
+        "yaxis": "y2",
+        "z": [z],
+        "text": [[phase for phase, first, end in runs for _ in range(first, end)]],
+        "zmin": 0,
+        "zmax": len(order) - 1,
+        "colorscale": [[i / (len(order) - 1), phase_mark(phase).colour] for i, phase in enumerate(order)],
+        "showscale": False,
+        "ygap": 2,
+        "meta": {"kind": "phases"},
+        "hovertemplate": "%{text}<extra></extra>",
+        "hoverongaps": False,
+    }
+    wide = sorted((run for run in runs if run[0] and run[2] - run[1] >= 3), key=lambda run: run[1] - run[2])
+    letters = [
+        {
+            "x": (places[first] + places[end - 1]) / 2,
+            "y": "phase",
+            "yref": "y2",
+            "text": f"<b>{phase_mark(phase).letter}</b>",
+            "showarrow": False,
+            "font": {"color": phase_mark(phase).ink, "size": 11},
+        }
+        for phase, first, end in sorted(wide[:_MOST_LETTERS], key=lambda run: run[1])
+    ]
+    return strip, letters
+
+
+def _hatched(colour: str, pattern: str) -> Spec:
+    hatch = {"shape": pattern, "fillmode": "overlay", "fgcolor": "#000000", "fgopacity": 0.45, "size": 6}
+    return {"color": colour, "pattern": hatch}
+
+
+def _numbers(values: Any) -> list[list[float | None]]:
+    """A matrix as JSON has it: nothing where there is no number."""
+    return [[None if value != value else round(value, 4) for value in row] for row in values.tolist()]
 
 
 def _unique(names: Iterable[str]) -> list[str]:
@@ -256,28 +350,39 @@ def _unique(names: Iterable[str]) -> list[str]:
     seen: dict[str, int] = {}
     found = []
     for name in names:
-        short = label(_tail(name))
+        short = label(_tail(name), 0)
         seen[short] = seen.get(short, 0) + 1
         found.append(short if seen[short] == 1 else f"{short} ({seen[short]})")
     return found
 
 
-def _tail(name: str, longest: int = 34) -> str:
-    """The end of a module's name says more than its beginning."""
-    return name if len(name) <= longest else f"…{name[-(longest - 1) :]}"
+def _tail(name: str) -> str:
+    """The end of a module's name says more than its beginning; a wide character takes the room of two."""
+    room = _LONGEST_LABEL
+    for at in range(len(name) - 1, -1, -1):
+        room -= 2 if unicodedata.east_asian_width(name[at]) in "WF" else 1
+        if room < (1 if at else 0):
+            return f"…{name[at + 1 :]}"
+    return name
 
 
-def _bytes_sum() -> Any:
-    import polars as pl
+def _shared_prefix(names: list[str]) -> str:
+    """What several dotted names begin with, up to and with a dot; what is left begins with a name, not with ``*``."""
+    if len(names) < 2:
+        return ""
+    first, last = min(names).split("."), max(names).split(".")
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    shared = min(shared, *(name.count(".") for name in names))
+    while shared and any(name.split(".")[shared] == "*" for name in names):
+        shared -= 1
+    return "".join(f"{part}." for part in first[:shared])
 
-    return pl.col("message_bytes").sum()
 
-
-def _byte_axis(update: Callable[..., Any], values: list[float], ticks: int = 4) -> None:
+def _byte_axis(values: list[float], ticks: int = 4) -> Spec:
     """Ticks at round binary sizes, written as such."""
     top = max(values, default=0)
     if top <= 0:
-        return
+        return {}
     step = 2.0 ** np.ceil(np.log2(top / ticks))
     at = np.arange(0, top + step, step)
-    update(tickvals=at.tolist(), ticktext=[format_bytes(v) for v in at])
+    return {"tickvals": at.tolist(), "ticktext": [format_bytes(v) for v in at]}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from dsexplore.trace.model import Tables
+from dsexplore.views.facets import row_numbers
 from dsexplore.views.module_tree import ModuleTree
 
 _SAME_EVENT = ("op", "axis", "group_size", "phase", "message_bytes", "dtype", "implicit")
@@ -110,7 +111,8 @@ def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]
     """One number for all rows of a module, whatever their order."""
     if frame.is_empty():
         return {}
-    number = pl.struct(pl.exclude(key)).hash()
+    number = pl.col("number")
     halves = (number % 2**32).sum().alias("low"), (number // 2**32).sum().alias("high")
-    sums = frame.group_by(key).agg(*halves)
+    numbered = frame.select(key, row_numbers(frame, [name for name in frame.columns if name != key]))
+    sums = numbered.group_by(key).agg(*halves)
     return {str(module): (low, high) for module, low, high in sums.iter_rows()}

@@ -78,6 +78,10 @@ class ModuleTree:
         """The index into `axes` of each event's axis."""
         return _recoded(axis, self.axes)
 
+    def columns_of(self, labels: list[str]) -> Ints:
+        """The index into `axes` of each of these axes."""
+        return _places(labels, self.axes)
+
     @property
     def roots(self) -> list[int]:
         """Rows without a parent."""
@@ -167,9 +171,14 @@ def _rows(row_of: Mapping[str, int], owners: Facet) -> Ints:
 
 
 def _recoded(facet_: Facet, columns: list[str]) -> Ints:
-    """The column of each event's label; labels without one share the last."""
+    """The column of each event's label."""
+    return _places(facet_.labels, columns)[facet_.codes]
+
+
+def _places(labels: list[str], columns: list[str]) -> Ints:
+    """The column of each label; labels without one share the last."""
     place = {name: i for i, name in enumerate(columns)}
-    return np.array([place.get(label or NO_AXIS, len(columns) - 1) for label in facet_.labels], np.int64)[facet_.codes]
+    return np.array([place.get(label or NO_AXIS, len(columns) - 1) for label in labels], np.int64)
 
 
 def _held(parameters: pl.DataFrame) -> pl.DataFrame:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace.model import Tables
+from dsexplore.units import format_bytes
 from dsexplore.views.fold import ranges
 from dsexplore.views.module_tree import NO_AXIS, OUTSIDE
 
@@ -38,7 +39,7 @@ def pattern_of(name: pl.Expr) -> pl.Expr:
 def module_by_axis(events: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
     """Message bytes per place in the model (layers together) and mesh axis, largest first."""
     totals = events.group_by("owner", "axis").agg(pl.col("message_bytes").sum())
-    return _grid(totals.with_columns(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column")), most)
+    return grid(totals.with_columns(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column")), most)
 
 
 def op_by_phase(events: pl.DataFrame) -> pl.DataFrame:
@@ -150,6 +151,18 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
     return Lanes(list(row_of), size, count, phases, "ns" if timed else "seq", first, last, width, hidden)
 
 
+def phase_runs(found: Lanes) -> list[tuple[str, int, int]]:
+    """(phase, first bin, end): the bins cut where the phase of what was sent changes; "" before the first event."""
+    runs: list[tuple[str, int, int]] = []
+    for column in range(found.bytes.shape[1]):
+        phase = next((row[column] for row in found.phases if row[column]), "")
+        if runs and (runs[-1][0] == phase or not phase):
+            runs[-1] = (runs[-1][0], runs[-1][1], column + 1)
+        else:
+            runs.append((phase, column, column + 1))
+    return runs
+
+
 def _extent(at: pl.Series) -> tuple[float, float]:
     numbers = at.to_numpy()
     return (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
@@ -192,8 +205,8 @@ def between_ranks(tables: Tables, most: int = MOST_ROWS) -> Grid:
     )
 
 
-def _grid(totals: pl.DataFrame, most: int) -> Grid:
-    """Columns row, column, message_bytes → a grid, by their bytes."""
+def grid(totals: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
+    """Columns row, column, message_bytes → a grid, rows and columns in order of their bytes."""
     totals, rows = _at_most(totals, "row", most)
     totals, columns = _at_most(totals, "column", MOST_COLUMNS)
     values = np.zeros((len(rows), len(columns)))
@@ -222,6 +235,11 @@ def _ranked(totals: pl.DataFrame, key: str) -> list[str]:
 
 def _axis() -> pl.Expr:
     return pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
+
+
+def size_range(low: int) -> str:
+    """A power of two as messages between it and its double are called."""
+    return f"{format_bytes(low)} – {format_bytes(2 * low)}" if low else "empty"
 
 
 def _power_of_two() -> pl.Expr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,16 +102,108 @@ def test_saved_small_reopened_without_a_kernel_and_exported(lab: Any, page: Any,
     reopened.goto(f"{lab.address}/lab/workspaces/again/tree/saved.ipynb?reset")
     reopened.wait_for_selector(".jp-RenderedHTMLCommon .dsx .tree", timeout=30_000)
     assert "Net" in reopened.inner_text(".dsx .tree")
+    absent = reopened.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
+    absent.wait_for(state="attached", timeout=20_000)
+    assert not absent.is_visible()
     shot(reopened, "explorer_reopened")
 
-    subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR", str(path)], check=True, timeout=120
-    )
+
+@pytest.mark.parametrize("template", ["lab", "basic"])
+def test_exported_as_a_page_or_as_plain_html(lab: Any, page: Any, explored: str, shot: Any, template: str) -> None:
+    name = f"exported_{template}"
+    opened(lab, page, f"{name}.ipynb", explored)
+    lab.save(page)
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=10_000)
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--template", template, "--log-level=ERROR"]
+    subprocess.run([*command, str(lab.folder / f"{name}.ipynb")], check=True, timeout=120)
     exported = page.context.new_page()
     exported.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
-    exported.goto(path.with_suffix(".html").as_uri())
+    exported.goto((lab.folder / f"{name}.html").as_uri())
     assert exported.locator(".dsx .tree").first.is_visible()
-    shot(exported, "explorer_exported")
+    assert exported.locator("text=run this cell again to use it").is_visible()
+    shot(exported, f"explorer_{name}")
+
+
+def test_plotly_comes_from_the_kernel_where_lab_has_none(lab: Any, page: Any, explored: str) -> None:
+    page.route("**/jupyterlab-plotly/**", lambda route: route.abort())
+    opened(lab, page, "fallback.ipynb", explored)
+    assert page.evaluate("!(globalThis._JUPYTERLAB || {})['jupyterlab-plotly']")
+    assert page.evaluate("typeof globalThis.Plotly.react") == "function"
+    assert page.locator(".dsx-plot .heatmaplayer image, .dsx-plot .hm image").count() >= 1
+    redrawn(page, lambda: row(page, "[0–2, 4–7]").click())
+    assert page.requests.foreign == []
+
+
+def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, explored: str, shot: Any) -> None:
+    opened(lab, page, "keyboard.ipynb", explored)
+    page.focus(".dsx-explorer select >> nth=0")
+    redrawn(page, lambda: page.keyboard.press("ArrowDown"))
+    assert set(lab.evaluate(page, "explorer.selection.events['phase'].to_list()")) == {"forward"}
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('dsx-port')"):
+            break
+        assert page.evaluate("document.activeElement.closest('.dsx-explorer') !== null")
+    before = page.locator(".dsx-body .dsx-row").count()
+    redrawn(page, lambda: page.keyboard.press("End"))
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("() => document.querySelector('.dsx-selected .dsx-name').innerText.startsWith('▾3')")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".dsx-body .dsx-row").count() == before - 2
+    page.wait_for_function("() => document.querySelector('.dsx-explorer').innerText.includes('in Net.layers.3')")
+    assert len(lab.evaluate(page, "explorer.selection.events['owner'].to_list()")) == 3
+    shot(page, "explorer_keyboard")
+    redrawn(page, lambda: page.keyboard.press("Escape"))
+    assert lab.evaluate(page, "len(explorer.selection)") == 17
+
+
+HOSTILE = "<img src=x onerror=window.pwned=1>"
+
+
+def test_hostile_names_are_text_in_the_whole_application(
+    lab: Any, page: Any, trace_of_names: Any, kinds: list[str], shot: Any
+) -> None:
+    save(trace_of_names([HOSTILE, "x" * 10_000, "اسم\u202e", "日本語" * 30, "other"]), lab.folder / "hostile.trace")
+    cell = "import dsexplore\nexplorer = dsexplore.load('hostile.trace').explore()\nexplorer"
+    opened(lab, page, "hostile.ipynb", cell)
+    redrawn(page, lambda: row(page, HOSTILE).click())
+    figure = page.locator(".dsx-explorer select").nth(page.locator(".dsx-explorer select").count() - 1)
+    for kind in kinds[1:]:
+        redrawn(page, lambda kind=kind: figure.select_option(index=kinds.index(kind)))
+    page.wait_for_function("h => document.querySelector('.dsx-details').innerText.includes(h)", arg=HOSTILE)
+    redrawn(page, lambda: figure.select_option(index=0))
+    assert page.evaluate("window.pwned") is None
+    assert page.locator(".dsx-explorer img").count() == 0
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.dsx-explorer'))")
+    shot(page.locator(".dsx-explorer"), "explorer_hostile")
+    assert page.errors == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True), (800, False), (1280, True)])
+def test_every_figure_is_legible(
+    lab: Any, page: Any, make_timed: Any, kinds: list[str], shot: Any, width: int, dark: bool
+) -> None:
+    save(make_timed(), lab.folder / "timed.trace")
+    theme = "dark" if dark else "light"
+    page.set_viewport_size({"width": width, "height": 1250})
+    cell = "import dsexplore\nexplorer = dsexplore.load('timed.trace').explore()\nexplorer"
+    opened(lab, page, f"figures_{width}_{theme}.ipynb", cell, dark=dark)
+    figure = page.locator(".dsx-explorer select").nth(page.locator(".dsx-explorer select").count() - 1)
+    for kind in kinds:
+        if kind != kinds[0]:
+            redrawn(page, lambda kind=kind: figure.select_option(index=kinds.index(kind)))
+        page.mouse.move(0, 0)
+        place = page.locator(".dsx-plot")
+        shot(place, f"figure_{kind}_{width}_{theme}")
+        outside = page.evaluate(
+            """() => { const box = document.querySelector(".dsx-plot").getBoundingClientRect();
+                return [...document.querySelectorAll(".dsx-plot svg text")].filter((text) => text.textContent.trim())
+                    .map((text) => [text.textContent, text.getBoundingClientRect()])
+                    .filter(([, at]) => at.width && (at.left < box.left - 1 || at.right > box.right + 1))
+                    .map(([text]) => text); }"""
+        )
+        assert outside == [], kind
+    assert page.errors == []
 
 
 def test_the_static_view_follows_the_theme(lab: Any, page: Any, explored: str, shot: Any) -> None:

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.views.codes import EventCodes
-from dsexplore.views.explorer import _tree_widget
+from dsexplore.views.explorer_rows import ModuleRows
 
 pytestmark = pytest.mark.browser
 WIDGETS = Path(__file__).parents[2] / "dsexplore" / "views" / "widgets"
 HOSTILE = "<img src=x onerror=window.pwned=1>"
+
+STATE = (
+    "labels", "types", "notes", "folded", "titles", "columns", "height", "selected", "folding", "dark", "twin",
+)  # fmt: skip
 
 STUB = """
 async ([source, state, buffers]) => {
@@ -49,13 +52,10 @@ def draw(page: Any) -> Callable[..., Any]:
     """Draw a trace's tree in a bare page and wait until it is there."""
 
     def drawn(trace: Trace, dark: bool = False) -> Any:
-        widget = _tree_widget(codes := EventCodes(trace.tables))
-        columns = np.concatenate([codes.columns(codes.mask({})), codes.tree.local_bytes[None].astype(float)])
-        widget.set_values(codes.fold(columns))
-        state = {
-            name: getattr(widget, name)
-            for name in ("labels", "types", "notes", "folded", "titles", "selected", "folding", "dark", "twin")
-        }
+        rows = ModuleRows(codes := EventCodes(trace.tables))
+        rows.fill(codes.sums(codes.mask({})))
+        widget = rows.widget
+        state = {name: getattr(widget, name) for name in STATE}
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()
         colours = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
@@ -117,7 +117,7 @@ def test_keyboard_alone_opens_selects_and_copies(
     page.evaluate("document.execCommand = (c) => { window.copied = [c, document.activeElement.value]; }")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
     page.keyboard.press("c")
-    assert page.evaluate("window.copied") == ["copy", "Net.layers.0.up"]
+    assert page.evaluate("window.copied") == ["copy", "Net.layers.0.up\nNet.layers.1.up\nNet.layers.3.up"]
     shot(page, "tree_keyboard")
 
 
@@ -175,4 +175,4 @@ def test_columns_that_do_not_fit_come_with_a_button(
     )
     assert page.evaluate(f"{cells} <= {inside}")
     page.click(".dsx-wide")
-    assert heads()[-2:] == ["own", "params"]
+    assert heads()[-3:] == ["own", "params", "local"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 from ipywidgets import Widget
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.views.codes import EventCodes
+from dsexplore.views.figures import KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +33,10 @@ def trace(traces: ModuleType) -> Trace:
 
 
 def column(explorer: Any, title: str) -> list[float]:
-    values = np.frombuffer(explorer.tree.values, np.float32).reshape(len(explorer.tree.titles), -1)
-    return values[[t for t, _ in explorer.tree.titles].index(title)].tolist()
+    rows = len(explorer.tree.labels)
+    values = np.frombuffer(explorer.tree.values, np.float32).reshape(-1, rows)
+    place = explorer.tree.columns[[t for t, _ in explorer.tree.titles].index(title)]
+    return values[place].tolist() if place >= 0 else [0.0] * rows
 
 
 def test_everything_is_selected_at_first(trace: Trace) -> None:
@@ -47,6 +51,19 @@ def test_a_folded_row_stands_for_all_its_layers(trace: Trace) -> None:
     owners = {f"Net.layers.{i}.up" for i in range(8) if i != 3}
     assert set(explorer.selection.events["owner"]) == owners
     assert column(explorer, "count")[explorer.tree.selected] == 7
+
+
+def test_a_folded_row_is_called_by_all_its_layers(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.tree.selected = explorer._codes.tree.names.index("Net.layers.0.up")
+    title = "Net.layers.[0–2, 4–7].up ×7"
+    assert f"7 of 25 collectives, 28 KiB in <bdi>{title}</bdi>" in explorer._status.value
+    assert f"<b><bdi>{title}</bdi></b>" in explorer._details.value
+    assert "Each of the 7; named here: <bdi>Net.layers.0.up</bdi>" in explorer._details.value
+    explorer.tree.folding = False
+    assert "1 of 25 collectives, 4 KiB in <bdi>Net.layers.0.up</bdi>" in explorer._status.value
+    assert set(explorer.selection.events["owner"]) == {"Net.layers.0.up"}
+    assert explorer.plot.spec["data"][0]["customdata"] == [[["Net.layers.*.up", "tp"]]]
 
 
 def test_selecting_one_of_them_unfolds(trace: Trace) -> None:
@@ -86,11 +103,11 @@ def test_implicit_and_pattern(trace: Trace) -> None:
 
 def test_controls_do_what_filter_does(trace: Trace) -> None:
     explorer = trace.explore()
-    phase = explorer._controls["phase"]
+    phase = explorer._bar.lists["phase"]
     assert [text for text, _ in phase.options] == ["phase: all", "phase: forward", "phase: backward"]
     phase.value = 2
     assert explorer.selection.events.equals(trace.where(phase="backward").events)
-    explorer._reset()
+    explorer._clear()
     assert phase.value == 0
     assert len(explorer.selection) == 25
 
@@ -110,13 +127,156 @@ def test_a_click_selects_the_module_and_shows_the_line(
     explorer = trace.explore()
     explorer._on_plot({"type": "click", **click})
     assert explorer._codes.tree.names[explorer.tree.selected] == module
-    assert int(explorer._picked.sum()) == count
+    assert len(explorer.selection) == count
     assert "train.py:10" in explorer._details.value
+
+
+def test_a_click_is_counted_in_the_figure_that_was_clicked(trace: Trace) -> None:
+    explorer = trace.explore(figure="ops")
+    explorer.filter(axis="tp")
+    click = {"type": "click", "kind": "op_phase", "index": [0]}
+    explorer._on_plot({**click, "customdata": ["all_gather", "forward"]})
+    assert explorer.selection.events["owner"].to_list() == ["Net.layers.3.up"]
+    assert "1 of 25 collectives, 4 KiB in <bdi>all_gather, forward</bdi>" in explorer._status.value
+    explorer._on_plot({**click, "customdata": ["all_reduce", "forward"]})
+    assert len(explorer.selection) == 8
+    explorer._on_plot({**click, "customdata": ["broadcast", "forward"]})
+    assert len(explorer.selection) == 8
+
+
+def test_clicking_the_selected_row_after_a_mark_selects_the_module(trace: Trace) -> None:
+    explorer = trace.explore(figure="ops")
+    explorer._on_plot({"type": "click", "kind": "op_phase", "customdata": ["all_gather", "forward"], "index": [0]})
+    assert len(explorer.selection) == 9
+    explorer.tree._handle_custom_msg({"type": "again"}, [])
+    assert set(explorer.selection.events["owner"]) == {
+        f"Net.layers.{i}{p}" for i in (0, 1, 2, 4, 5, 6, 7) for p in ("", ".up", ".down")
+    }
+
+
+def test_what_the_figure_joined_is_picked_together(traces: ModuleType) -> None:
+    trace = traces.of_names([chr(97 + i) for i in range(26)])
+    explorer = trace.explore()
+    cells = explorer.plot.spec["data"][0]["customdata"]
+    assert cells[-1][-1] == ["(all others)", "(all others)"]
+    explorer._on_plot({"type": "click", "kind": "module_axis", "customdata": cells[-1][-1], "index": [15, 9]})
+    named = {row for row, _ in (cell for row in cells for cell in row)}
+    assert set(explorer.selection.events["owner"]) == set(trace.events["owner"]) - named
+
+
+def test_redistributes_that_nobody_asked_for_come_first(trace: Trace) -> None:
+    explorer = trace.explore()
+    assert "did not ask for: 2" in explorer._details.value
+    assert "P→R" in explorer._details.value
+    explorer.filter(op="reduce_scatter")
+    assert explorer._details.value == ""
+
+
+def test_equal_columns_and_zeros_are_not_sent(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(phase="backward", axis="tp")
+    titles = [title for title, _ in explorer.tree.titles]
+    place = dict(zip(titles, explorer.tree.columns, strict=True))
+    assert place["forward"] == place["on dp"] == -1
+    assert place["backward"] == place["on tp"] == place["bytes"]
+    assert len(explorer.tree.values) == 4 * len(explorer.tree.labels) * (max(place.values()) + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "x" * 10_000, "اسم\u202e", "a\x00b", "日本語" * 40])
+def test_names_are_text_in_every_figure_and_table(traces: ModuleType, kind: str, name: str) -> None:
+    trace = traces.of_names([name, "other"])
+    explorer = trace.explore(figure=kind)
+    explorer.select(name)
+    told = json.dumps(explorer.plot.spec["data"], ensure_ascii=False, allow_nan=False) + explorer._details.value
+    labels = [told.replace(json.dumps(name, ensure_ascii=False)[1:-1], "") if kind in ("modules",) else told]
+    assert "<img" not in labels[0]
+    assert "\u202e" not in explorer._status.value
+    assert max(map(len, explorer._status.value.split("<bdi>"))) < 500
+    for text in _texts(explorer.plot.spec):
+        assert "<img" not in text
+        assert len(text) < 400
+    assert trace.figure(kind=kind).to_json()
+
+
+def _texts(part: Any, key: str = "") -> Iterator[str]:
+    """Every text of a figure that plotly shows; customdata is only handed back."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name != "customdata":
+                yield from _texts(value, name)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _texts(value, key)
+    elif isinstance(part, str):
+        yield part
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_trace_lacks_is_said(traces: ModuleType, kind: str) -> None:
+    whole = traces.layered(3, odd=1).tables
+    for missing in ("modules", "parameters", "groups", "events"):
+        tables = {name: getattr(whole, name) for name in ("events", "parameters", "modules", "groups")}
+        tables[missing] = tables[missing].clear()
+        explorer = Trace(Tables(**tables, info=whole.info)).explore(figure=kind)
+        spec = explorer.plot.spec
+        empty = missing == "events" or kind == "bandwidth" or (missing == "groups" and kind in ("ranks", "sankey"))
+        assert (
+            [a["text"] for a in spec["layout"].get("annotations", ())] == ["nothing of this kind in the trace"]
+        ) is empty
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType, kind: str) -> None:
+    world = 16_384
+    groups = [
+        {"group": f"g{i}", "axis": "", "mesh": "", "ranks": list(range(i % 8, world, 8)), "size": world // 8,
+         "backend": "nccl", "timing": "none"}
+        for i in range(500)
+    ]  # fmt: skip
+    events = [traces.event("Net", i, axis="", group=f"g{i}", group_size=world // 8) for i in range(500)]
+    info = TraceInfo(world_size=world, ranks=(0,))
+    tables = {"events": events, "groups": groups, "modules": [traces.module("Net")]}
+    explorer = Trace(Tables(**{n: traces.frame(n, rows) for n, rows in tables.items()}, info=info)).explore(figure=kind)
+    assert len(json.dumps(explorer.plot.spec)) < 400_000
+    assert len(explorer._bar.lists["group"].options) == 501
+    explorer.filter(group="g499")
+    assert len(explorer.selection) == 1
+
+
+def test_the_phases_have_letters_above_the_lanes_and_hatches_on_the_bars(traces: ModuleType) -> None:
+    explorer = traces.timed().explore(figure="sequence")
+    strip, lanes = explorer.plot.spec["data"]
+    assert strip["y"] == ["phase"]
+    assert strip["text"][0][:2] == ["forward", "forward"]
+    letters = [note["text"] for note in explorer.plot.spec["layout"]["annotations"]]
+    assert letters == [f"<b>{letter}</b>" for letter in "FRBFRB"]
+    assert len(lanes["z"]) == len(lanes["y"]) == 8
+    explorer._kinds.value = "ops"
+    shapes = {bar["name"]: bar["marker"]["pattern"] for bar in explorer.plot.spec["data"]}
+    assert {name: hatch["shape"] for name, hatch in shapes.items()} == {
+        "F forward": "", "B backward": "/", "R recompute": "\\", "O optimizer": "-"
+    }  # fmt: skip
+    assert {hatch["fillmode"] for hatch in shapes.values()} == {"overlay"}  # else plotly drops the colour below
+
+
+def test_a_bin_of_a_lane_is_picked_by_time(traces: ModuleType) -> None:
+    trace = traces.timed()
+    explorer = trace.explore(figure="sequence")
+    for column in (0, 159):
+        for row, _ in enumerate(explorer.plot.spec["data"][1]["y"]):
+            if explorer.plot.spec["data"][1]["z"][row][column] is None:
+                continue
+            explorer._on_plot({"type": "click", "kind": "sequence", "index": [row, column]})
+            rank, lane, op = explorer.plot.spec["data"][1]["y"][row].split(" · ")
+            found = explorer.selection.events
+            assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank), op)}
+            assert explorer._status.value.endswith(f"in <bdi>{op} of rank {rank} on {lane}</bdi></span>")
 
 
 def test_zoom_bins_anew(traces: ModuleType) -> None:
     explorer = traces.layered(200).explore(figure="sequence")
-    assert len(explorer.plot.spec["data"][0]["z"]) == 3
+    assert len(explorer.plot.spec["data"][1]["z"]) == 3
     explorer._on_plot({"type": "zoom", "range": [10, 20]})
     assert explorer.plot.spec["layout"]["xaxis"]["title"]["text"].startswith("program order")
     assert explorer._window == (10.0, 20.0)
@@ -143,7 +303,7 @@ def test_an_empty_trace_and_one_without_modules(trace: Trace) -> None:
 
 def test_folded_sums_are_those_of_the_members(trace: Trace) -> None:
     codes = EventCodes(trace.tables)
-    plain = codes.columns(codes.mask({"op": "all_gather"}))
+    plain = codes.columns(codes.sums(codes.mask({"op": "all_gather"})))
     folded = codes.fold(plain)
     for row in range(len(codes.tree)):
         hidden = any(other <= row < codes.tree.ends[other] for rows in codes.folds for other in rows[1:])

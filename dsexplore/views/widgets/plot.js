@@ -43,6 +43,7 @@ function render({ model, el }) {
   box.className = "dsx-plot";
   box.style.width = "100%";
   box.style.minHeight = "360px";
+  box.style.contain = "layout paint style"; // what plotly measures inside lays out nothing outside
   box.setAttribute("role", "img");
   el.append(box);
   let plotly = null, bound = false, zoom = 0;

@@ -8,13 +8,11 @@ from a network.
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anywidget
-import plotly.graph_objects as go
 import traitlets
 
 _HERE = Path(__file__).parent
@@ -34,9 +32,10 @@ class PlotWidget(anywidget.AnyWidget):
         self._on_event = on_event
         self.on_msg(self._receive)
 
-    def show(self, figure: go.Figure, spoken: str = "") -> None:
-        """Draw this figure in place of the last."""
-        self.spec, self.spoken = json.loads(figure.to_json()), spoken
+    def show(self, spec: dict[str, Any], spoken: str = "") -> None:
+        """Draw this figure, given as plotly's JSON, in place of the last."""
+        with self.hold_sync():
+            self.spec, self.spoken = spec, spoken
 
     def _receive(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         if content.get("type") == "library":

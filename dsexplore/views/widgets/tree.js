@@ -23,29 +23,44 @@ function element(tag, name, text) {
 
 // The rows themselves: what is open, hidden, matching, in which order.
 export class Rows {
-  constructor(labels, structure, values, folding) {
+  constructor(labels, structure, folded, folding) {
     this.labels = labels;
     this.count = labels.length;
     this.structure = structure;
-    this.values = values;
+    this.folded = folded;
     this.folding = folding;
+    this.fill([], new Float32Array(0));
     this.open = new Uint8Array(this.count);
     for (let i = 0; i < this.count; i++) this.open[i] = this.depth(i) < 3 ? 1 : 0;
     this.sort = null;
     this.query = "";
     this.update();
   }
+  fill(columns, values) { this.columns = columns; this.values = values; }
   parent(i) { return this.structure[4 * i]; }
   end(i) { return this.structure[4 * i + 1]; }
   type(i) { return this.structure[4 * i + 2]; }
   hidden(i) { return this.folding && this.structure[4 * i + 3] === 1; }
   leaf(i) { return this.end(i) === i + 1; }
   depth(i) { let d = 0; for (let p = this.parent(i); p >= 0; p = this.parent(p)) d++; return d; }
-  value(column, i) { return this.values[column * this.count + i] || 0; }
-  name(i) {
+  value(column, i) { return this.values[this.columns[column] * this.count + i] || 0; }
+  fold(i) { return this.folding ? this.folded[i] : undefined; }
+  label(i) { return this.fold(i) ? this.fold(i)[0] : this.labels[i]; }
+  path(i, label) {
     const parts = [];
-    for (let at = i; at >= 0; at = this.parent(at)) parts.unshift(this.labels[at]);
+    for (let at = i; at >= 0; at = this.parent(at)) parts.unshift(label(at));
     return parts.join(".");
+  }
+  // What the row is called: one name, or "Net.layers.[0–30].up" for several modules.
+  title(i) { return this.path(i, (at) => this.label(at)); }
+  // The fully qualified names of all modules that the row stands for.
+  names(i) {
+    let found = [i];
+    for (let at = i; at >= 0; at = this.parent(at)) {
+      const same = this.fold(at);
+      if (same) found = found.flatMap((row) => same[1].map((other) => row - at + other));
+    }
+    return found.sort((a, b) => a - b).map((row) => this.path(row, (at) => this.labels[at]));
   }
   children(i) {
     const found = [];
@@ -113,8 +128,10 @@ function copyText(text, near) {
 }
 
 function render({ model, el }) {
-  const rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), view(model, "values", Float32Array), model.get("folding"));
-  const titles = model.get("titles"), types = model.get("types"), notes = model.get("notes"), folded = model.get("folded");
+  const rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), model.get("folded"), model.get("folding"));
+  const titles = model.get("titles"), types = model.get("types"), notes = model.get("notes");
+  const fill = () => rows.fill(model.get("columns"), view(model, "values", Float32Array));
+  fill();
   const uid = `dsx-tree-${model.model_id || "page"}`;
   const twins = hideTwin(el, model.get("twin"));
 
@@ -131,12 +148,13 @@ function render({ model, el }) {
   wide.setAttribute("aria-pressed", false);
   bar.append(filter, fold, copy, wide, count);
   const port = element("div", "dsx-port");
+  port.style.maxHeight = `${model.get("height")}px`;
   port.tabIndex = 0;
   port.setAttribute("role", "treegrid");
   port.setAttribute("aria-label", "modules");
   const head = element("div", "dsx-row dsx-head"), space = element("div", "dsx-space"), body = element("div", "dsx-body");
   head.setAttribute("role", "row");
-  let columns = titles.length, all = false;
+  let columns = titles.length, all = false, choosing = false;
   space.append(body);
   port.append(head, space);
   el.append(bar, port);
@@ -193,11 +211,11 @@ function render({ model, el }) {
     name.style.paddingLeft = `${4 + rows.depth(i) * 14}px`;
     const twist = element("span", "dsx-twist", rows.leaf(i) ? "" : rows.open[i] || rows.match ? "▾" : "▸");
     if (!rows.leaf(i)) row.setAttribute("aria-expanded", Boolean(rows.open[i] || rows.match));
-    const many = rows.folding && folded[i];
-    const label = element("bdi", "", many ? many[0] : rows.labels[i]);
-    name.title = [rows.name(i).slice(0, 2000), types[rows.type(i)], notes[i]].filter(Boolean).join("\n");
+    const many = rows.fold(i);
+    const label = element("bdi", "", rows.label(i));
+    name.title = [rows.title(i).slice(0, 2000), types[rows.type(i)], notes[i]].filter(Boolean).join("\n");
     name.append(twist, label);
-    if (many) name.append(element("span", "dsx-times", `×${many[1]}`));
+    if (many) name.append(element("span", "dsx-times", `×${many[1].length}`));
     const type = types[rows.type(i)];
     if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim", type));
     if (notes[i]) name.append(element("bdi", "dsx-dim dsx-note", notes[i]));
@@ -225,8 +243,13 @@ function render({ model, el }) {
     else if (top + ROW * 2 > port.scrollTop + port.clientHeight) port.scrollTop = top + 2 * ROW - port.clientHeight;
   }
   function select(i) {
-    model.set("selected", i);
-    model.save_changes();
+    if (i === model.get("selected")) model.send({ type: "again" });
+    else {
+      choosing = true;
+      model.set("selected", i);
+      model.save_changes();
+      choosing = false;
+    }
     show(rows.shown.indexOf(i));
     paint();
   }
@@ -244,10 +267,16 @@ function render({ model, el }) {
     else if (event.key === "ArrowLeft") !rows.leaf(i) && rows.open[i] ? toggle(i, false) : rows.parent(i) >= 0 && select(rows.parent(i));
     else if (event.key === "Enter" || event.key === " ") rows.leaf(i) || toggle(i);
     else if (event.key === "Escape") { model.set("selected", -1); model.save_changes(); paint(); }
-    else if (event.key === "c" && !event.altKey) copyText(rows.name(i), el);
+    else if (event.key === "c" && !event.altKey) copyText(rows.names(i).join("\n"), el);
     else return;
     event.preventDefault();
     event.stopPropagation();
+  }
+  // Plain keys typed in the explorer are its own: JupyterLab would take arrows for steps from cell to cell.
+  function ownKeys(event) {
+    if (!(el.closest(".dsx-explorer") || el).contains(event.target)) return;
+    const plain = !event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey;
+    event.target.toggleAttribute("data-lm-suppress-shortcuts", plain);
   }
   port.addEventListener("keydown", keys);
   port.addEventListener("scroll", () => requestAnimationFrame(paint));
@@ -265,16 +294,19 @@ function render({ model, el }) {
   });
   filter.addEventListener("input", () => { rows.query = filter.value; port.scrollTop = 0; refresh(); });
   for (const type of ["keydown", "keyup", "keypress"]) filter.addEventListener(type, (event) => event.stopPropagation());
-  copy.addEventListener("click", () => { const i = model.get("selected"); if (i >= 0) copyText(rows.name(i), el); });
+  copy.addEventListener("click", () => { const i = model.get("selected"); if (i >= 0) copyText(rows.names(i).join("\n"), el); });
   fold.addEventListener("click", () => { model.set("folding", !rows.folding); model.save_changes(); });
-  const onValues = () => { rows.values = view(model, "values", Float32Array); rows.sort ? refresh() : paint(); };
+  const onValues = () => { fill(); rows.sort ? refresh() : paint(); };
   const onFolding = () => { rows.folding = model.get("folding"); refresh(); };
   const onSelected = () => {
-    const i = model.get("selected");
-    if (i >= 0) { const at = rows.reveal(i); filter.value = rows.query; refresh(); show(at); }
-    paint();
+    if (choosing) return;
+    const i = model.get("selected"), at = i < 0 ? -1 : rows.reveal(i);
+    filter.value = rows.query;
+    refresh();
+    if (at >= 0) { show(at); paint(); }
   };
   model.on("change:values", onValues);
+  model.on("change:columns", onValues);
   model.on("change:folding", onFolding);
   model.on("change:selected", onSelected);
   wide.addEventListener("click", () => { all = !all; fit(); paint(); });
@@ -288,8 +320,11 @@ function render({ model, el }) {
     if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); }
     requestAnimationFrame(() => { el.dataset.ready = "1"; });
   });
+  window.addEventListener("keydown", ownKeys, true);
   return () => {
+    window.removeEventListener("keydown", ownKeys, true);
     model.off("change:values", onValues);
+    model.off("change:columns", onValues);
     model.off("change:folding", onFolding);
     model.off("change:selected", onSelected);
     seen.disconnect();

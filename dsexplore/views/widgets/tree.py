@@ -25,13 +25,17 @@ class TreeWidget(anywidget.AnyWidget):
     notes = traitlets.Dict().tag(sync=True)
     """Row → text shown behind the name, such as placements; sparse."""
     folded = traitlets.Dict().tag(sync=True)
-    """First row of a fold → [label, how many]."""
+    """First row of a fold → [label, its rows]."""
     titles: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[title, unit] per column; unit is ``bytes`` or ``count``."""
     structure = traitlets.Bytes(b"").tag(sync=True)
     """int32, four per row: parent, end of the subtree, index of the type, 1 where the row is hidden by a fold."""
     values = traitlets.Bytes(b"").tag(sync=True)
-    """float32, (columns, rows)."""
+    """float32, (distinct columns, rows)."""
+    columns: traitlets.List[int] = traitlets.List(traitlets.Int()).tag(sync=True)
+    """Which of `values` each column of `titles` is; −1 where all is zero."""
+    height = traitlets.Int(420).tag(sync=True)
+    """Pixels that the rows take at most."""
     selected = traitlets.Int(-1).tag(sync=True)
     folding = traitlets.Bool(True).tag(sync=True)
     dark = traitlets.Bool(False).tag(sync=True)
@@ -40,5 +44,10 @@ class TreeWidget(anywidget.AnyWidget):
     """Class of the static view that is hidden while this widget lives."""
 
     def set_values(self, columns: npt.NDArray[np.float64]) -> None:
-        """Show other numbers in the same rows."""
-        self.values = np.ascontiguousarray(columns, np.float32).tobytes()
+        """Show other numbers in the same rows; of equal columns only one is sent, and none that is all zero."""
+        places: dict[bytes, int] = {bytes(4 * columns.shape[1]): -1}
+        for column in np.ascontiguousarray(columns, np.float32):
+            places.setdefault(column.tobytes(), len(places) - 1)
+        with self.hold_sync():
+            self.columns = [places[column.tobytes()] for column in np.ascontiguousarray(columns, np.float32)]
+            self.values = b"".join(content for content, place in places.items() if place >= 0)

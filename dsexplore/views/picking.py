@@ -1,0 +1,92 @@
+"""Which events stand behind a mark of a figure that was clicked, and what that mark is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from dsexplore.views import tally
+from dsexplore.views.cells import Mask
+from dsexplore.views.codes import EventCodes
+from dsexplore.views.figures import SEQUENCE_BINS, SEQUENCE_LANES, Spec
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What stands behind a mark."""
+
+    mask: Mask
+    title: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The figure that was clicked: what it was drawn from and how."""
+
+    codes: EventCodes
+    spec: Spec
+    mask: Mask
+    """The events that it shows."""
+    window: tuple[float, float] | None = None
+
+
+def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    """The events of a clicked mark; None where it stands for none."""
+    find = _FINDERS.get(str(click.get("kind")))
+    found = find(shown, click) if find else None
+    return found if found is not None and found.mask.any() else None
+
+
+def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    if not click.get("customdata"):
+        return None
+    place, axis = (str(name) for name in click["customdata"])
+    drawn = [cell for row in shown.spec["data"][0]["customdata"] for cell in row]
+    others = {row for row, _ in drawn}, {column for _, column in drawn}
+    named = [None if name == tally.OTHERS else name for name in (place, axis)]
+    at = shown.codes.at_place(named[0], named[1], others)
+    return Picked(shown.mask & at, f"{place} on {axis}")
+
+
+def _op(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    if not click.get("customdata"):
+        return None
+    op, phase = (str(name) for name in click["customdata"])
+    return Picked(shown.mask & shown.codes.mask({"op": op, "phase": phase}), f"{op}, {phase}")
+
+
+def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    if not click.get("customdata"):
+        return None
+    op, low = str(click["customdata"][0]), int(click["customdata"][1])
+    sizes = shown.codes.sizes
+    within = (sizes >= low) & (sizes < max(2 * low, 1))
+    return Picked(shown.mask & within & shown.codes.mask({"op": op}), f"{op}, {tally.size_range(low)}")
+
+
+def _bin(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    events = shown.codes.tables.events
+    held = events.filter(pl.Series(shown.mask))
+    found = tally.lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window)
+    row, column = click["index"]
+    if row >= len(found.labels):
+        return None
+    rank, lane, op = found.labels[row]
+    low, high = found.edges(column)
+    at = pl.col("start") - held["start"].min() if found.unit == "ns" else pl.col("seq")
+    name = pl.when(pl.col("axis") != "").then("axis").otherwise("group")
+    before_end = at <= found.last if column == found.bytes.shape[1] - 1 else at < high
+    inside = (pl.col("rank") == rank) & (pl.col("op") == op) & (name == lane) & (at >= low) & before_end
+    chosen: Mask = shown.mask & events.select(inside.fill_null(False)).to_series().to_numpy()
+    return Picked(chosen, f"{op} of rank {rank}" + (f" on {lane}" if lane else ""))
+
+
+_FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
+    "module_axis": _place,
+    "op_phase": _op,
+    "size": _size,
+    "sequence": _bin,
+}
