@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dsexplore.views import html
 from dsexplore.views.palette import PHASES, phase_mark
-from dsexplore.views.tally import Grid, Lanes
+from dsexplore.views.tally import Grid, Lanes, phase_runs
 
 STYLE = (
     """
@@ -30,6 +30,7 @@ min-width:10em}
         for i, m in enumerate(PHASES.values())
     )
     + "".join(f".dsx .lane .q{i}{{fill:{m.colour}}}\n" for i, m in enumerate(PHASES.values()))
+    + ".dsx .lane .h{fill:none;stroke:#000b;vector-effect:non-scaling-stroke}\n"
 )
 
 _INDEX = {phase: i for i, phase in enumerate(PHASES)}
@@ -112,7 +113,7 @@ def _segments(parts: Sequence[tuple[str, float]], top: float) -> str:
 
 
 def lanes_html(lanes: Lanes) -> str:
-    """One strip per rank, group and op; the colour and the first strip's letters tell the phase."""
+    """One strip per rank, group and op; the colour and the hatch of a mark tell the phase, as in the key above."""
     if not lanes.labels:
         return ""
     several = len({rank for rank, _, _ in lanes.labels}) > 1
@@ -125,32 +126,39 @@ def _lane(lanes: Lanes, row: int, several: bool) -> str:
     rank, lane, op = lanes.labels[row]
     label = (f"rank {rank} · " if several else "") + f"{lane} · {op}" if lane else op
     paths: dict[str, list[str]] = {}
+    hatches: list[str] = []
     top = int(lanes.bytes.max()) or 1
     for column, size in enumerate(lanes.bytes[row]):
         if lanes.counts[row, column]:
             height = round(3 + 9 * (int(size) / top) ** (1 / 3))
-            paths.setdefault(lanes.phases[row][column], []).append(f"M{column} {12 - height}h1v{height}h-1z")
+            phase = lanes.phases[row][column]
+            paths.setdefault(phase, []).append(f"M{column} {12 - height}h1v{height}h-1z")
+            hatches.append(_hatch(phase_mark(phase).pattern, column, height))
     marks = "".join(f'<path class="q{_INDEX.get(p, 4)}" d="{"".join(d)}"/>' for p, d in sorted(paths.items()))
+    hatch = "".join(hatches)
     spoken = f"{lanes.counts[row].sum():,} × {op} on {lane}"
     return (
         f'<div class="lane"><span>{html.name(label, 60)}</span>'
         f'<svg viewBox="0 0 {lanes.bytes.shape[1]} 12" preserveAspectRatio="none" role="img" '
-        f'aria-label="{html.escape(spoken)}">{marks}</svg></div>'
+        f'aria-label="{html.escape(spoken)}">{marks}{f"""<path class="h" d="{hatch}"/>""" if hatch else ""}</svg></div>'
     )
+
+
+def _hatch(pattern: str, column: int, height: int) -> str:
+    """The phase's stripe across a mark that is one wide and stands on the lane's floor at 12."""
+    return {
+        "/": f"M{column} 12l1-{height}",
+        "\\": f"M{column} {12 - height}l1 {height}",
+        "-": f"M{column} {12 - height // 2}h1",
+        "|": f"M{column}.5 12v-{height}",
+    }.get(pattern, "")
 
 
 def phase_strip(lanes: Lanes) -> str:
     """The band above the lanes: which phase each bin belongs to, with its letter."""
     if not lanes.labels:
         return ""
-    bins = lanes.bytes.shape[1]
-    found = [next((row[column] for row in lanes.phases if row[column]), "") for column in range(bins)]
-    runs: list[list[object]] = []
-    for phase in found:
-        if runs and (runs[-1][0] == phase or not phase):
-            runs[-1][1] = int(runs[-1][1]) + 1  # type: ignore[call-overload]
-        else:
-            runs.append([phase, 1])
-    segments = _segments([(str(p), float(n)) for p, n in runs], float(bins))  # type: ignore[arg-type]
+    parts = [(phase, float(end - first)) for phase, first, end in phase_runs(lanes)]
+    segments = _segments(parts, float(lanes.bytes.shape[1]))
     bar = f'<div class="bar" style="flex:1 1 0;min-width:0">{segments}</div>'
     return f'<div class="lane"><span class="dim">phase</span>{bar}</div>'
