@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
@@ -109,10 +110,11 @@ def resolve(handle: Any) -> Any:
     """The ``ProcessGroup`` that an op was called with."""
     if isinstance(handle, str):
         return _resolve_process_group(handle)  # type: ignore[arg-type]  # a GroupName, which is a str
+    if isinstance(handle, torch.ScriptObject):  # asked before anything that it would have to look an attribute up for
+        return dist.ProcessGroup.unbox(handle)
     if isinstance(handle, dist.ProcessGroup):
         return handle
-    real = getattr(handle, "real_obj", handle)  # a FakeScriptObject carries the real one
-    return dist.ProcessGroup.unbox(real)
+    return dist.ProcessGroup.unbox(handle.real_obj)  # of a FakeScriptObject
 
 
 def _describe(process_group: Any) -> Group:

@@ -11,12 +11,14 @@ gets one tree.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,11 +32,10 @@ from dsexplore import placements
 from dsexplore.meshes import mesh_text
 from dsexplore.models import class_name
 from dsexplore.trace import frames
-from dsexplore.trace.frames import Source
+from dsexplore.trace.sources import Source
 from dsexplore.trace.uncompiled import leave_to_python
 
 _KEPT_BOUNDARIES = 1_000_000
-_NOWHERE = (None, 0, None)
 _HOOK = -1
 """The key of our hooks, where torch counts up from 0: the same each time, so that what torch.compile compiled
 with them is used again by the next recording."""
@@ -81,28 +82,32 @@ class Parameter:
     shared_with: Parameter | None
 
 
+Call = tuple[Module, int, int, Source | None]
+"""A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
+and from where."""
+
+_NOWHERE = (None, 0, 0, None)
+
+
 class _Boundaries(threading.local):
     """Per thread: the modules being called, and where in autograd's numbering each began and ended."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Module, int, Source | None]] = []
-        """With the identity of the object called (a module, or a wrapper around it), and from where."""
+        self.stack: list[Call] = []
         self.numbers: list[int] = []
-        self.modules: list[Module | None] = []
-        self.sites: list[Source | None] = []
+        self.calls: list[Call | tuple[None, int, int, None]] = []
+        """By position in ``numbers``: the innermost call from there on."""
 
     @property
     def top(self) -> Module | None:
         return self.stack[-1][0] if self.stack else None
 
     def mark(self) -> None:
-        module, _, site = self.stack[-1] if self.stack else _NOWHERE
         self.numbers.append(_get_sequence_nr())
-        self.modules.append(module)
-        self.sites.append(site)
+        self.calls.append(self.stack[-1] if self.stack else _NOWHERE)
         if len(self.numbers) > _KEPT_BOUNDARIES:
             half = _KEPT_BOUNDARIES // 2
-            del self.numbers[:half], self.modules[:half], self.sites[:half]
+            del self.numbers[:half], self.calls[:half]
 
 
 @dataclass
@@ -163,7 +168,7 @@ class Modules:
             del stack[frames.calls_in_progress() - 1 :]
         if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
             module.calls += 1
-        stack.append((module, identity, frames.call_site()))
+        stack.append((module, identity, *frames.caller(sys._getframe(2))))
         boundaries.mark()
 
     def leave(self, called: nn.Module) -> None:
@@ -172,11 +177,16 @@ class Modules:
         stack = boundaries.stack
         identity = id(called)
         if stack and stack[-1][1] == identity:
-            stack.pop()
-        elif any(entered == identity for _, entered, _ in stack):
+            del stack[-1]
+        elif any(call[1] == identity for call in stack):
             while stack.pop()[1] != identity:
                 pass
         boundaries.mark()
+
+    def called_at(self, frame: FrameType) -> Module | None:
+        """The module that is called at that frame, if its hooks have told so."""
+        stack = self._boundaries.stack
+        return stack[-1][0] if stack and stack[-1][2] == id(frame) else None
 
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
@@ -196,16 +206,19 @@ class Modules:
             return self._holder(variable), None
         boundaries = self._boundaries
         position = bisect_right(boundaries.numbers, node._sequence_nr()) - 1
-        return (boundaries.modules[position], boundaries.sites[position]) if position >= 0 else (None, None)
+        module, _, _, site = boundaries.calls[position] if position >= 0 else _NOWHERE
+        return module, site
 
     def note_node(self, module: Module, site: Source | None) -> None:
-        """The autograd node made last belongs to that module: for one that runs compiled, out of sight of hooks."""
+        """The autograd node made last belongs to that module: for one that no hook sees the call of."""
         boundaries = self._boundaries
         if boundaries.top is module:
             return
-        boundaries.numbers.append(_get_sequence_nr() - 1)
-        boundaries.modules.append(module)
-        boundaries.sites.append(site)
+        made = _get_sequence_nr() - 1
+        if boundaries.numbers and made < boundaries.numbers[-1]:
+            return  # none was made since the last boundary
+        boundaries.numbers.append(made)
+        boundaries.calls.append((module, 0, 0, site))
         boundaries.mark()
 
     def _holder(self, variable: torch.Tensor) -> Module | None:
@@ -228,7 +241,7 @@ class Modules:
                 module = self.find(inner)
                 self._known[id(wanted)] = weakref.ref(wanted), module
                 return module
-            for caller, _, _ in self._boundaries.stack[:1]:
+            for caller, *_ in self._boundaries.stack[:1]:
                 root = caller.root or caller
                 model = root.reference()
                 if model is not None and any(part is wanted for part in model.modules()):

@@ -12,15 +12,15 @@ What must hold:
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-import polars as pl
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -28,40 +28,17 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import Work, track
-from dsexplore.trace import frames, pipelines, schema
-from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace import pipelines
+from dsexplore.trace.context import Context, look
 from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.groups import Group, Groups, own_rank
+from dsexplore.trace.issued import Issued, Message, is_async, messages
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.registry import Communication
-from dsexplore.trace.substrate import Substrate, best_available
+from dsexplore.trace.substrate import Pending, Substrate, best_available
+from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
 from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight, end_at_completion
-
-
-@dataclass(slots=True, eq=False)
-class Event:
-    """One message of one collective, as cheap as it can be; strings are made when a table is."""
-
-    op: str
-    raw_op: str
-    group: Group | None
-    message_bytes: int
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-    phase: str
-    trigger: Module | None
-    owner: Module | None
-    cause: str
-    implicit: bool
-    sources: list[frames.Source]
-    is_async: bool
-    is_object: bool
-    batch: int | None
-    rank: int
-    start: int | None = None
-    end: int | None = None
-    span: CudaSpan | None = None
 
 
 @dataclass(eq=False)
@@ -72,23 +49,56 @@ class Recording:
     simulated: bool
     mesh: str
     earlier_calls: dict[int, int]
-    events: list[Event] = field(default_factory=list)
+    issued: list[Issued] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    """Number of events at each `Trace.step`."""
+    """How many were issued at each `Trace.step`."""
     notes: list[str] = field(default_factory=list)
     work: Work | None = None
     """Who watches it, if anyone does."""
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, issued: Issued) -> None:
         """A collective was issued."""
-        self.events.extend(events)
+        self.issued.append(issued)
         if self.work is not None:
             steps = len(self.steps)
-            self.work.advance(len(events), f"in step {steps}" if steps else "")
+            self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
     def step(self) -> None:
         """Later events belong to the next step."""
-        self.steps.append(len(self.events))
+        self.steps.append(len(self.issued))
+
+
+@dataclass(slots=True)
+class _Untimed:
+    """A collective between its beginning and its return."""
+
+    recordings: list[Recording]
+    issued: Issued
+    needs_work: ClassVar[bool] = False
+
+    def done(self, result: Any) -> None:
+        for recording in self.recordings:
+            recording.add(self.issued)
+
+
+@dataclass(slots=True)
+class _Timed:
+    """The same, on a backend that takes time."""
+
+    recordings: list[Recording]
+    issued: Issued
+    clock: Clock
+    in_flight: InFlight
+    needs_work: ClassVar[bool] = True
+
+    def done(self, result: Any) -> None:
+        for recording in self.recordings:
+            recording.add(self.issued)
+        if self.issued.span is not None:
+            self.issued.span.watch(result)
+        else:
+            end_at_completion(self.issued, result, self.clock)
+            self.in_flight.add(self.issued, result)
 
 
 class Recorder:
@@ -108,6 +118,8 @@ class Recorder:
         self._modules = Modules()
         self._stack_depth = 1
         self._batches = 0
+        self._backward = -1, False
+        """The last backward that communicated: its number, and whether it is itself differentiable."""
         self._anchor: CudaAnchor | None = None
         self._in_flight = InFlight()
         self._warned: set[str] = set()
@@ -153,78 +165,72 @@ class Recorder:
                 self._in_flight.release()
                 self._groups.release()
 
-    def observe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Callable[[Any], None] | None:
+    def observe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
         """A collective is about to be issued."""
         try:
-            events = self._describe(raw_op, entry, args)
+            issued = self._describe(raw_op, entry, args)
         except Exception as fault:
             self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
-        group = events[0].group if events else None
-        timing = group.timing if group is not None else "none"
-        span = None
+        timing = issued.group.timing if issued.group is not None else "none"
+        if timing == "none":
+            return _Untimed(self._recordings, issued)
         if timing == "cuda":
-            span = self._cuda_span()
-        elif timing != "none":
-            now = self._clock()
-            for event in events:
-                event.start = now
-
-        def done(result: Any) -> None:
-            for recording in self._recordings:
-                recording.add(events)
-            if span is not None:
-                span.watch(result)
-                for event in events:
-                    event.span = span
-            elif timing != "none":
-                for event in events:
-                    end_at_completion(event, result, self._clock)
-                if events:
-                    self._in_flight.add(events[-1], result)
-
-        return done
+            issued.span = self._cuda_span()
+        else:
+            issued.start = self._clock()
+        return _Timed(self._recordings, issued, self._clock, self._in_flight)
 
     def _cuda_span(self) -> CudaSpan:
         if self._anchor is None:
             self._anchor = CudaAnchor(self._clock)
         return CudaSpan(self._anchor)
 
-    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> list[Event]:
+    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
+        context = look(self._stack_depth, sys._getframe(2))
         group = self._group(raw_op, entry, args)
-        context = frames.look(self._stack_depth)
+        members = list(entry.members(args, group.size if group is not None else 1, entry.op))
+        if context.schedule:
+            _, tensor, op = members[0]
+            context.stage, context.phase = pipelines.place(context.schedule, op, tensor)
+        issued = self._issued(context, raw_op, messages(members), group)
+        issued.is_async = not context.is_blocking and is_async(entry, args)
+        if context.batch or "coalesced" in raw_op:
+            issued.batch = self._batch(context.batch)
+        return issued
+
+    def switched_off(self, op: str, process_group: Any, switch: str) -> None:
+        """A collective that the comm layer suppressed: shown, never counted as traffic."""
+        context = look(1, sys._getframe(1))
+        context.cause = f"switched off by {switch}"
+        group = self._groups.find(process_group) if process_group is not None else None
+        issued = self._issued(context, "", [(f"switched_off:{op}", 0, None, ())], group)
+        for recording in self._recordings:
+            recording.add(issued)
+
+    def _issued(self, context: Context, raw_op: str, sent: list[Message], group: Group | None) -> Issued:
+        """What is known of any collective, from where it was issued; not async, and in no batch."""
         trigger, owner = self._attribute(context)
         if context.mesh is not None:
             self._groups.add_mesh(context.mesh)
-        members = list(entry.members(args, group.size if group is not None else 1, entry.op))
-        if context.schedule:
-            module, context.phase = pipelines.place(context.schedule, members[0][2], members[0][1])
-            trigger = self._modules.find(module) if module is not None else None
-        batch = self._batch(context.batch, coalesced="coalesced" in raw_op)
-        return [
-            Event(
-                op=op,
-                raw_op=raw_op,
-                group=group,
-                message_bytes=int(size),
-                dtype=tensor.dtype if tensor is not None else None,
-                shape=tuple(tensor.shape) if tensor is not None else (),
-                phase=context.phase,
-                trigger=trigger,
-                owner=owner or trigger,
-                cause=context.cause,
-                implicit=context.implicit,
-                sources=context.sources,
-                is_async=not context.is_blocking and _is_async(entry, args),
-                is_object=context.is_object,
-                batch=batch,
-                rank=group.own_rank if group is not None else own_rank(),
-            )
-            for size, tensor, op in members
-        ]
+        return Issued(
+            raw_op,
+            sent,
+            group,
+            group.own_rank if group is not None else own_rank(),
+            context.phase,
+            trigger,
+            owner or trigger,
+            context.cause,
+            context.implicit,
+            context.sources,
+            is_async=False,
+            is_object=context.is_object,
+            batch=None,
+        )
 
     def _group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
-        if entry.op.startswith("unknown:"):
+        if entry.group < 0:
             self._warn(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
             handle = next((arg for arg in args if _may_be_group(arg)), None)
             if handle is None:
@@ -233,52 +239,48 @@ class Recorder:
             handle = args[entry.group]
         return self._groups.find(handle)
 
-    def _attribute(self, context: frames.Context) -> tuple[Module | None, Module | None]:
+    def _attribute(self, context: Context) -> tuple[Module | None, Module | None]:
+        """The trigger and, where it is another module, the owner."""
         modules = self._modules
         owner = modules.find(context.owner) if context.owner is not None else None
-        if context.module is not None:
-            trigger: Module | None = modules.find(context.module)
-            if trigger is not None and trigger.calls == 0:
-                modules.note_node(trigger, context.sources[0] if context.sources else None)
-        else:
+        trigger = modules.find(context.stage) if context.stage is not None else None
+        if context.call is not None:
+            trigger = modules.called_at(context.call) or self._called_unseen(context)
+        elif context.node is not None:
             trigger, site = modules.of_node(context.node)
             if site is not None:
                 context.sources.insert(0, site)  # loss.backward() alone would tell nothing
+            if trigger is not None and self._makes_graph(context):
+                modules.note_node(trigger, site)
         if owner is None and context.cause == "DDP gradient bucket":
             owner = modules.wrapper(DistributedDataParallel)
-        elif isinstance(context.module, DistributedDataParallel) and not context.cause:
+        elif not context.cause and trigger is not None and isinstance(trigger.reference(), DistributedDataParallel):
             context.cause = "DDP buffers and bucket order"
         return trigger, owner
 
-    def _batch(self, position: int, coalesced: bool) -> int | None:
-        if position == 1 or (coalesced and not position):
-            self._batches += 1
-        return self._batches if position or coalesced else None
+    def _makes_graph(self, context: Context) -> bool:
+        """`Context.makes_graph`, read once per backward."""
+        task, makes_graph = self._backward
+        if task != context.graph_task:
+            makes_graph = context.makes_graph
+            self._backward = context.graph_task, makes_graph
+        return makes_graph
 
-    def switched_off(self, op: str, process_group: Any, switch: str) -> None:
-        """A collective that the comm layer suppressed: shown, never counted as traffic."""
-        context = frames.look(1)
-        trigger, owner = self._attribute(context)
-        event = Event(
-            op=f"switched_off:{op}",
-            raw_op="",
-            group=self._groups.find(process_group) if process_group is not None else None,
-            message_bytes=0,
-            dtype=None,
-            shape=(),
-            phase=context.phase,
-            trigger=trigger,
-            owner=owner or trigger,
-            cause=f"switched off by {switch}",
-            implicit=False,
-            sources=context.sources,
-            is_async=False,
-            is_object=False,
-            batch=None,
-            rank=own_rank(),
-        )
-        for recording in self._recordings:
-            recording.events.append(event)
+    def _called_unseen(self, context: Context) -> Module | None:
+        """The module being called, where no hook told of the call: compiled, or called while the recording began."""
+        module = context.module
+        if module is None:
+            return None
+        trigger = self._modules.find(module)
+        if trigger.calls == 0:
+            self._modules.note_node(trigger, context.sources[0] if context.sources else None)
+        return trigger
+
+    def _batch(self, position: int) -> int:
+        """The number of a batch, a new one unless this is a later member of the last."""
+        if position < 2:
+            self._batches += 1
+        return self._batches
 
     def _warn(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -297,18 +299,14 @@ class Recorder:
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
         groups = self._groups.described()
-        ranks = sorted({event.rank for event in recording.events})
-        initialized = dist.is_initialized()
-        if not ranks and initialized:
-            ranks = [own_rank()]
-        elif not ranks and "RANK" in os.environ:  # started by a launcher, and has no process group yet or no more
-            ranks = [int(os.environ["RANK"])]
-        used = {id(event.group) for event in recording.events}
+        issued = list(recording.issued)  # other threads may go on
+        ranks = _ranks(issued)
+        used = {id(one.group) for one in issued}
         return Tables(
-            events=_events_frame(recording),
-            parameters=_parameters_frame(self._modules, ranks[0] if ranks else 0),
-            modules=_modules_frame(self._modules, recording.earlier_calls),
-            groups=_groups_frame([group for group in groups if id(group) in used]),
+            events=events_frame(issued, recording.steps, recording.stack_depth),
+            parameters=parameters_frame(self._modules, ranks[0] if ranks else 0),
+            modules=modules_frame(self._modules, recording.earlier_calls),
+            groups=groups_frame(group for group in groups if id(group) in used),
             info=TraceInfo(
                 world_size=_world_size(groups),
                 ranks=tuple(ranks),
@@ -318,6 +316,17 @@ class Recorder:
                 notes=tuple(recording.notes),
             ),
         )
+
+
+def _ranks(issued: list[Issued]) -> list[int]:
+    """Whose events these are; where there are none, this process's rank."""
+    ranks = sorted({one.rank for one in issued})
+    if ranks:
+        return ranks
+    if dist.is_initialized():
+        return [own_rank()]
+    # Started by a launcher, and has no process group yet or no more.
+    return [int(os.environ["RANK"])] if "RANK" in os.environ else []
 
 
 def _world_size(groups: list[Group]) -> int:
@@ -331,100 +340,6 @@ def _may_be_group(arg: Any) -> bool:
     return isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)) and "ProcessGroup" in str(
         arg._type() if isinstance(arg, torch.ScriptObject) else type(arg)
     )
-
-
-def _is_async(entry: Communication, args: tuple[Any, ...]) -> bool:
-    if entry.always_sync:
-        return False
-    if entry.async_op is None or entry.async_op >= len(args):
-        return True
-    return bool(args[entry.async_op])
-
-
-def _events_frame(recording: Recording) -> pl.DataFrame:
-    events = recording.events
-    steps = _step_numbers(recording)
-    for event in events:
-        if event.span is not None:
-            event.start, event.end = event.span.read()
-            event.span = None
-    names = {id(module): module.name for event in events for module in (event.trigger, event.owner) if module}
-    groups = [event.group for event in events]
-    columns: dict[str, list[Any]] = {
-        "rank": [event.rank for event in events],
-        "step": steps,
-        "seq": list(range(len(events))),
-        "op": [event.op for event in events],
-        "raw_op": [event.raw_op for event in events],
-        "phase": [event.phase for event in events],
-        "trigger": [names[id(event.trigger)] if event.trigger else "" for event in events],
-        "owner": [names[id(event.owner)] if event.owner else "" for event in events],
-        "axis": [group.axis if group else "" for group in groups],
-        "group": [group.name if group else "" for group in groups],
-        "group_size": [group.size if group else 1 for group in groups],
-        "message_bytes": [event.message_bytes for event in events],
-        "wire_bytes": [
-            wire_bytes(event.op, event.message_bytes, event.group.size if event.group else 1) for event in events
-        ],
-        "dtype": [str(event.dtype).removeprefix("torch.") if event.dtype else "" for event in events],
-        "shape": [[int(length) for length in event.shape] for event in events],
-        "implicit": [event.implicit for event in events],
-        "cause": [event.cause for event in events],
-        "source": [frames.source_text(event.sources[: recording.stack_depth]) for event in events],
-        "is_async": [event.is_async for event in events],
-        "is_object": [event.is_object for event in events],
-        "batch": [event.batch for event in events],
-        "start": [event.start for event in events],
-        "end": [event.end for event in events],
-    }
-    return pl.DataFrame(columns, schema=schema.EVENTS)
-
-
-def _step_numbers(recording: Recording) -> list[int]:
-    numbers: list[int] = []
-    for step, end in enumerate([*recording.steps, len(recording.events)]):
-        numbers.extend([step] * (end - len(numbers)))
-    return numbers
-
-
-def _parameters_frame(modules: Modules, rank: int) -> pl.DataFrame:
-    rows = [
-        (
-            rank,
-            parameter.module.name,
-            f"{parameter.module.name}.{parameter.name}",
-            list(parameter.global_shape),
-            list(parameter.local_shape),
-            parameter.dtype,
-            parameter.placements,
-            parameter.mesh,
-            parameter.global_bytes,
-            parameter.local_bytes,
-            parameter.requires_grad,
-            f"{parameter.shared_with.module.name}.{parameter.shared_with.name}" if parameter.shared_with else "",
-        )
-        for parameter in modules.parameters()
-    ]
-    return pl.DataFrame(rows, schema=schema.PARAMETERS, orient="row")
-
-
-def _modules_frame(modules: Modules, earlier: dict[int, int]) -> pl.DataFrame:
-    rows = []
-    for module in modules.in_order():
-        name = module.name
-        is_root = module.root is None
-        parent = "" if is_root else name.rpartition(".")[0]
-        depth = 0 if is_root else module.path.count(".") + 1
-        rows.append((name, parent, module.type, depth, module.calls - earlier.get(id(module), 0)))
-    return pl.DataFrame(rows, schema=schema.MODULES, orient="row")
-
-
-def _groups_frame(groups: list[Group]) -> pl.DataFrame:
-    rows = [
-        (group.name, group.axis, group.mesh, list(group.ranks), group.size, group.backend, group.timing)
-        for group in groups
-    ]
-    return pl.DataFrame(rows, schema=schema.GROUPS, orient="row")
 
 
 _recorder = Recorder()

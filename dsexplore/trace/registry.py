@@ -287,8 +287,19 @@ LATER = frozenset(
 
 def op_names() -> list[str]:
     """Ops of the communication namespaces that this process knows, without overload names."""
-    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    return sorted(name for name in names if name.partition("::")[0] in NAMESPACES)
+    return sorted({name.partition(".")[0] for name in _all_names()})
+
+
+def overloads() -> list[tuple[str, str]]:
+    """Pairs of op, as in `op_names`, and overload name, which is empty for most."""
+    return sorted((op, overload) for op, _, overload in (name.partition(".") for name in _all_names()))
+
+
+_PREFIXES = tuple(f"{namespace}::" for namespace in NAMESPACES)
+
+
+def _all_names() -> list[str]:
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(_PREFIXES)]
 
 
 def lookup(raw_op: str) -> Communication | None:

@@ -8,16 +8,17 @@ What must hold, on success, exception and Ctrl-C:
 3. while torch.compile traces a program, the ops on its fake tensors are not traffic;
 4. after `uninstall` the dispatcher is as it was.
 
-`KernelSubstrate` replaces the kernels of the communication ops for as long as it is installed and calls the
-originals. `ModeSubstrate` serves a torch without ``torch.library.get_kernel``: a dispatch mode, with its price for
-every op, its thread, and no sight of C++ callers. Another source of events needs the same two methods.
+`KernelSubstrate` puts a kernel of its own in front of each communication op's, for as long as it is installed.
+`ModeSubstrate` serves a torch whose dispatcher cannot do that from Python: a dispatch mode, with its price for every
+op, its thread, and no sight of C++ callers. Another source of events needs the same two methods.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -31,8 +32,20 @@ from dsexplore.trace import registry
 from dsexplore.trace.registry import Communication
 from dsexplore.trace.uncompiled import leave_to_python
 
-Observer = Callable[[str, Communication, tuple[Any, ...]], Callable[[Any], None] | None]
-"""Called with the raw op, its entry and its arguments before it runs; returns what to call with its result."""
+Observer = Callable[[str, Communication, tuple[Any, ...]], "Pending | None"]
+"""Called with the raw op, its entry and its arguments before it runs."""
+
+
+class Pending(Protocol):
+    """A collective between its beginning and its return."""
+
+    @property
+    def needs_work(self) -> bool:
+        """Whether it is timed by the ``Work`` that the backend returns."""
+
+    def done(self, result: Any) -> None:
+        """It returned that: its own result, or where it called a collective inside, that one's."""
+
 
 Kernel = Callable[..., Any]
 
@@ -47,6 +60,13 @@ class Substrate(Protocol):
         """Leave no trace."""
 
 
+_FRONT = torch._C.DispatchKey.BackendSelect
+_ONLY_FRONT = torch._C.DispatchKeySet(_FRONT)
+_BEHIND = torch._C._dispatch_keyset_full_after(_FRONT)
+_CPU = torch._C.DispatchKey.CPU
+_META = torch._C.DispatchKey.Meta
+
+
 class _Nesting(threading.local):
     """A functional collective calls its c10d twin: the outer one is the event."""
 
@@ -56,123 +76,102 @@ class _Nesting(threading.local):
 nesting = _Nesting()
 
 
-def observed(raw_op: str, entry: Communication, kernel: Kernel, observe: Observer) -> Kernel:
-    """A kernel that tells the observer, then does what the original does."""
+def observed(
+    raw_op: str, entry: Communication, kernel: Kernel, observe: Observer, alone: Kernel | None = None
+) -> Kernel:
+    """A kernel that tells the observer, then does what the original does.
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        if nesting.outer is not None:
-            result = kernel(*args, **kwargs)
-            nesting.outer.append(result)
+    Args:
+        raw_op: the op.
+        entry: how to read it.
+        kernel: the original; its first argument, and that of the result, are the dispatcher's keys.
+        observe: the observer.
+        alone: does the same, without the collectives inside it being observed.
+    """
+    outermost = alone or kernel
+
+    def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = nesting.outer
+        if inner is not None:
+            result = kernel(keys, *args, **kwargs)
+            inner.append(result)
             return result
-        if TracingContext.try_get() is not None or torch.compiler.is_compiling():
-            return kernel(*args, **kwargs)
-        done = observe(raw_op, entry, args)
-        inner: list[Any] = []
-        nesting.outer = inner
+        if torch.compiler.is_compiling() or (_may_be_fake(keys) and TracingContext.try_get() is not None):
+            return kernel(keys, *args, **kwargs)
+        pending = observe(raw_op, entry, args)
+        nesting.outer = inner = []
         try:
-            result = kernel(*args, **kwargs)
+            if pending is None or pending.needs_work:
+                result = kernel(keys, *args, **kwargs)
+            else:
+                result = outermost(keys, *args, **kwargs)
         finally:
             nesting.outer = None
-        if done is not None:
-            done(inner[-1] if inner else result)
+        if pending is not None:
+            pending.done(inner[-1] if inner else result)
         return result
 
     leave_to_python(recorded.__code__)
     return recorded
 
 
-_DEVICE_KEYS = ("CPU", "CUDA", "XPU", "HPU", "MTIA", "PrivateUse1", "SparseCPU", "SparseCUDA")
+def _may_be_fake(keys: Any) -> bool:
+    return keys is None or bool(keys.has(_META))
+
+
+def without_keys(function: Kernel) -> Kernel:
+    """A function in the place of a kernel that `observed` calls."""
+    return lambda _keys, *args, **kwargs: function(*args, **kwargs)
 
 
 class KernelSubstrate:
-    """Replaces dispatcher kernels; see the module's text."""
+    """Puts a kernel in front of each op's own.
+
+    The dispatcher passes the key ``BackendSelect`` on every call, in every thread and mode, right before it chooses
+    the kernel of a device; torch uses it for functions that make tensors, and has nothing there for communication.
+    From there a call goes on to whatever kernel it would have reached. A functional op on the CPU goes on without that
+    key, so that the c10d op inside it passes our kernel by; what makes tensors in there is told the device instead.
+    """
 
     def __init__(self) -> None:
-        self._libraries: list[torch.library.Library] = []
+        self._libraries: dict[str, torch.library.Library] = {}
         self._local_tensor = LocalTensorSubstrate()
 
     def install(self, observe: Observer) -> None:
-        libraries: dict[str, torch.library.Library] = {}
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # "Overriding a previously registered kernel"
-                for raw_op in registry.op_names():
-                    entry = registry.lookup(raw_op)
-                    if entry is None:
-                        continue
-                    namespace, _, name = raw_op.partition("::")
-                    if namespace not in libraries:
-                        libraries[namespace] = torch.library.Library(namespace, "IMPL")
-                        self._libraries.append(libraries[namespace])
-                    for key, kernel in _kernels(raw_op):
-                        replacement = observed(raw_op, entry, kernel, observe)
-                        libraries[namespace].impl(name, replacement, key, allow_override=True)
+            for raw_op, overload in registry.overloads():
+                entry = registry.lookup(raw_op)
+                if entry is not None:
+                    self._put(raw_op, overload, entry, observe)
             self._local_tensor.install(observe)
         except BaseException:
             self.uninstall()
             raise
 
+    def _put(self, raw_op: str, overload: str, entry: Communication, observe: Observer) -> None:
+        namespace, _, name = raw_op.partition("::")
+        library = self._libraries.get(namespace)
+        if library is None:
+            library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+        onward = op.redispatch
+
+        def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            return onward(keys & _BEHIND, *args, **kwargs)
+
+        def alone(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if not keys.has(_CPU):
+                return onward(keys & _BEHIND, *args, **kwargs)
+            with torch._C._ExcludeDispatchKeyGuard(_ONLY_FRONT), torch._C._IncludeDispatchKeyGuard(_CPU):
+                return onward(keys & _BEHIND, *args, **kwargs)
+
+        recorded = observed(raw_op, entry, original, observe, None if namespace == "c10d" else alone)
+        library.impl(f"{name}.{overload}" if overload else name, recorded, _FRONT.name, with_keyset=True)
+
     def uninstall(self) -> None:
         self._local_tensor.uninstall()
         while self._libraries:
-            self._libraries.pop()._destroy()
-
-
-def _kernels(raw_op: str) -> list[tuple[str, Kernel]]:
-    """Pairs of dispatch key and original kernel, for every device that has one."""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(raw_op, "CompositeExplicitAutograd")
-    found: list[tuple[str, Kernel]] = []
-    for key in _DEVICE_KEYS:
-        own = torch._C._dispatch_has_kernel_for_dispatch_key(raw_op, key)
-        if own or (composite and key in ("CPU", "CUDA", "PrivateUse1")):
-            found.append((key, _boxed(raw_op, key)))
-    if torch._C._dispatch_has_kernel_for_dispatch_key(raw_op, "Meta"):
-        # Under a fake mode, a boxed kernel that is a Python function finds its own replacement: call the function.
-        function = _python_meta(raw_op)
-        if function is not None:
-            found.append(("Meta", function))
-        elif not _is_python_meta(raw_op):
-            found.append(("Meta", _boxed(raw_op, "Meta")))
-    return found
-
-
-def _boxed(raw_op: str, key: str) -> Kernel:
-    kernel = torch.library.get_kernel(raw_op, key)
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    call = kernel.call_boxed
-
-    def original(*args: Any, **kwargs: Any) -> Any:
-        return call(keys, *args, **kwargs)
-
-    return original
-
-
-def _python_meta(raw_op: str) -> Kernel | None:
-    """The Python function that torch registers as an op's Meta kernel."""
-    namespace, _, name = raw_op.partition("::")
-    if namespace == "c10d":
-        from torch.distributed import _meta_registrations
-
-        return _meta_registrations._META_FUNCTIONS.get(name)
-    if namespace == "symm_mem":
-        home: Any = torch.distributed._symmetric_memory
-        names = (f"_{name}_fallback", f"_{name}_meta", f"{name}_meta")
-        return next((getattr(home, function) for function in names if hasattr(home, function)), None)
-    functional = torch.distributed._functional_collectives
-    candidates = [(functional, f"_{name}_native_meta"), (functional, f"_{name}_meta")]
-    if namespace == "_dtensor":
-        candidates.insert(0, (torch.distributed.tensor._collective_utils, f"_{name}_meta"))
-    for home, attribute in candidates:
-        function = getattr(home, attribute, None)
-        if function is not None:
-            return function  # type: ignore[no-any-return]
-    return None
-
-
-def _is_python_meta(raw_op: str) -> bool:
-    """Whether an op's Meta kernel is a Python function, of whatever name."""
-    lines = torch._C._dispatch_dump(raw_op).splitlines()
-    return any(line.startswith("Meta:") and ".py:" in line for line in lines)
+            self._libraries.popitem()[1]._destroy()
 
 
 class LocalTensorSubstrate:
@@ -191,7 +190,8 @@ class LocalTensorSubstrate:
                 function = getattr(_c10d, name, None)
                 if function is not None and name not in self._originals:
                     self._originals[name] = function
-                    setattr(_c10d, name, observed(raw_op, entry, function, observe))
+                    recorded = observed(raw_op, entry, without_keys(function), observe)
+                    setattr(_c10d, name, partial(recorded, None))
 
     def uninstall(self) -> None:
         if self._originals:
@@ -218,7 +218,7 @@ def _local_names(raw_op: str) -> tuple[str, ...]:
 
 
 class ModeSubstrate:
-    """A dispatch mode: for a torch without ``torch.library.get_kernel``."""
+    """A dispatch mode: for a torch whose kernels cannot be told the dispatcher's keys."""
 
     def __init__(self) -> None:
         self._mode: TorchDispatchMode | None = None
@@ -246,10 +246,11 @@ class _ObservingMode(TorchDispatchMode):
             raw_op = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
             entry = registry.lookup(raw_op)
             if entry is not None:
-                return observed(raw_op, entry, func, self._observe)(*args, **kwargs)
+                return observed(raw_op, entry, without_keys(func), self._observe)(None, *args, **kwargs)
         return func(*args, **kwargs)
 
 
 def best_available() -> Substrate:
     """The substrate for this torch."""
-    return KernelSubstrate() if hasattr(torch.library, "get_kernel") else ModeSubstrate()
+    can_go_on = "with_keyset" in signature(torch.library.Library.impl).parameters
+    return KernelSubstrate() if can_go_on else ModeSubstrate()

@@ -1,39 +1,8 @@
-"""Files are named as a person knows them."""
+"""What the frames of a stack say."""
 
-import sys
-import sysconfig
-from pathlib import Path
-from types import SimpleNamespace
-
-import pytest
 from torch import nn
 
 from dsexplore.trace import frames
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_names", {})
-
-
-def test_a_file_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert frames.file_name(str(tmp_path / "src" / "train.py")) == "src/train.py"
-
-
-def test_a_file_of_an_installed_package() -> None:
-    file = Path(sysconfig.get_path("purelib")) / "transformers" / "models" / "llama.py"
-    assert frames.file_name(str(file)) == "transformers/models/llama.py"
-
-
-def test_a_file_elsewhere_keeps_its_path() -> None:
-    assert frames.file_name("/elsewhere/train.py") == "/elsewhere/train.py"
-
-
-def test_a_notebook_cell_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"/ipykernel_1/2.py": 7}))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert frames.source_text([("/ipykernel_1/2.py", 5), ("/elsewhere/a.py", 1)]) == "In[7]:5 ← /elsewhere/a.py:1"
 
 
 def test_module_calls_on_the_stack_are_counted() -> None:

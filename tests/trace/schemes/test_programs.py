@@ -294,8 +294,8 @@ def test_a_gradient_to_an_input(column: Any) -> None:
 
 
 def test_a_gradient_penalty(column: Any) -> None:
-    """grad with create_graph inside the loss, then backward: all of autograd's runs are backward. The graph that the
-    first of them made comes from no module's forward, and what it sends is booked on none."""
+    """grad with create_graph inside the loss, then backward: all of autograd's runs are backward. What the graph sends
+    that the first of them made belongs to the module whose gradient that was, as what the loss's own graph sends."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Talker())
     start = x(requires_grad=True)
     with record() as trace:
@@ -306,9 +306,23 @@ def test_a_gradient_penalty(column: Any) -> None:
     assert column(trace, "phase", "trigger") == [
         ("forward", own),
         ("backward", own),
-        ("backward", ""),
+        ("backward", own),
         ("backward", own),
     ]
+
+
+def test_a_gradient_penalty_of_two_modules(column: Any) -> None:
+    """Forward 1 per module; the gradient 1 per module, in reverse; its backward again 1 per module for the gradient's
+    graph, last one first, and 1 per module for the forward's."""
+    model = nn.Sequential(Talker(), nn.Tanh(), Talker())
+    start = x(requires_grad=True)
+    with record() as trace:
+        output = model(start).square().sum()
+        (gradient,) = torch.autograd.grad(output, start, create_graph=True)
+        gradient.square().sum().backward()
+    first, second = "Sequential.0", "Sequential.2"
+    assert column(trace, "trigger") == [first, second, second, first, first, second, second, first]
+    assert column(trace, "phase") == ["forward"] * 2 + ["backward"] * 6
 
 
 def test_a_gradient_inside_a_forward(column: Any) -> None:

@@ -1,0 +1,243 @@
+"""Why a collective was issued, read off the Python stack at the moment it is issued.
+
+Nothing is patched for this: torch's own frames say which module is being called (hooks of the module included),
+whether autograd or an optimizer is running, which FSDP parameter group gathers, which DTensor op redistributes what
+to what, and whether anybody asked for it.
+
+The walk costs a few microseconds, and is done once per collective; what it finds is put into words when a table is
+made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
+
+from dsexplore import placements
+from dsexplore.trace import frames
+from dsexplore.trace.schema import Phase
+from dsexplore.trace.sources import Source
+
+_FSDP_REASONS = {
+    "_prefetch_unshard": "prefetch",
+    "pre_forward": "pre_forward",
+    "pre_backward": "pre_backward",
+    "post_backward": "post_backward",
+    "finalize_backward": "post_backward",
+}
+
+
+Placements = tuple[Any, ...]
+Cause = str | tuple[str, str, Placements, Placements]
+"""A text; or a DTensor redistribute: within what, asked by what, and its placements before and after."""
+
+
+def cause_text(cause: Cause) -> str:
+    """``"FSDP post_backward: redistribute P→R"``."""
+    if isinstance(cause, str):
+        return cause
+    within, asked, before, after = cause
+    change = f"{asked} {placements.change(before, after)}"
+    return f"{within}: {change}" if within else change
+
+
+class Context:
+    """What the stack says about one collective; it holds on to what is running, so it must not be kept."""
+
+    phase: Phase = "other"
+    call: FrameType | None = None
+    """Where a module is being called; None in backward, where the autograd node tells the module."""
+    owner: nn.Module | None = None
+    """The module whose parameters move, where the stack knows it."""
+    cause: Cause = ""
+    implicit = False
+    is_object = False
+    is_blocking = False
+    """``send`` and ``recv``, which wait; their op is that of ``isend`` and ``irecv``."""
+    batch = 0
+    """1 for the first member of a batch of point-to-point operations, 2 for the next ones."""
+    mesh: DeviceMesh | None = None
+    schedule: tuple[dict[str, Any], ...] = ()
+    """Local names of the pipeline schedule's frames, innermost first; see `pipelines`."""
+    stage: nn.Module | None = None
+    """The stage whose message it is, once the schedule told."""
+    node: Any = None
+    """The autograd node that is running, in backward."""
+    engine: FrameType | None = None
+    """Where autograd was called, in backward."""
+
+    graph_task = -1
+    """The number of the backward that is running; -1 for none."""
+    in_backward = False
+    settled = False
+    """The innermost of module call, autograd engine and optimizer decides phase and module."""
+    redistribute: dict[str, Any] | None = None
+    """Local names of the innermost redistribute."""
+    redistribute_backward = False
+    op = ""
+    """The innermost op on DTensors."""
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        task = torch._C._current_graph_task_id()
+        if task != -1:
+            self.graph_task = task
+            self.in_backward = True
+            self.node = torch._C._current_autograd_node()
+            self.phase = "backward"
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module being called."""
+        return self.call.f_locals.get("self") if self.call is not None else None
+
+    @property
+    def makes_graph(self) -> bool:
+        """Whether this backward is itself differentiable: its operations leave nodes behind."""
+        return self.engine is not None and bool(self.engine.f_locals["args"][2:3] == (True,))
+
+    def settle(self, phase: Phase) -> None:
+        """That is the phase, unless a frame further in has told it."""
+        if not self.settled:
+            self.settled = True
+            self.phase = phase
+
+    def finish(self) -> None:
+        """Draw the conclusions that take several frames."""
+        if self.redistribute is not None:
+            before, after = self.redistribute["current_spec"], self.redistribute["target_spec"]
+            backward = "redistribute backward" if self.redistribute_backward else "redistribute"
+            asked = self.op if self.implicit and self.op else backward
+            self.mesh = before.mesh
+            self.cause = (cause_text(self.cause), asked, before.placements, after.placements)
+        elif self.op and not self.cause:
+            self.cause = self.op
+
+
+def look(depth: int, frame: FrameType | None) -> Context:
+    """Read the stack.
+
+    Args:
+        depth: how many of the user's frames to keep, innermost first.
+        frame: where to begin.
+    """
+    context = Context()
+    while frame is not None and frames.kind_of(frame.f_code) == frames.PLUMBING:
+        frame = frame.f_back
+    if context.in_backward and (frame is None or frames.kind_of(frame.f_code) == frames.ENGINE):
+        context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
+    sources = context.sources
+    for kind, telling in frames.telling(frame):
+        if kind != frames.USER and kind != frames.USER_HOOK:
+            _READERS[kind](context, telling)
+            continue
+        if len(sources) < depth:
+            sources.append((telling.f_code.co_filename, telling.f_lineno))
+        if context.settled and len(sources) == depth:
+            break
+        if kind == frames.USER_HOOK and context.in_backward and not context.settled and not context.cause:
+            context.cause = "DDP gradient bucket"
+    context.finish()
+    return context
+
+
+def _read_call(context: Context, frame: FrameType) -> None:
+    if not context.settled:
+        context.call = frame
+        context.settle("recompute" if context.in_backward else "forward")
+
+
+def _read_engine(context: Context, frame: FrameType) -> None:
+    if not context.settled and context.in_backward:
+        context.engine = frame
+    context.settled = True
+
+
+def _read_compiled(context: Context, frame: FrameType) -> None:
+    context.cause = "compiled"
+    if isinstance(context.module, GraphModule):  # the compiled graph, and no module of the program
+        context.settled, context.call = False, None
+        context.phase = "backward" if context.in_backward else "other"
+
+
+def _read_batch(context: Context, frame: FrameType) -> None:
+    names = frame.f_locals
+    context.batch = 1 if names.get("p2p_op") is names["p2p_op_list"][0] else 2
+
+
+def _read_pipeline(context: Context, frame: FrameType) -> None:
+    if not context.settled:
+        context.cause = "pipeline schedule"
+        context.schedule += (frame.f_locals,)
+
+
+def _read_warm_up(context: Context, frame: FrameType) -> None:
+    if not context.settled:
+        context.cause = "pipeline warm-up"
+        context.schedule = ()
+        context.settled = True
+
+
+def _read_redistribute(context: Context, frame: FrameType) -> None:
+    if context.redistribute is None:
+        context.redistribute = frame.f_locals
+
+
+def _read_redistribute_backward(context: Context, frame: FrameType) -> None:
+    if context.redistribute is not None:
+        context.redistribute_backward = True
+
+
+def _read_op(context: Context, frame: FrameType) -> None:
+    if not context.op:
+        op = frame.f_locals.get("op_call")
+        if isinstance(op, torch._ops.OpOverload):
+            context.op = f"{op.namespace}.{op._opname}"
+
+
+def _read_fsdp(context: Context, frame: FrameType) -> None:
+    reason = _FSDP_REASONS.get(frame.f_code.co_name)
+    if context.owner is None:
+        group = frame.f_locals.get("self")
+        modules = getattr(group, "modules", None)
+        context.owner = modules[0] if modules else None
+        context.cause = "FSDP"
+    if reason is not None and context.cause == "FSDP":
+        context.cause = f"FSDP {reason}"
+
+
+def _noting(name: str, value: Any) -> Callable[[Context, FrameType], None]:
+    """A reader to which the frame's being there says everything."""
+
+    def read(context: Context, _frame: FrameType) -> None:
+        setattr(context, name, value)
+
+    return read
+
+
+_READERS: dict[int, Callable[[Context, FrameType], None]] = {
+    frames.MODULE_CALL: _read_call,
+    frames.OUTER_CALL: _read_call,
+    frames.ENGINE: _read_engine,
+    frames.OPTIMIZER: lambda context, _frame: context.settle("optimizer"),
+    frames.RECOMPUTE: lambda context, _frame: context.settle("recompute"),
+    frames.FSDP: _read_fsdp,
+    frames.REDISTRIBUTE: _read_redistribute,
+    frames.REDISTRIBUTE_BACKWARD: _read_redistribute_backward,
+    frames.IMPLICIT: _noting("implicit", True),
+    frames.DTENSOR_OP: _read_op,
+    frames.OBJECT: _noting("is_object", True),
+    frames.BLOCKING: _noting("is_blocking", True),
+    frames.P2P_BATCH: _read_batch,
+    frames.DDP_HOOK: _noting("cause", "DDP gradient bucket"),
+    frames.PIPELINE: _read_pipeline,
+    frames.PIPELINE_WARM_UP: _read_warm_up,
+    frames.COMPILED: _read_compiled,
+    frames.COMPILER: lambda context, _frame: None,
+}
