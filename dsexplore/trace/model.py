@@ -108,6 +108,12 @@ class Trace(Displayable):
         """The number of events."""
         return self.events.height
 
+    def __repr__(self) -> str:
+        tables = self.tables
+        events, ranks = tables.events.height, tables.info.ranks
+        whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        return f"<Trace: {events:,} collective{'' if events == 1 else 's'} of {whose}, world of {tables.info.world_size:,}>"
+
     def to_frame(self) -> pl.DataFrame:
         """The events as a polars frame; ``.to_pandas()`` on it gives a pandas one."""
         return self.events

@@ -250,7 +250,7 @@ class Modules:
             return self._add_root(wanted)
 
     def _add_root(self, model: nn.Module) -> Module:
-        root = Module(weakref.ref(model), class_name(model))
+        root = Module(weakref.ref(model), class_name(model) or "Module")
         root.label = self._free_label(root.type)
         self._known[id(model)] = root.reference, root
         self._roots.append(root)

@@ -237,10 +237,10 @@ def test_nothing_outlives_a_launcher_that_was_killed() -> None:
 
 RESTART = """
 import os, signal
-from dsexplore.worlds import processes
-processes._server()
-os.kill(processes._running._process.pid, signal.SIGKILL)
-processes._running._process.wait()
+from dsexplore.worlds import processes, rank_client
+rank_client.server()
+os.kill(rank_client._running._process.pid, signal.SIGKILL)
+rank_client._running._process.wait()
 assert processes.run_ranks("rank", 2, backend=None).values == ["0", "1"]
 """
 

@@ -145,6 +145,43 @@ def test_async_or_not(column: Any, name: str) -> None:
     assert column(trace, "is_async") == [False, True]
 
 
+def test_methods_of_the_group_are_seen(group: dist.ProcessGroup, column: Any) -> None:
+    """A ``ProcessGroup`` calls the dispatcher's ops as torch.distributed's functions do: all_reduce M, all_gather
+    n × M, a barrier nothing."""
+    with record() as trace:
+        group.allreduce([tensor()])
+        group._allgather_base(tensor(N * ROWS), tensor())
+        group.barrier()
+    assert column(trace, "op", "message_bytes", "axis") == [
+        ("all_reduce", M, "dp"),
+        ("all_gather", N * M, "dp"),
+        ("barrier", 0, "dp"),
+    ]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_functional_collective_is_one_event_and_makes_what_it_made_before(column: Any, grad: Any) -> None:
+    """Its c10d op inside passes the recorder by; tensors that its kernel makes there are those of an untraced run."""
+
+    def run() -> list[torch.Tensor]:
+        world = dist.group.WORLD
+        with grad():
+            return [
+                functional.all_reduce(tensor(), "sum", world),
+                functional.all_gather_single(tensor(), 0, world),
+                functional.reduce_scatter_single(tensor(), "sum", 0, world),
+                functional.all_to_all_single(tensor(), None, None, world),
+            ]
+
+    untraced = run()
+    with record() as trace:
+        traced = run()
+    assert column(trace, "op") == ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    for before, after in zip(untraced, traced, strict=True):
+        assert (after.shape, after.dtype, after.device) == (before.shape, before.dtype, before.device)
+
+
 @pytest.mark.usefixtures("group")
 def test_functional_collectives_are_async(column: Any) -> None:
     with record() as trace:
