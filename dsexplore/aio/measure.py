@@ -259,9 +259,9 @@ class Bench:
         share = max(_CHECKED // len(measured.tables), 1)
         for table, watch in zip(measured.tables, measured.watches, strict=True):
             # A ring's memory holds what was read into it last; in one large buffer each request has its own.
-            held = {index: address for address, index in {a: i for i, a in watch.addresses.items()}.items()}
-            first = watch.first % len(table)
-            for index in {*([first] if first in held else []), *list(held)[:: max(len(held) // share, 1)]}:
+            held = list({address: index for index, address in watch.addresses.items()}.values())
+            first = {watch.first % len(table)} & set(held)
+            for index in first | set(held[:: max(len(held) // share, 1)]):
                 self._compare(watch.addresses[index], int(table.offsets[index]), operation, config)
 
     def _compare(self, address: int, offset: int, operation: Operation, config: AioConfig) -> None:
