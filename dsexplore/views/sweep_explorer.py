@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dsexplore.aio.config import AioConfig
@@ -10,6 +9,7 @@ from dsexplore.aio.result import SweepResult
 from dsexplore.views import html
 from dsexplore.views.sweep_figures import KINDS
 from dsexplore.views.sweep_points import directions
+from dsexplore.views.widgets.plot import PlotWidget
 
 
 def explorer(result: SweepResult) -> Any:
@@ -25,15 +25,21 @@ def explorer(result: SweepResult) -> Any:
     operation = ipywidgets.Dropdown(options=directions(result), value=directions(result)[-1], description="direction")
     block = ipywidgets.Textarea(layout=ipywidgets.Layout(width="26em", height="14em"), disabled=False)
     told = ipywidgets.HTML()
-    picture = ipywidgets.VBox()
+    by_name = {str(m.sample.config): m.sample.config for m in result.measured}
 
     def select(config: AioConfig) -> None:
         box.selection = config
         block.value = config.to_json()
         told.value = html.escape(str(config))
 
+    def clicked(event: dict[str, Any]) -> None:
+        if event["type"] == "click" and event["customdata"] in by_name:
+            select(by_name[event["customdata"]])
+
+    picture = PlotWidget(on_event=clicked)
+
     def draw(_: Any = None) -> None:
-        picture.children = [_clickable(KINDS[kind.value](result, operation.value), result, select)]
+        picture.show(KINDS[kind.value](result, operation.value), f"{kind.value} of {operation.value}")
 
     kind.observe(draw, "value")
     operation.observe(draw, "value")
@@ -46,22 +52,3 @@ def explorer(result: SweepResult) -> Any:
     select(first)
     draw()
     return box
-
-
-def _clickable(figure: Any, result: SweepResult, select: Callable[[AioConfig], None]) -> Any:
-    import plotly.graph_objects as go
-
-    by_name = {str(m.sample.config): m.sample.config for m in result.measured}
-    widget = go.FigureWidget(figure)
-
-    def clicked(trace: Any, places: Any, _: Any) -> None:
-        for place in places.point_inds[:1]:
-            data = trace.customdata
-            name = data[place[0]][place[1]] if isinstance(place, (list, tuple)) else data[place]
-            if name in by_name:
-                select(by_name[name])
-
-    for trace in widget.data:
-        if trace.type != "parcoords":
-            trace.on_click(clicked)
-    return widget

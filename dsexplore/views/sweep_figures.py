@@ -8,6 +8,7 @@ from typing import Any
 from dsexplore.aio.result import SweepResult
 from dsexplore.units import format_bytes
 from dsexplore.views import html
+from dsexplore.views.figures import INK
 from dsexplore.views.palette import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 from dsexplore.views.sweep_points import Point, cells, limit_of, points, thread_counts
 
@@ -69,7 +70,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
             line={"color": _LINES[at % len(_LINES)], "dash": _DASHES[at % len(_DASHES)]},
         )
     if (limit := limit_of(result, direction)) is not None:
-        figure.add_hline(limit[0] / 1e9, line_dash="dot", annotation_text=limit[1])
+        figure.add_hline(limit[0] / 1e9, line_dash="dot", line_color=INK, annotation_text=limit[1])
     figure.update_xaxes(type="log", title="queue depth")
     figure.update_yaxes(title="GB/s, best block size", rangemode="tozero")
     return _titled(figure, result, direction)
@@ -93,7 +94,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
                 marker={"symbol": symbol, "size": 8},
             )
     if (limit := limit_of(result, direction)) is not None:
-        figure.add_vline(limit[0] / 1e9, line_dash="dot", annotation_text=limit[1])
+        figure.add_vline(limit[0] / 1e9, line_dash="dot", line_color=INK, annotation_text=limit[1])
     figure.update_xaxes(title="GB/s", rangemode="tozero")
     figure.update_yaxes(type="log", title="latency of a request, ms")
     return _titled(figure, result, direction)
@@ -118,7 +119,8 @@ def _parallel(result: SweepResult, direction: str) -> Any:
         {"label": "p99 ms", "values": [p.p99 * 1e3 for p in every]},
     ]
     line = {"color": rates, "colorscale": "Viridis", "showscale": True, "cmin": 0}
-    return _titled(go.Figure(go.Parcoords(dimensions=dimensions, line=line)), result, direction)
+    figure = _titled(go.Figure(go.Parcoords(dimensions=dimensions, line=line)), result, direction)
+    return figure.update_layout(margin_t=110)  # the coordinates' names stand between the title and the lines
 
 
 def _steps(label: str, values: list[Any], steps: list[Any], write: Callable[[Any], str]) -> dict[str, Any]:
@@ -135,8 +137,19 @@ def _steps(label: str, values: list[Any], steps: list[Any], write: Callable[[Any
 
 def _titled(figure: Any, result: SweepResult, direction: str) -> Any:
     title = html.escape(f"{direction}: {result.disk.label}, {result.conditions.mode} mode", 120)
-    figure.update_layout(title={"text": title, "font": {"size": 14}}, template="none", height=420)
-    figure.update_layout(margin={"l": 90, "r": 40, "t": 80, "b": 50}, paper_bgcolor="rgba(0,0,0,0)")
+    figure.update_layout(
+        title={"text": title, "font": {"size": 14}},
+        template="none",
+        height=420,
+        font={"color": INK},
+        margin={"l": 90, "r": 40, "t": 80, "b": 50},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": INK},
+    )
+    lines = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
+    figure.update_xaxes(**lines)
+    figure.update_yaxes(**lines)
     return figure
 
 

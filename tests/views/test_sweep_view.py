@@ -148,30 +148,33 @@ def test_wrong_choices(result: SweepResult) -> None:
         result.explore(size=3)
 
 
-def click(picture: Any, trace: int, point: Any) -> None:
+def click(picture: Any, trace: int, *place: int) -> None:
     """Send what the picture's script sends when a point is clicked."""
-    keys = {"alt": False, "ctrl": False, "meta": False, "shift": False, "button": 0, "buttons": 1}
-    points = {"trace_indexes": [trace], "point_indexes": [point], "xs": [0], "ys": [0]}
-    picture._js2py_pointsCallback = {"event_type": "plotly_click", "points": points, "device_state": keys}
+    point = picture.spec["data"][trace]["customdata"]
+    for at in place:
+        point = point[at]
+    picture._receive(picture, {"type": "click", "customdata": point, "index": list(place)}, [])
 
 
 def test_a_click_shows_the_block_of_the_point(result: SweepResult) -> None:
     app = result.explore()
     assert app.selection == result.best().config
-    block = app.children[2].children[0]
+    picture, block = app.children[1], app.children[2].children[0]
     kind, operation = app.children[0].children
     kind.value = "heatmap"
-    click(app.children[1].children[0], 1, [0, 1])
+    click(picture, 1, 0, 1)
     assert (app.selection.block_size, app.selection.queue_depth, app.selection.thread_count) == (1 << 18, 8, 2)
     assert AioConfig.from_dict(json.loads(block.value)) == app.selection
     kind.value, operation.value = "latency", "read"
-    click(app.children[1].children[0], 0, 2)
+    click(picture, 0, 2)
     assert (app.selection.queue_depth, app.selection.thread_count) == (16, 1)
     kind.value = "depth"
-    click(app.children[1].children[0], 1, 0)
+    click(picture, 1, 0)
+    assert (app.selection.queue_depth, app.selection.thread_count) == (4, 2)
+    picture._receive(picture, {"type": "click", "customdata": "", "index": [0]}, [])  # a cell that was not measured
     assert (app.selection.queue_depth, app.selection.thread_count) == (4, 2)
     kind.value = "parallel"
-    assert app.children[1].children[0].data[0].type == "parcoords"
+    assert picture.spec["data"][0]["type"] == "parcoords"
 
 
 def test_a_sweep_that_was_interrupted_at_once_is_shown(result: SweepResult) -> None:

@@ -1,0 +1,57 @@
+"""The explorer of a sweep in a real JupyterLab: a real disk measured, a point clicked, its block to copy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+CELL = """\
+from dsexplore import aio
+result = aio.sweep(".", "32MiB", None, read_share=1.0, queue_depth=[2, 8], block_size=[1 << 18, 1 << 20],
+                   thread_count=[1], single_submit=[False], overlap_events=[True], progress=False)
+explorer = result.explore()
+explorer
+"""
+
+
+def opened(lab: Any, page: Any, name: str, dark: bool = False) -> None:
+    lab.write(name, [CELL])
+    lab.open(page, name, dark=dark)
+    lab.run_all(page)
+    page.wait_for_selector(".dsx-plot[data-drawn] .heatmaplayer image", timeout=30_000)
+
+
+def test_a_click_on_a_point_gives_its_block(lab: Any, page: Any, shot: Any) -> None:
+    opened(lab, page, "sweep.ipynb")
+    shot(page, "sweep_explorer_1280_light")
+    for x, depth in ((0.25, 2), (0.75, 8)):
+        for y, block in ((0.75, 1 << 18), (0.25, 1 << 20)):
+            box = page.locator(".dsx-plot .nsewdrag").first.bounding_box()
+            page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+            page.wait_for_function(
+                "wanted => wanted.every((w) => document.querySelector('.widget-textarea textarea').value.includes(w))",
+                arg=[f'"block_size": {block},', f'"queue_depth": {depth},'],
+                timeout=10_000,
+            )
+            shown = json.loads(page.input_value(".widget-textarea textarea"))
+            assert lab.evaluate(page, "explorer.selection.to_ds_config()") == shown
+            page.wait_for_timeout(350)  # plotly takes a click within 300 ms of the last for a double click
+    assert page.requests.foreign == []
+    assert page.errors == []
+
+
+def test_every_picture_dark_and_narrow(lab: Any, page: Any, shot: Any) -> None:
+    page.set_viewport_size({"width": 800, "height": 1000})
+    opened(lab, page, "sweep_dark.ipynb", dark=True)
+    shot(page, "sweep_explorer_800_dark")
+    for number, kind in enumerate(("depth", "latency", "parallel"), 2):
+        page.locator(".widget-dropdown select").first.select_option(label=kind)
+        page.wait_for_selector(f".dsx-plot[data-drawn='{number}']", timeout=20_000)
+        shot(page, f"sweep_explorer_{kind}_dark")
+        drawn = page.locator(".dsx-plot .main-svg").first.bounding_box()
+        assert drawn["width"] == page.locator(".dsx-plot").bounding_box()["width"] <= 640
+    assert page.errors == []
