@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from dsexplore.aio.config import AioConfig
@@ -39,7 +40,8 @@ def explorer(result: SweepResult) -> Any:
     picture = PlotWidget(on_event=clicked)
 
     def draw(_: Any = None) -> None:
-        picture.show(KINDS[kind.value](result, operation.value), f"{kind.value} of {operation.value}")
+        figure = KINDS[kind.value](result, operation.value)
+        picture.show(json.loads(figure.to_json()), f"{kind.value} of {operation.value}")
 
     kind.observe(draw, "value")
     operation.observe(draw, "value")
