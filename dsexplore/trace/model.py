@@ -110,9 +110,9 @@ class Trace(Displayable):
 
     def __repr__(self) -> str:
         tables = self.tables
-        events, ranks = tables.events.height, tables.info.ranks
+        events, ranks, size = tables.events.height, tables.info.ranks, tables.info.world_size
         whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-        return f"<Trace: {events:,} collective{'' if events == 1 else 's'} of {whose}, world of {tables.info.world_size:,}>"
+        return f"<Trace: {events:,} collective{'' if events == 1 else 's'} of {whose}, world of {size:,}>"
 
     def to_frame(self) -> pl.DataFrame:
         """The events as a polars frame; ``.to_pandas()`` on it gives a pandas one."""

@@ -89,6 +89,7 @@ def test_a_module_called_twice(column: Any) -> None:
         model(model(x())).sum().backward()
     assert column(trace, "phase", "trigger") == forward_and_backward("Talker", "Talker")
     assert trace.modules.filter(module="Talker")["calls"].to_list() == [2]
+    assert repr(trace) == "<Trace: 4 collectives of rank 0, world of 4>"
 
 
 def test_a_shared_module(column: Any) -> None:
