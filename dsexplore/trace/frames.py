@@ -111,6 +111,11 @@ def telling(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
         frame = frame.f_back
 
 
+def threads_in_engine() -> set[int]:
+    """The threads that wait in autograd's engine for a backward they called."""
+    return {thread for thread, frame in sys._current_frames().items() if kind_of(frame.f_code) == ENGINE}
+
+
 def _classify(code: CodeType) -> int:
     file, name = code.co_filename, code.co_name
     if name == "__torch_dispatch__":

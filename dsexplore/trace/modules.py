@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -89,10 +89,11 @@ and from where."""
 _NOWHERE = (None, 0, 0, None)
 
 
-class _Boundaries(threading.local):
-    """Per thread: the modules being called, and where in autograd's numbering each began and ended."""
+class Boundaries:
+    """Of one thread: the modules being called, and where in autograd's numbering each began and ended."""
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self.stack: list[Call] = []
         self.numbers: list[int] = []
         self.calls: list[Call | tuple[None, int, int, None]] = []
@@ -109,6 +110,37 @@ class _Boundaries(threading.local):
             half = _KEPT_BOUNDARIES // 2
             del self.numbers[:half], self.calls[:half]
 
+    def at(self, number: int) -> Call | tuple[None, int, int, None]:
+        """The call that made the autograd node of that number."""
+        position = bisect_right(self.numbers, number) - 1
+        return self.calls[position] if position >= 0 else _NOWHERE
+
+
+class _PerThread(threading.local):
+    """The boundaries of the thread that looks."""
+
+    def __init__(self, everyone: list[Boundaries]) -> None:
+        self.mine = Boundaries()
+        everyone.append(self.mine)
+
+
+def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collection[int]) -> Boundaries:
+    """The boundaries of the thread whose forward made the node that runs in this thread.
+
+    Autograd runs nodes of the CPU in the thread that called backward, which is mostly that of the forward. Nodes of a
+    GPU run in a thread of the device, while the thread that called backward waits.
+
+    Args:
+        everyone: of all threads.
+        mine: of this thread.
+        waiting: threads that wait for a backward; empty where this thread called it itself.
+    """
+    for found in ([b for b in everyone if b.thread in waiting and b.numbers], [mine], everyone):
+        numbered = [b for b in found if b.numbers]
+        if len(numbered) == 1:
+            return numbered[0]
+    return mine
+
 
 @dataclass
 class Modules:
@@ -122,8 +154,11 @@ class Modules:
     _hooked: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     """By the identity of the hooked object."""
     _filter: Any = None
-    _boundaries: _Boundaries = field(default_factory=_Boundaries)
+    _threads: list[Boundaries] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self._here = _PerThread(self._threads)
 
     def install(self) -> None:
         """Begin to follow module calls."""
@@ -161,7 +196,7 @@ class Modules:
             called._forward_hooks[_HOOK] = _leaving
             called._forward_hooks_always_called[_HOOK] = True
             self._hooked[identity] = weakref.ref(called)
-        boundaries = self._boundaries
+        boundaries = self._here.mine
         stack = boundaries.stack
         if module.root is None and stack:
             # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
@@ -173,7 +208,7 @@ class Modules:
 
     def leave(self, called: nn.Module) -> None:
         """A forward ended, with or without an exception."""
-        boundaries = self._boundaries
+        boundaries = self._here.mine
         stack = boundaries.stack
         identity = id(called)
         if stack and stack[-1][1] == identity:
@@ -185,7 +220,7 @@ class Modules:
 
     def called_at(self, frame: FrameType) -> Module | None:
         """The module that is called at that frame, if its hooks have told so."""
-        stack = self._boundaries.stack
+        stack = self._here.mine.stack
         return stack[-1][0] if stack and stack[-1][2] == id(frame) else None
 
     def find(self, wanted: nn.Module) -> Module:
@@ -197,21 +232,25 @@ class Modules:
         reference, module = self._known.get(id(wanted), (None, None))
         return module if reference is not None and reference() is wanted else None
 
-    def of_node(self, node: Any) -> tuple[Module | None, Source | None]:
-        """The module whose forward made that autograd node, and the user's line that called it."""
+    def of_node(self, node: Any, called_here: bool = False) -> tuple[Module | None, Source | None]:
+        """The module whose forward made that autograd node, which is running, and the user's line that called it.
+
+        Args:
+            node: the node.
+            called_here: whether backward was called in this thread, if that is known.
+        """
         if node is None:
             return None, None
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self._holder(variable), None
-        boundaries = self._boundaries
-        position = bisect_right(boundaries.numbers, node._sequence_nr()) - 1
-        module, _, _, site = boundaries.calls[position] if position >= 0 else _NOWHERE
+        waiting = () if called_here else frames.threads_in_engine()
+        module, _, _, site = of_forward(self._threads, self._here.mine, waiting).at(node._sequence_nr())
         return module, site
 
     def note_node(self, module: Module, site: Source | None) -> None:
         """The autograd node made last belongs to that module: for one that no hook sees the call of."""
-        boundaries = self._boundaries
+        boundaries = self._here.mine
         if boundaries.top is module:
             return
         made = _get_sequence_nr() - 1
@@ -241,7 +280,7 @@ class Modules:
                 module = self.find(inner)
                 self._known[id(wanted)] = weakref.ref(wanted), module
                 return module
-            for caller, *_ in self._boundaries.stack[:1]:
+            for caller, *_ in self._here.mine.stack[:1]:
                 root = caller.root or caller
                 model = root.reference()
                 if model is not None and any(part is wanted for part in model.modules()):
@@ -313,15 +352,15 @@ class Modules:
 
     def running(self) -> Module | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
-        if self._boundaries.top is not None:
-            return self._boundaries.top
+        if self._here.mine.top is not None:
+            return self._here.mine.top
         if torch._C._current_graph_task_id() == -1:
             return None
         return self.of_node(torch._C._current_autograd_node())[0]
 
     def in_forward(self) -> bool:
         """Whether a module's forward runs in this thread."""
-        return bool(self._boundaries.stack)
+        return bool(self._here.mine.stack)
 
     def _mesh_text(self, mesh: DeviceMesh) -> str:
         if id(mesh) not in self._meshes:

@@ -247,7 +247,7 @@ class Recorder:
         if context.call is not None:
             trigger = modules.called_at(context.call) or self._called_unseen(context)
         elif context.node is not None:
-            trigger, site = modules.of_node(context.node)
+            trigger, site = modules.of_node(context.node, context.engine is not None)
             if site is not None:
                 context.sources.insert(0, site)  # loss.backward() alone would tell nothing
             if trigger is not None and self._makes_graph(context):

@@ -185,6 +185,20 @@ def test_threads(column: Any) -> None:
     assert all(name.endswith(".first") for name in column(trace, "trigger"))
 
 
+def test_backward_in_another_thread_than_forward(column: Any) -> None:
+    """As on a GPU, whose backward runs in a thread of the device."""
+    model = Pair(Talker(), nn.ReLU())
+    with record() as usual:
+        model(x()).sum().backward()
+    with record() as trace:
+        loss = model(x()).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join(timeout=20)
+    assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first")
+    assert column(trace, "source") == column(usual, "source")
+
+
 def test_a_trace_inside_a_thread(column: Any) -> None:
     found: list[Any] = []
 
