@@ -93,7 +93,9 @@ class Best:
         gain = f"{(self.ratio.value - 1) * 100:+.1f} %"
         if self.ratio.n < 2:
             return f"Take {self.config}: {gain} over the default, measured once."
-        span = f"{(self.ratio.low - 1) * 100:+.1f} to {(self.ratio.high - 1) * 100:+.1f} %"
+        span = f"n {self.ratio.n}"
+        if self.ratio.tells:
+            span = f"{(self.ratio.low - 1) * 100:+.1f} to {(self.ratio.high - 1) * 100:+.1f} %"
         if self.ratio.low <= 1:
             return (
                 f"{self.config} looks best: {gain} over the default ({span}), but the rates scatter too much to be "

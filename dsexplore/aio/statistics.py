@@ -11,6 +11,10 @@ _T95 = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18,
 _T95 += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04]
 
 
+_WIDEST = 9.0
+"""An interval whose ends are ten times apart tells nothing."""
+
+
 class Interval(NamedTuple):
     """A ratio with its 95 % interval, from n paired measurements."""
 
@@ -24,9 +28,16 @@ class Interval(NamedTuple):
         """High over low, minus one; infinite below two measurements."""
         return self.high / self.low - 1 if self.low > 0 else math.inf
 
+    @property
+    def tells(self) -> bool:
+        """Whether its ends are near enough to say anything."""
+        return self.width < _WIDEST
+
     def __str__(self) -> str:
         if self.n < 2:
             return f"{self.value:.3f} (n {self.n})"
+        if not self.tells:
+            return f"{self.value:.3f} (n {self.n}, scatters too much)"
         return f"{self.value:.3f} ({self.low:.3f}–{self.high:.3f}, n {self.n})"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsexplore.aio.config import AioConfig
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.statistics import Interval, ratio_interval
+from dsexplore.aio.statistics import ratio_interval
 from dsexplore.display import View
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_rate
@@ -16,8 +16,6 @@ from dsexplore.views.sweep_figures import KINDS
 from dsexplore.views.sweep_points import Point, cells, directions, points, thread_counts
 
 _MOST_ROWS = 24
-_WIDEST = 9.0
-"""An interval whose ends are ten times apart tells nothing."""
 
 STYLE = """
 .dsx pre.block{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;width:max-content;max-width:100%;
@@ -140,18 +138,13 @@ def _settings_table(result: SweepResult) -> str:
             html.escape(str(config)) + (" (default)" if config == result.control else ""),
             f"{result.mixed_rate(config) / 1e9:.2f}",
             f"{result.mixed_rate(config) / 2**30:.2f}",
-            html.escape(_ratio(means[config])),
+            html.escape(str(means[config])),
             f"{by_config[config].p50 * 1e3:.2f}",
             f"{by_config[config].p99 * 1e3:.2f}",
         ]
         for config in ranked
     ]
     return html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows) if rows else ""
-
-
-def _ratio(mean: Interval) -> str:
-    """A ratio and its interval, where the interval says anything."""
-    return str(mean) if mean.width < _WIDEST else f"{mean.value:.3f} (n {mean.n}, scatters too much)"
 
 
 def _references_table(result: SweepResult) -> str:

@@ -76,6 +76,8 @@ def test_an_unsure_gain_is_said_to_be_unsure() -> None:
     result = result_of([{CONTROL: (1.0, 1.0), DEEP: (rate, rate)} for rate in (2.0, 0.5, 3.0, 1.0)])
     assert "looks best: +31.6 % over the default (" in result.best().sentence()
     assert "scatter too much to be sure" in result.best().sentence()
+    wild = result_of([{CONTROL: (1.0, 1.0), DEEP: (rate, rate)} for rate in (30.0, 0.5)])
+    assert "looks best: +287.3 % over the default (n 2), but" in wild.best().sentence()
     once = result_of([{CONTROL: (1.0, 1.0), DEEP: (2.0, 2.0)}])
     assert once.best().sentence().endswith("+100.0 % over the default, measured once.")
 

@@ -147,3 +147,8 @@ def test_median_and_quantile() -> None:
     assert (median([3, 1, 2]), median([4, 1, 2, 3])) == (2, 2.5)
     ordered = [float(i) for i in range(100)]
     assert (quantile(ordered, 0.5), quantile(ordered, 0.99), quantile([7.0], 0.95)) == (50, 99, 7)
+
+
+def test_an_interval_that_says_nothing_is_not_spelt_out() -> None:
+    assert str(Interval(3.148, 1e-5, 1.2e6, 2)) == "3.148 (n 2, scatters too much)"
+    assert str(Interval(1.02, 0.98, 1.07, 5)) == "1.020 (0.980–1.070, n 5)"

@@ -14,9 +14,8 @@ from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
 from dsexplore.aio.result import Conditions, Measured, Reference
-from dsexplore.aio.statistics import Interval
 from dsexplore.errors import UsageError
-from dsexplore.views.sweep import SweepView, _ratio
+from dsexplore.views.sweep import SweepView
 from dsexplore.views.sweep_points import directions, limit_of
 
 BLOCKS, DEPTHS, THREADS = (1 << 18, 1 << 20), (4, 8, 16), (1, 2)
@@ -99,11 +98,6 @@ def test_html_is_complete_and_escaped(result: SweepResult) -> None:
     assert f"{result.best().rate / 1e9:.2f}" in words
     assert "×" in words
     assert re.search(r"ring .*9\.20 GB/s", words)
-
-
-def test_an_interval_that_says_nothing_is_not_spelt_out() -> None:
-    assert _ratio(Interval(3.148, 1e-5, 1.2e6, 2)) == "3.148 (n 2, scatters too much)"
-    assert _ratio(Interval(1.02, 0.98, 1.07, 5)) == "1.020 (0.980–1.070, n 5)"
 
 
 def test_page(result: SweepResult, tmp_path: Path) -> None:
