@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any
 
 import polars as pl
@@ -85,18 +86,33 @@ def _in_module(events: pl.DataFrame, patterns: Iterable[Any]) -> pl.Expr:
         if not isinstance(pattern, str):
             raise UsageError(f"where(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
     names = set(events["trigger"].unique()) | set(events["owner"].unique())
-    matching = pl.Series([name for name in names if is_in_module(name, wanted)], dtype=pl.String)
+    matching = pl.Series(list(modules_inside(names, wanted)), dtype=pl.String)
     return pl.col("trigger").is_in(matching.implode()) | pl.col("owner").is_in(matching.implode())
 
 
-def is_in_module(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a module, or one that it is inside of, matches a shell pattern, with or without the root's name.
+def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    """Those modules that match a shell pattern, or are inside of one that does, with or without the root's name.
 
     In a pattern, ``*`` stands for any text, dots too. Worked example: ``Llama.layers.0.attn`` is inside of
     ``Llama.layers.0`` and of ``Llama``, so ``layers.0``, ``Llama``, ``layers.*`` and ``*attn`` all match it;
     ``layers`` matches it too, ``attn`` and ``layers.1`` do not.
     """
-    parts = name.split(".")
-    around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    rootless = [".".join(parts[1:end]) for end in range(2, len(parts) + 1)]
-    return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in (*around, *rootless))
+    matches = [re.compile(translate(pattern)).match for pattern in patterns]
+    known: dict[str, bool] = {}
+    found = set()
+    for name in names:
+        new, inside = [], False
+        at, dot = name, "."
+        while dot:
+            if at in known:
+                inside = known[at]
+                break
+            new.append(at)
+            at, dot, _ = at.rpartition(".")
+        for around in reversed(new):
+            rootless = around.partition(".")[2]
+            inside = inside or any(match(around) or (rootless and match(rootless)) for match in matches)
+            known[around] = inside
+        if inside:
+            found.add(name)
+    return found

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.trace.model import Tables
-from dsexplore.trace.select import is_in_module
+from dsexplore.trace.select import modules_inside
 from dsexplore.views.cells import Cells, Codes, Mask, Sizes, Sums, find_cells
 from dsexplore.views.facets import Facet, facet, row_numbers
 from dsexplore.views.fold import Folding
@@ -97,10 +97,9 @@ class EventCodes:
 
     def in_module(self, pattern: str) -> Mask:
         """Events that a module's pattern takes in, as `Trace.where` does: by owner or by trigger."""
-        wanted = [pattern]
         owner, trigger = self.facets["owner"], self._trigger
-        inside = {name: is_in_module(name, wanted) for name in {*owner.labels, *trigger.labels}}
-        of_owner, of_trigger = (np.array([inside[name] for name in f.labels], bool)[f.codes] for f in (owner, trigger))
+        found = modules_inside({*owner.labels, *trigger.labels}, [pattern])
+        of_owner, of_trigger = (np.array([n in found for n in f.labels], bool)[f.codes] for f in (owner, trigger))
         mask: Mask = of_owner | of_trigger
         return mask
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import polars as pl
@@ -15,7 +16,7 @@ from polars.testing import assert_frame_equal
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.model import Tables, Trace
-from dsexplore.trace.select import is_in_module
+from dsexplore.trace.select import modules_inside
 
 Make = Callable[..., Tables]
 TOTALS = {"by_module": ["owner", "axis"], "by_op": ["op"], "by_axis": ["axis"], "by_phase": ["phase"]}
@@ -86,7 +87,7 @@ def test_null_shape_and_dtype(make: Make) -> None:
     ],
 )
 def test_a_module_is_inside_what_surrounds_it(pattern: str, inside: bool) -> None:
-    assert is_in_module("Llama.layers.0.attn", [pattern]) == inside
+    assert ("Llama.layers.0.attn" in modules_inside(["Llama.layers.0.attn"], [pattern])) == inside
 
 
 def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
@@ -134,3 +135,19 @@ def test_ops_that_are_not_torch_s_can_be_selected(make: Make) -> None:
 def test_phases_stand_in_the_order_of_a_step(make: Make) -> None:
     trace = Trace(make([{"phase": phase} for phase in reversed(schema.PHASES)]))
     assert trace.by_phase()["phase"].to_list() == list(schema.PHASES)
+
+
+NAMES = st.lists(st.sampled_from(["", "a", "b", "ab"]), min_size=1, max_size=4).map(".".join)
+
+
+@given(st.lists(NAMES, max_size=6), st.lists(NAMES | st.sampled_from(["*", "a*", "*b", "a.*.b", "[ab]"]), max_size=2))
+def test_a_module_is_inside_of_what_a_name_before_one_of_its_dots_matches(
+    names: list[str], patterns: list[str]
+) -> None:
+    def inside(name: str) -> bool:
+        parts = name.split(".")
+        before = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        rootless = [".".join(parts[1:end]) for end in range(2, len(parts) + 1)]
+        return any(fnmatchcase(each, pattern) for pattern in patterns for each in (*before, *filter(None, rootless)))
+
+    assert modules_inside(names, patterns) == {name for name in names if inside(name)}
