@@ -128,9 +128,8 @@ class AioConfig:
     def __str__(self) -> str:
         submit = "single" if self.single_submit else "block"
         events = "overlap" if self.overlap_events else "sequential"
-        plural = "" if self.thread_count == 1 else "s"
         return (
-            f"{format_bytes(self.block_size)} × depth {self.queue_depth} × {self.thread_count} thread{plural}, "
+            f"{format_bytes(self.block_size)} × depth {self.queue_depth} × {threads_text(self.thread_count)}, "
             f"{submit} submit, {events}"
         )
 
@@ -156,3 +155,8 @@ def _merge_thread_count(values: dict[str, Any]) -> None:
             f"aio thread_count {older!r} and intra_op_parallelism {newer!r} are one setting under two names: "
             "give one of them, or the same value to both"
         )
+
+
+def threads_text(count: int) -> str:
+    """``"1 thread"``, ``"2 threads"``."""
+    return f"{count} thread{'s' if count > 1 else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.config import AioConfig, threads_text
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.statistics import ratio_interval
 from dsexplore.display import View
@@ -102,7 +102,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
     groups = ""
     for threads in thread_counts(result, direction):
         found = cells(result, direction, threads)
-        title = f"{threads} thread{'s' if threads > 1 else ''}"
+        title = threads_text(threads)
         groups += f'<tbody><tr><th scope="rowgroup" class="group" colspan="{len(depths) + 1}">{title}</th></tr>'
         for block in sorted({size for size, _ in found}):
             line = "".join(_heat_cell(found.get((block, depth)), scale, chosen) for depth in depths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dsexplore.aio.config import threads_text
 from dsexplore.aio.result import SweepResult
 from dsexplore.units import format_bytes
 from dsexplore.views import html
@@ -20,7 +21,7 @@ def _heatmaps(result: SweepResult, direction: str) -> Any:
     from plotly.subplots import make_subplots
 
     counts = thread_counts(result, direction)
-    titles = [f"{count} thread{'s' if count > 1 else ''}" for count in counts]
+    titles = [threads_text(count) for count in counts]
     figure = make_subplots(cols=len(counts), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
     every = points(result, direction)
     blocks = sorted({p.config.block_size for p in every})
@@ -66,7 +67,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
             customdata=[str(p.config) for p in ordered],
             hovertemplate="%{customdata}<br>%{y:.2f} GB/s<extra></extra>",
             mode="lines+markers",
-            name=f"{count} thread{'s' if count > 1 else ''}",
+            name=threads_text(count),
             line={"color": _LINES[at % len(_LINES)], "dash": _DASHES[at % len(_DASHES)]},
         )
     if (limit := limit_of(result, direction)) is not None:
@@ -89,7 +90,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
                 customdata=[str(p.config) for p in ordered],
                 hovertemplate="%{customdata}<br>%{x:.2f} GB/s, %{y:.2f} ms<extra></extra>",
                 mode="lines+markers",
-                name=f"{quantile}, {count} thread{'s' if count > 1 else ''}",
+                name=f"{quantile}, {threads_text(count)}",
                 line={"color": _LINES[at % len(_LINES)], "dash": dash},
                 marker={"symbol": symbol, "size": 8},
             )
