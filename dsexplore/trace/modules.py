@@ -15,15 +15,13 @@ import sys
 import threading
 import warnings
 import weakref
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._C._autograd import _get_sequence_nr
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.nn.modules.module import _global_forward_pre_hooks
@@ -32,10 +30,10 @@ from dsexplore import placements
 from dsexplore.meshes import mesh_text
 from dsexplore.models import class_name
 from dsexplore.trace import frames
+from dsexplore.trace.boundaries import Boundaries, PerThread, of_forward
 from dsexplore.trace.sources import Source
 from dsexplore.trace.uncompiled import leave_to_python
 
-_KEPT_BOUNDARIES = 1_000_000
 _HOOK = -1
 """The key of our hooks, where torch counts up from 0: the same each time, so that what torch.compile compiled
 with them is used again by the next recording."""
@@ -82,66 +80,6 @@ class Parameter:
     shared_with: Parameter | None
 
 
-Call = tuple[Module, int, int, Source | None]
-"""A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
-and from where."""
-
-_NOWHERE = (None, 0, 0, None)
-
-
-class Boundaries:
-    """Of one thread: the modules being called, and where in autograd's numbering each began and ended."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.stack: list[Call] = []
-        self.numbers: list[int] = []
-        self.calls: list[Call | tuple[None, int, int, None]] = []
-        """By position in ``numbers``: the innermost call from there on."""
-
-    @property
-    def top(self) -> Module | None:
-        return self.stack[-1][0] if self.stack else None
-
-    def mark(self) -> None:
-        self.numbers.append(_get_sequence_nr())
-        self.calls.append(self.stack[-1] if self.stack else _NOWHERE)
-        if len(self.numbers) > _KEPT_BOUNDARIES:
-            half = _KEPT_BOUNDARIES // 2
-            del self.numbers[:half], self.calls[:half]
-
-    def at(self, number: int) -> Call | tuple[None, int, int, None]:
-        """The call that made the autograd node of that number."""
-        position = bisect_right(self.numbers, number) - 1
-        return self.calls[position] if position >= 0 else _NOWHERE
-
-
-class _PerThread(threading.local):
-    """The boundaries of the thread that looks."""
-
-    def __init__(self, everyone: list[Boundaries]) -> None:
-        self.mine = Boundaries()
-        everyone.append(self.mine)
-
-
-def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collection[int]) -> Boundaries:
-    """The boundaries of the thread whose forward made the node that runs in this thread.
-
-    Autograd runs nodes of the CPU in the thread that called backward, which is mostly that of the forward. Nodes of a
-    GPU run in a thread of the device, while the thread that called backward waits.
-
-    Args:
-        everyone: of all threads.
-        mine: of this thread.
-        waiting: threads that wait for a backward; empty where this thread called it itself.
-    """
-    for found in ([b for b in everyone if b.thread in waiting and b.numbers], [mine], everyone):
-        numbered = [b for b in found if b.numbers]
-        if len(numbered) == 1:
-            return numbered[0]
-    return mine
-
-
 @dataclass
 class Modules:
     """The modules of one process while anything is recorded."""
@@ -158,7 +96,7 @@ class Modules:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self._here = _PerThread(self._threads)
+        self._here = PerThread(self._threads)
 
     def install(self) -> None:
         """Begin to follow module calls."""
@@ -251,14 +189,8 @@ class Modules:
     def note_node(self, module: Module, site: Source | None) -> None:
         """The autograd node made last belongs to that module: for one that no hook sees the call of."""
         boundaries = self._here.mine
-        if boundaries.top is module:
-            return
-        made = _get_sequence_nr() - 1
-        if boundaries.numbers and made < boundaries.numbers[-1]:
-            return  # none was made since the last boundary
-        boundaries.numbers.append(made)
-        boundaries.calls.append((module, 0, 0, site))
-        boundaries.mark()
+        if boundaries.top is not module:
+            boundaries.note((module, 0, 0, site))
 
     def _holder(self, variable: torch.Tensor) -> Module | None:
         """The module that has this very parameter."""

@@ -1,0 +1,91 @@
+"""Which module's call an autograd node was made in, thread by thread.
+
+Autograd numbers its nodes as the forward creates them, in each thread anew: the number of a node, looked up among
+those at which modules' calls began and ended, gives the call that made it.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from torch._C._autograd import _get_sequence_nr
+
+from dsexplore.trace.sources import Source
+
+if TYPE_CHECKING:
+    from dsexplore.trace.modules import Module
+
+_KEPT_BOUNDARIES = 1_000_000
+
+Call = tuple["Module", int, int, Source | None]
+"""A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
+and from where."""
+
+_NOWHERE = (None, 0, 0, None)
+
+
+class Boundaries:
+    """Of one thread: the modules being called, and where in autograd's numbering each began and ended."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.stack: list[Call] = []
+        self.numbers: list[int] = []
+        self.calls: list[Call | tuple[None, int, int, None]] = []
+        """By position in ``numbers``: the innermost call from there on."""
+
+    @property
+    def top(self) -> Module | None:
+        """The module being called."""
+        return self.stack[-1][0] if self.stack else None
+
+    def mark(self) -> None:
+        """A call begins or ends here."""
+        self.numbers.append(_get_sequence_nr())
+        self.calls.append(self.stack[-1] if self.stack else _NOWHERE)
+        if len(self.numbers) > _KEPT_BOUNDARIES:
+            half = _KEPT_BOUNDARIES // 2
+            del self.numbers[:half], self.calls[:half]
+
+    def note(self, call: Call) -> None:
+        """The autograd node made last came of that call, which no hook saw."""
+        made = _get_sequence_nr() - 1
+        if self.numbers and made < self.numbers[-1]:
+            return  # none was made since the last boundary
+        self.numbers.append(made)
+        self.calls.append(call)
+        self.mark()
+
+    def at(self, number: int) -> Call | tuple[None, int, int, None]:
+        """The call that made the autograd node of that number."""
+        position = bisect_right(self.numbers, number) - 1
+        return self.calls[position] if position >= 0 else _NOWHERE
+
+
+class PerThread(threading.local):
+    """The boundaries of the thread that looks."""
+
+    def __init__(self, everyone: list[Boundaries]) -> None:
+        self.mine = Boundaries()
+        everyone.append(self.mine)
+
+
+def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collection[int]) -> Boundaries:
+    """The boundaries of the thread whose forward made the node that runs in this thread.
+
+    Autograd runs nodes of the CPU in the thread that called backward, which is mostly that of the forward. Nodes of a
+    GPU run in a thread of the device, while the thread that called backward waits.
+
+    Args:
+        everyone: of all threads.
+        mine: of this thread.
+        waiting: threads that wait for a backward; empty where this thread called it itself.
+    """
+    for found in ([b for b in everyone if b.thread in waiting], [mine], everyone):
+        numbered = [b for b in found if b.numbers]
+        if len(numbered) == 1:
+            return numbered[0]
+    return mine

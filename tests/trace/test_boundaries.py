@@ -1,0 +1,35 @@
+"""Whose forward made the node that runs in a thread."""
+
+from dsexplore.trace.boundaries import Boundaries, of_forward
+
+
+def boundaries(thread: int, *numbers: int) -> Boundaries:
+    made = Boundaries()
+    made.thread, made.numbers = thread, list(numbers)
+    return made
+
+
+class TestWhoseForwardItWas:
+    """Of the thread of a device, and of threads that call backward."""
+
+    forward, other, device = boundaries(1, 0, 5), boundaries(2, 0, 3), boundaries(3)
+
+    def test_a_device_runs_for_the_thread_that_waits(self) -> None:
+        everyone = [self.forward, self.other, self.device]
+        assert of_forward(everyone, self.device, {1}) is self.forward
+        assert of_forward(everyone, self.device, {2}) is self.other
+
+    def test_a_device_that_ran_forwards_again_still_runs_for_the_thread_that_waits(self) -> None:
+        device = boundaries(3, 0, 9)
+        assert of_forward([self.forward, device], device, {1}) is self.forward
+
+    def test_a_thread_that_called_backward_itself_looks_at_its_own_forward(self) -> None:
+        assert of_forward([self.forward, self.other], self.other, ()) is self.other
+
+    def test_a_thread_without_forwards_takes_the_only_one_there_was(self) -> None:
+        assert of_forward([self.forward, self.device], self.device, ()) is self.forward
+
+    def test_nothing_is_guessed_among_several(self) -> None:
+        everyone = [self.forward, self.other, self.device]
+        assert of_forward(everyone, self.device, ()) is self.device
+        assert of_forward(everyone, self.device, {1, 2}) is self.device
