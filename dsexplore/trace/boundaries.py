@@ -44,9 +44,10 @@ class Boundaries:
 
     def mark(self) -> None:
         """A call begins or ends here."""
-        self.numbers.append(_get_sequence_nr())
-        self.calls.append(self.stack[-1] if self.stack else _NOWHERE)
-        if len(self.numbers) > _KEPT_BOUNDARIES:
+        stack, numbers = self.stack, self.numbers
+        numbers.append(_get_sequence_nr())
+        self.calls.append(stack[-1] if stack else _NOWHERE)
+        if len(numbers) > _KEPT_BOUNDARIES:
             half = _KEPT_BOUNDARIES // 2
             del self.numbers[:half], self.calls[:half]
 
@@ -84,6 +85,8 @@ def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collec
         mine: of this thread.
         waiting: threads that wait for a backward; empty where this thread called it itself.
     """
+    if not waiting and mine.numbers:
+        return mine
     for found in ([b for b in everyone if b.thread in waiting], [mine], everyone):
         numbered = [b for b in found if b.numbers]
         if len(numbered) == 1:

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _current_autograd_node, _current_graph_task_id
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
 from dsexplore import placements
 from dsexplore.trace import frames
+from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Source
 
@@ -51,6 +53,8 @@ class Context:
     """What the stack says about one collective; it holds on to what is running, so it must not be kept."""
 
     phase: Phase = "other"
+    trigger: Module | None = None
+    """The module that was running."""
     call: FrameType | None = None
     """Where a module is being called; None in backward, where the autograd node tells the module."""
     owner: nn.Module | None = None
@@ -71,6 +75,10 @@ class Context:
     """The autograd node that is running, in backward."""
     engine: FrameType | None = None
     """Where autograd was called, in backward."""
+    site: Source | None = None
+    """The user's line that called the module, in backward."""
+    found = False
+    """Whether nothing further out can tell more."""
 
     graph_task = -1
     """The number of the backward that is running; -1 for none."""
@@ -83,13 +91,15 @@ class Context:
     op = ""
     """The innermost op on DTensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int, modules: Modules) -> None:
+        self.depth = depth
+        self.modules = modules
         self.sources: list[Source] = []
-        task = torch._C._current_graph_task_id()
+        task = _current_graph_task_id()
         if task != -1:
             self.graph_task = task
             self.in_backward = True
-            self.node = torch._C._current_autograd_node()
+            self.node = _current_autograd_node()
             self.phase = "backward"
 
     @property
@@ -108,10 +118,19 @@ class Context:
             self.settled = True
             self.phase = phase
 
+    def ask_node(self, called_here: bool) -> None:
+        """Let the running autograd node tell module and line: ``loss.backward()`` alone would tell nothing."""
+        self.trigger, self.site = self.modules.of_node(self.node, called_here)
+        if self.site is not None:
+            self.sources.insert(0, self.site)
+
     def finish(self) -> None:
         """Draw the conclusions that take several frames."""
-        if self.redistribute is not None:
-            before, after = self.redistribute["current_spec"], self.redistribute["target_spec"]
+        if self.call is None and self.engine is None and self.node is not None:
+            self.ask_node(called_here=False)
+        redistribute = self.redistribute
+        if redistribute is not None:
+            before, after = redistribute["current_spec"], redistribute["target_spec"]
             backward = "redistribute backward" if self.redistribute_backward else "redistribute"
             asked = self.op if self.implicit and self.op else backward
             self.mesh = before.mesh
@@ -120,42 +139,63 @@ class Context:
             self.cause = self.op
 
 
-def look(depth: int, frame: FrameType | None) -> Context:
+def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
     """Read the stack.
 
     Args:
         depth: how many of the user's frames to keep, innermost first.
         frame: where to begin.
+        modules: what the hooks have told of module calls; with it, most walks end at the module's call.
     """
-    context = Context()
-    while frame is not None and frames.kind_of(frame.f_code) == frames.PLUMBING:
-        frame = frame.f_back
+    context = Context(depth, modules)
+    frame = frames.above_plumbing(frame)
     if context.in_backward and (frame is None or frames.kind_of(frame.f_code) == frames.ENGINE):
         context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
-    sources = context.sources
-    for kind, telling in frames.telling(frame):
-        if kind != frames.USER and kind != frames.USER_HOOK:
-            _READERS[kind](context, telling)
-            continue
-        if len(sources) < depth:
-            sources.append((telling.f_code.co_filename, telling.f_lineno))
-        if context.settled and len(sources) == depth:
-            break
-        if kind == frames.USER_HOOK and context.in_backward and not context.settled and not context.cause:
-            context.cause = "DDP gradient bucket"
+    kinds = frames.kinds
+    while frame is not None and not context.found:
+        code = frame.f_code
+        kind = kinds.get(id(code))
+        if kind is None:
+            kind = frames.kind_of(code)
+        if kind > frames.INTERNAL:
+            _READERS[kind](context, frame)
+        frame = frame.f_back
     context.finish()
     return context
 
 
+def _read_user(context: Context, frame: FrameType) -> None:
+    sources = context.sources
+    if len(sources) < context.depth:
+        sources.append((frame.f_code.co_filename, frame.f_lineno))
+    context.found = context.settled and len(sources) >= context.depth
+
+
+def _read_user_hook(context: Context, frame: FrameType) -> None:
+    _read_user(context, frame)
+    if context.in_backward and not context.settled and not context.cause:
+        context.cause = "DDP gradient bucket"
+
+
 def _read_call(context: Context, frame: FrameType) -> None:
-    if not context.settled:
-        context.call = frame
-        context.settle("recompute" if context.in_backward else "forward")
+    if context.settled:
+        return
+    context.call = frame
+    context.settle("recompute" if context.in_backward else "forward")
+    known = context.modules.called_at(frame)
+    if known is not None:
+        context.trigger, _, _, site = known
+        sources = context.sources
+        if site is not None and len(sources) + 1 == context.depth:
+            sources.append(site)
+        context.found = len(sources) >= context.depth
 
 
 def _read_engine(context: Context, frame: FrameType) -> None:
     if not context.settled and context.in_backward:
         context.engine = frame
+        context.ask_node(called_here=True)
+        context.found = len(context.sources) >= context.depth
     context.settled = True
 
 
@@ -222,6 +262,8 @@ def _noting(name: str, value: Any) -> Callable[[Context, FrameType], None]:
 
 
 _READERS: dict[int, Callable[[Context, FrameType], None]] = {
+    frames.USER: _read_user,
+    frames.USER_HOOK: _read_user_hook,
     frames.MODULE_CALL: _read_call,
     frames.OUTER_CALL: _read_call,
     frames.ENGINE: _read_engine,

@@ -83,24 +83,30 @@ _BY_FILE: dict[str, int] = {
 }
 _DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
 
-_kinds: dict[int, int] = {}
-"""By the identity of a code object: hashing one reads all of its bytecode."""
+kinds: dict[int, int] = {}
+"""The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
 _classified: list[CodeType] = []
 """Keeps those identities from being used again."""
 
 
 def kind_of(code: CodeType) -> int:
     """One of the kinds above."""
-    kind = _kinds.get(id(code))
+    kind = kinds.get(id(code))
     if kind is None:
-        kind = _kinds[id(code)] = _classify(code)
+        kind = kinds[id(code)] = _classify(code)
         _classified.append(code)
     return kind
 
 
+def above_plumbing(frame: FrameType | None) -> FrameType | None:
+    """The first frame that may say who issued an op."""
+    while frame is not None and kind_of(frame.f_code) == PLUMBING:
+        frame = frame.f_back
+    return frame
+
+
 def telling(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
     """The frames that mean something, innermost first; most of a stack is torch's inner workings."""
-    kinds = _kinds
     while frame is not None:
         code = frame.f_code
         kind = kinds.get(id(code))
@@ -153,7 +159,7 @@ def _is_plumbing(file: str) -> bool:
 
 def mark_ddp_hook(hook: CodeType) -> None:
     """Tell that what this code sends are DDP's gradient buckets."""
-    _kinds[id(hook)] = DDP_HOOK
+    kinds[id(hook)] = DDP_HOOK
     _classified.append(hook)
 
 
@@ -171,11 +177,16 @@ def caller(frame: FrameType | None) -> tuple[int, Source | None]:
     """Of the module call that runs at that frame or above it: the identity of its frame, and the user's line that
     made it."""
     call = 0
-    for kind, telling_frame in telling(frame):
+    while frame is not None:
+        code = frame.f_code
+        kind = kinds.get(id(code))
+        if kind is None:
+            kind = kind_of(code)
         if kind in (USER, USER_HOOK):
-            return call, (telling_frame.f_code.co_filename, telling_frame.f_lineno)
+            return call, (code.co_filename, frame.f_lineno)
         if not call and kind in (MODULE_CALL, OUTER_CALL):
-            call = id(telling_frame)
+            call = id(frame)
+        frame = frame.f_back
     return call, None
 
 

@@ -30,7 +30,7 @@ from dsexplore import placements
 from dsexplore.meshes import mesh_text
 from dsexplore.models import class_name
 from dsexplore.trace import frames
-from dsexplore.trace.boundaries import Boundaries, PerThread, of_forward
+from dsexplore.trace.boundaries import Boundaries, Call, PerThread, of_forward
 from dsexplore.trace.sources import Source
 from dsexplore.trace.uncompiled import leave_to_python
 
@@ -141,7 +141,7 @@ class Modules:
             del stack[frames.calls_in_progress() - 1 :]
         if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
             module.calls += 1
-        stack.append((module, identity, *frames.caller(sys._getframe(2))))
+        stack.append((module, identity, *frames.caller(sys._getframe(3))))
         boundaries.mark()
 
     def leave(self, called: nn.Module) -> None:
@@ -156,10 +156,10 @@ class Modules:
                 pass
         boundaries.mark()
 
-    def called_at(self, frame: FrameType) -> Module | None:
-        """The module that is called at that frame, if its hooks have told so."""
+    def called_at(self, frame: FrameType) -> Call | None:
+        """The module's call at that frame, if its hooks have told of it."""
         stack = self._here.mine.stack
-        return stack[-1][0] if stack and stack[-1][2] == id(frame) else None
+        return stack[-1] if stack and stack[-1][2] == id(frame) else None
 
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
@@ -179,9 +179,8 @@ class Modules:
         """
         if node is None:
             return None, None
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            return self._holder(variable), None
+        if isinstance(node, torch._C._functions.AccumulateGrad):  # type: ignore[attr-defined] # not in its stubs
+            return self._holder(node.variable), None
         waiting = () if called_here else frames.threads_in_engine()
         module, _, _, site = of_forward(self._threads, self._here.mine, waiting).at(node._sequence_nr())
         return module, site

@@ -187,7 +187,7 @@ class Recorder:
         return CudaSpan(self._anchor)
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
-        context = look(self._stack_depth, sys._getframe(2))
+        context = look(self._stack_depth, sys._getframe(2), self._modules)
         group = self._group(raw_op, entry, args)
         members = list(entry.members(args, group.size if group is not None else 1, entry.op))
         if context.schedule:
@@ -201,7 +201,7 @@ class Recorder:
 
     def switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """A collective that the comm layer suppressed: shown, never counted as traffic."""
-        context = look(1, sys._getframe(1))
+        context = look(1, sys._getframe(1), self._modules)
         context.cause = f"switched off by {switch}"
         group = self._groups.find(process_group) if process_group is not None else None
         issued = self._issued(context, "", [(f"switched_off:{op}", 0, None, ())], group)
@@ -224,9 +224,9 @@ class Recorder:
             context.cause,
             context.implicit,
             context.sources,
-            is_async=False,
-            is_object=context.is_object,
-            batch=None,
+            False,
+            context.is_object,
+            None,
         )
 
     def _group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
@@ -243,15 +243,11 @@ class Recorder:
         """The trigger and, where it is another module, the owner."""
         modules = self._modules
         owner = modules.find(context.owner) if context.owner is not None else None
-        trigger = modules.find(context.stage) if context.stage is not None else None
-        if context.call is not None:
-            trigger = modules.called_at(context.call) or self._called_unseen(context)
-        elif context.node is not None:
-            trigger, site = modules.of_node(context.node, context.engine is not None)
-            if site is not None:
-                context.sources.insert(0, site)  # loss.backward() alone would tell nothing
-            if trigger is not None and self._makes_graph(context):
-                modules.note_node(trigger, site)
+        trigger = context.trigger
+        if trigger is None:
+            trigger = modules.find(context.stage) if context.stage is not None else self._called_unseen(context)
+        elif context.call is None and self._makes_graph(context):
+            modules.note_node(trigger, context.site)
         if owner is None and context.cause == "DDP gradient bucket":
             owner = modules.wrapper(DistributedDataParallel)
         elif not context.cause and trigger is not None and isinstance(trigger.reference(), DistributedDataParallel):

@@ -61,10 +61,12 @@ class Substrate(Protocol):
 
 
 _FRONT = torch._C.DispatchKey.BackendSelect
-_ONLY_FRONT = torch._C.DispatchKeySet(_FRONT)
 _BEHIND = torch._C._dispatch_keyset_full_after(_FRONT)
 _CPU = torch._C.DispatchKey.CPU
 _META = torch._C.DispatchKey.Meta
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
 class _Nesting(threading.local):
@@ -154,7 +156,7 @@ class KernelSubstrate:
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-        onward = op.redispatch
+        onward = op._handle.redispatch_boxed
 
         def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
             return onward(keys & _BEHIND, *args, **kwargs)
@@ -162,8 +164,14 @@ class KernelSubstrate:
         def alone(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if not keys.has(_CPU):
                 return onward(keys & _BEHIND, *args, **kwargs)
-            with torch._C._ExcludeDispatchKeyGuard(_ONLY_FRONT), torch._C._IncludeDispatchKeyGuard(_CPU):
+            included = _is_included(_CPU)
+            _exclude(_FRONT, True)
+            _include(_CPU, True)
+            try:
                 return onward(keys & _BEHIND, *args, **kwargs)
+            finally:
+                _exclude(_FRONT, False)
+                _include(_CPU, included)
 
         recorded = observed(raw_op, entry, original, observe, None if namespace == "c10d" else alone)
         library.impl(f"{name}.{overload}" if overload else name, recorded, _FRONT.name, with_keyset=True)

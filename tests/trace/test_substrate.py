@@ -116,7 +116,7 @@ def test_an_unknown_op_is_recorded_and_warned_of_once() -> None:
 
 
 def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(depth: int, frame: Any) -> Any:
+    def broken(depth: int, frame: Any, modules: Any) -> Any:
         raise RuntimeError("fault of ours")
 
     monkeypatch.setattr(recorder, "look", broken)
