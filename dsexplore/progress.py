@@ -87,6 +87,11 @@ class Work:
         self._due = clock() + DELAY
         self._thread = threading.get_ident()
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether there is anywhere to draw it."""
+        return self._make is not None
+
     def advance(self, count: float = 1, text: str = "") -> None:
         """So much more is done; ``text`` is what it is at now."""
         self.reach(self.done + count, text)

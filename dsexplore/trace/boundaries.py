@@ -85,8 +85,6 @@ def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collec
         mine: of this thread.
         waiting: threads that wait for a backward; empty where this thread called it itself.
     """
-    if not waiting and mine.numbers:
-        return mine
     for found in ([b for b in everyone if b.thread in waiting], [mine], everyone):
         numbered = [b for b in found if b.numbers]
         if len(numbered) == 1:

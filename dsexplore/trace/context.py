@@ -148,8 +148,7 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
         modules: what the hooks have told of module calls; with it, most walks end at the module's call.
     """
     context = Context(depth, modules)
-    frame = frames.above_plumbing(frame)
-    if context.in_backward and (frame is None or frames.kind_of(frame.f_code) == frames.ENGINE):
+    if context.in_backward and frames.is_called_by_engine(frame):
         context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
     kinds = frames.kinds
     while frame is not None and not context.found:

@@ -98,11 +98,14 @@ def kind_of(code: CodeType) -> int:
     return kind
 
 
-def above_plumbing(frame: FrameType | None) -> FrameType | None:
-    """The first frame that may say who issued an op."""
-    while frame is not None and kind_of(frame.f_code) == PLUMBING:
+def is_called_by_engine(frame: FrameType | None) -> bool:
+    """Whether autograd's C++ code, and no Python, issued the op that is dispatched at that frame."""
+    while frame is not None:
+        kind = kind_of(frame.f_code)
+        if kind != PLUMBING:
+            return kind == ENGINE
         frame = frame.f_back
-    return frame
+    return True
 
 
 def telling(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:

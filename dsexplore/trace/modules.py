@@ -34,6 +34,7 @@ from dsexplore.trace.boundaries import Boundaries, Call, PerThread, of_forward
 from dsexplore.trace.sources import Source
 from dsexplore.trace.uncompiled import leave_to_python
 
+_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
 _HOOK = -1
 """The key of our hooks, where torch counts up from 0: the same each time, so that what torch.compile compiled
 with them is used again by the next recording."""
@@ -179,10 +180,13 @@ class Modules:
         """
         if node is None:
             return None, None
-        if isinstance(node, torch._C._functions.AccumulateGrad):  # type: ignore[attr-defined] # not in its stubs
+        if isinstance(node, _AccumulateGrad):
             return self._holder(node.variable), None
-        waiting = () if called_here else frames.threads_in_engine()
-        module, _, _, site = of_forward(self._threads, self._here.mine, waiting).at(node._sequence_nr())
+        boundaries = self._here.mine
+        if not called_here or not boundaries.numbers:
+            waiting = () if called_here else frames.threads_in_engine()
+            boundaries = of_forward(self._threads, boundaries, waiting)
+        module, _, _, site = boundaries.at(node._sequence_nr())
         return module, site
 
     def note_node(self, module: Module, site: Source | None) -> None:

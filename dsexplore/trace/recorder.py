@@ -187,7 +187,7 @@ class Recorder:
         return CudaSpan(self._anchor)
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
-        context = look(self._stack_depth, sys._getframe(2), self._modules)
+        context = look(self._stack_depth, sys._getframe(3), self._modules)
         group = self._group(raw_op, entry, args)
         members = list(entry.members(args, group.size if group is not None else 1, entry.op))
         if context.schedule:
@@ -375,7 +375,7 @@ def record(
     _recorder.open(recording)
     try:
         with track("tracing", unit="collectives") as work:
-            recording.work = None if inner else work
+            recording.work = work if work.is_seen and not inner else None
             yield trace
     except BaseException as error:
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")

@@ -98,7 +98,9 @@ def observed(
             result = kernel(keys, *args, **kwargs)
             inner.append(result)
             return result
-        if torch.compiler.is_compiling() or (_may_be_fake(keys) and TracingContext.try_get() is not None):
+        if torch.compiler.is_compiling() or (
+            (keys is None or keys.has(_META)) and TracingContext.try_get() is not None
+        ):
             return kernel(keys, *args, **kwargs)
         pending = observe(raw_op, entry, args)
         nesting.outer = inner = []
@@ -115,10 +117,6 @@ def observed(
 
     leave_to_python(recorded.__code__)
     return recorded
-
-
-def _may_be_fake(keys: Any) -> bool:
-    return keys is None or bool(keys.has(_META))
 
 
 def without_keys(function: Kernel) -> Kernel:
