@@ -188,9 +188,10 @@ class Recorder:
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
         context = look(self._stack_depth, sys._getframe(3), self._modules)
-        group = self._group(raw_op, entry, args)
-        members = list(entry.members(args, group.size if group is not None else 1, entry.op))
+        group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
+        members = entry.members(args, group.size if group is not None else 1, entry.op)
         if context.schedule:
+            members = list(members)
             _, tensor, op = members[0]
             context.stage, context.phase = pipelines.place(context.schedule, op, tensor)
         issued = self._issued(context, raw_op, messages(members), group)
@@ -229,15 +230,11 @@ class Recorder:
             None,
         )
 
-    def _group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
-        if entry.group < 0:
-            self._warn(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
-            handle = next((arg for arg in args if _may_be_group(arg)), None)
-            if handle is None:
-                return None
-        else:
-            handle = args[entry.group]
-        return self._groups.find(handle)
+    def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
+        """The group of an op that nobody described."""
+        self._warn(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
+        handle = next((arg for arg in args if _may_be_group(arg)), None)
+        return self._groups.find(handle) if handle is not None else None
 
     def _attribute(self, context: Context) -> tuple[Module | None, Module | None]:
         """The trigger and, where it is another module, the owner."""

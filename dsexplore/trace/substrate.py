@@ -91,6 +91,7 @@ def observed(
         alone: does the same, without the collectives inside it being observed.
     """
     outermost = alone or kernel
+    is_compiling = torch.compiler.is_compiling
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
         inner = nesting.outer
@@ -98,9 +99,7 @@ def observed(
             result = kernel(keys, *args, **kwargs)
             inner.append(result)
             return result
-        if torch.compiler.is_compiling() or (
-            (keys is None or keys.has(_META)) and TracingContext.try_get() is not None
-        ):
+        if is_compiling() or ((keys is None or keys.has(_META)) and TracingContext.try_get() is not None):
             return kernel(keys, *args, **kwargs)
         pending = observe(raw_op, entry, args)
         nesting.outer = inner = []
