@@ -362,5 +362,6 @@ def test_a_save_that_is_interrupted_tells_what_is_whole(tmp_path: Path, monkeypa
 
 def test_track_is_silent_here() -> None:
     with track("nothing", 3, "files") as work:
+        assert not work.is_seen
         work.advance()
     assert work.done == 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -197,6 +199,31 @@ def test_backward_in_another_thread_than_forward(column: Any) -> None:
         thread.join(timeout=20)
     assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first")
     assert column(trace, "source") == column(usual, "source")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_as_many_lines_of_the_program_as_asked_for(four: DeviceMesh, column: Any, depth: int) -> None:
+    """Innermost first. The all-reduce of a row-wise linear is issued by torch's hook of it, that of the talker by a
+    line of its own; in backward the line that called the module comes first, as the stack does not show it."""
+    model = Pair(parallelize_module(nn.Linear(WIDTH, WIDTH, bias=False), four, RowwiseParallel()), Talker())
+    here = inspect.currentframe()
+    assert here is not None
+    with record(stack_depth=depth) as trace:
+        output, called = model(torch.ones(2, WIDTH // 4)).sum(), here.f_lineno
+        output.backward()
+
+    def line(function: Callable[..., Any]) -> int:
+        """The last line of a function of two or more."""
+        return max(number for *_, number in function.__code__.co_lines() if number is not None)
+
+    of_pair, of_talker = line(Pair.forward), line(Talker.forward)
+    assert [
+        [int(source.rpartition(":")[2]) for source in sources.split(" ← ")] for sources in column(trace, "source")
+    ] == [
+        [of_pair, called, ANY][:depth],
+        [line(Reduce.forward), of_talker, of_pair][:depth],
+        [of_pair, line(Reduce.backward), called + 1][:depth],
+    ]
 
 
 def test_a_trace_inside_a_thread(column: Any) -> None:
