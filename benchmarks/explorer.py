@@ -83,7 +83,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
 TIMED = """
 async ([selector, kind, value, parts]) => {
   const target = document.querySelectorAll(selector)[value.nth || 0];
-  const places = { plot: ".dsx-plot", rows: ".dsx-body", tables: ".dsx-details .widget-html-content" };
+  const places = { plot: ".dsx-plot", rows: ".dsx-body", tables: ".dsx-details" };
   const seen = {
     plot: { attributes: true, attributeFilter: ["data-drawn"] },
     rows: { childList: true }, tables: { childList: true, subtree: true },

@@ -1,17 +1,17 @@
 """The live explorer: a module tree, a figure and a table that follow one another.
 
 One state (filters, selected row, picked mark, figure) and one direction: a control changes the state, and what
-depends on it is drawn anew. Only the figure in sight is made. `Explorer.selection` is that state as a `Trace`.
+depends on it is drawn anew, in one message. Only the figure in sight is made. `Explorer.selection` is that state as
+a `Trace`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast
 
-import ipywidgets as widgets
 import polars as pl
 from IPython.display import display
 
@@ -22,13 +22,14 @@ from dsexplore.views import draw, html
 from dsexplore.views.cells import Mask, Sums
 from dsexplore.views.codes import FACETS, EventCodes
 from dsexplore.views.communication import causes_html
-from dsexplore.views.explorer_rows import ModuleRows
+from dsexplore.views.explorer_rows import ModuleRows, rows_of
 from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap
-from dsexplore.views.filters import FilterBar, Filters
+from dsexplore.views.filters import Filters, choices, chosen, lists
 from dsexplore.views.picking import Picked, Shown, picked
-from dsexplore.views.static_tree import MOST_TABLE_ROWS, STYLE, collectives_html, parameters_html
-from dsexplore.views.widgets.plot import PlotWidget
+from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
+from dsexplore.views.widgets.explorer import ExplorerWidget
 
+Change = TypeVar("Change", bound=Callable[..., None])
 _display: Callable[..., None] = display
 _DRAWN = ("rank", "seq", "op", "phase", "axis", "group", "message_bytes", "wire_bytes", "start", "end")
 """The columns that figures read."""
@@ -45,11 +46,15 @@ _ABSENT = (
 _INK_ON_DARK, _INK_ON_LIGHT = "#c8c8c8", "#444444"
 
 
-class _Application(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
-    """The box around all controls; where no kernel is, its text says what to do."""
+def _in_one_message(change: Change) -> Change:
+    """Have everything that a change changes go to the browser together."""
 
-    def __repr__(self) -> str:
-        return "The interactive explorer is live in a running notebook: run this cell again to use it."
+    @wraps(change)
+    def changed(self: Explorer, *args: Any, **options: Any) -> None:
+        with self.widget.hold_sync():
+            change(self, *args, **options)
+
+    return cast("Change", changed)
 
 
 class _Passed:
@@ -86,14 +91,19 @@ class Explorer:
         self._window: tuple[float, float] | None = None
         self._quiet = False
         self._drawn_rows: list[int] = []
-        self._rows = ModuleRows(self._codes)
-        self._bar = FilterBar(self._codes, self._set_filters, self._clear)
-        self.tree = self._rows.widget
-        self.plot = PlotWidget(on_event=self._on_plot)
-        self._build(figure, height)
+        self.widget = ExplorerWidget(
+            on_event=self._on_event,
+            lists=lists(self._codes),
+            kinds=[[kind, _TITLES[kind]] for kind in KINDS],
+            kind=figure,
+            height=height,
+            **rows_of(self._codes),
+        )
+        self._rows = ModuleRows(self._codes, self.widget)
         self._rows.fill(self._passed.sums)
         self._draw()
         self._describe()
+        self._follow()
 
     # What the user picked
 
@@ -104,6 +114,7 @@ class Explorer:
         tables = self._trace.tables
         return Trace(replace(tables, events=self._events(self._chosen())))
 
+    @_in_one_message
     def select(self, module: str | None) -> None:
         """Select a module by its fully qualified name, or nothing with None.
 
@@ -116,9 +127,10 @@ class Explorer:
                 f"select({html.plain(module)!r}): no such module; names are those of trace.modules['module']"
             )
         if row >= 0 and self._rows.shown(row) != row:
-            self.tree.folding = False
-        self.tree.selected = row
+            self.widget.folding = False
+        self.widget.selected = row
 
+    @_in_one_message
     def filter(self, *, module: str = "", implicit: bool = False, **facets: Any) -> None:
         """Show only some events, in place of the filters before.
 
@@ -134,35 +146,37 @@ class Explorer:
             if name not in FACETS:
                 raise UsageError(f"filter({name}=…): no such filter; filters are module, implicit, {', '.join(FACETS)}")
         filters = Filters(dict(facets), module, implicit)
-        self._bar.show(filters)
+        self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
         self._set_filters(filters)
 
-    # Its parts
-
-    def _build(self, figure: str, height: int) -> None:
-        self._kinds = widgets.Dropdown(
-            options=[(_TITLES[k], k) for k in KINDS], value=figure, layout={"width": "180px"}
-        )
-        self._status, self._details = widgets.HTML(), widgets.HTML()
-        style = widgets.HTML(html.fragment("", STYLE + draw.STYLE), layout={"display": "none"})
-        self._kinds.observe(lambda _: self._draw_again(), "value")
-        self.tree.observe(self._on_selected, "selected")
-        self.tree.observe(lambda _: self._draw_again(), "dark")
-        self.tree.observe(self._on_folding, "folding")
-        self.tree.on_msg(lambda *_: self._on_selected(None))
-        left = widgets.VBox(
-            [self.tree], layout={"flex": "2 1 620px", "min_width": "0", "overflow": "hidden", "padding": "0 8px 0 0"}
-        )
-        right = widgets.VBox(
-            [self._kinds, self.plot], layout={"flex": "1 1 400px", "min_width": "0", "overflow": "hidden"}
-        )
-        both = widgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
-        self.widget = _Application([style, self._bar.box, self._status, both, self._details], layout={"width": "100%"})
-        self.widget.add_class("dsx-explorer")
-        self._details.add_class("dsx-details")
-        self.tree.height = height
-
     # What changes it
+
+    def _follow(self) -> None:
+        """Follow what the browser, or the user's own code, sets in the widget."""
+        for trait, change in {
+            "chosen": self._on_filters,
+            "pattern": self._on_filters,
+            "implicit": self._on_filters,
+            "selected": self._on_selected,
+            "folding": self._on_folding,
+            "kind": self._draw_again,
+            "dark": self._draw_again,
+        }.items():
+            self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
+
+    def _quietly(self, **traits: Any) -> None:
+        """Set traits of the widget as a consequence, not as a wish."""
+        self._quiet = True
+        try:
+            for name, value in traits.items():
+                setattr(self.widget, name, value)
+        finally:
+            self._quiet = False
+
+    @_in_one_message
+    def _on_filters(self) -> None:
+        page = self.widget
+        self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit))
 
     def _set_filters(self, filters: Filters) -> None:
         self._passed = _Passed(self._codes, filters)
@@ -171,29 +185,29 @@ class Explorer:
         self._rows.fill(self._passed.sums)
         self._describe()
 
-    def _clear(self) -> None:
-        self._quiet = True
-        self.tree.selected = -1
-        self._quiet = False
-        self.filter()
-
-    def _on_selected(self, _change: Any) -> None:
-        if self._quiet:
-            return
+    @_in_one_message
+    def _on_selected(self) -> None:
         self._picked = None
         self._draw()
         self._describe()
 
-    def _on_folding(self, _change: Any) -> None:
+    @_in_one_message
+    def _on_folding(self) -> None:
         self._rows.fill(self._passed.sums)
-        if self.tree.selected >= 0:
-            self._on_selected(None)
+        if self.widget.selected >= 0:
+            self._on_selected()
 
-    def _on_plot(self, event: dict[str, Any]) -> None:
+    @_in_one_message
+    def _on_event(self, event: dict[str, Any]) -> None:
         if event["type"] == "zoom":
             self._zoom(event.get("range"))
         elif event["type"] == "click":
             self._pick(event)
+        elif event["type"] == "again":
+            self._on_selected()
+        elif event["type"] == "clear":
+            self._quietly(selected=-1)
+            self.filter()
 
     def _zoom(self, extent: list[float] | None) -> None:
         events = self._events(self._inside(self._drawn_rows))
@@ -204,12 +218,10 @@ class Explorer:
 
     def _pick(self, click: dict[str, Any]) -> None:
         """A mark was clicked: select the module that sent most of it, and list what the mark holds."""
-        found = picked(Shown(self._codes, self.plot.spec, self._inside(self._drawn_rows), self._window), click)
+        found = picked(Shown(self._codes, self.widget.spec, self._inside(self._drawn_rows), self._window), click)
         if found is None:
             return
-        self._quiet = True
-        self.tree.selected = self._rows.shown(self._codes.largest_owner(found.mask))
-        self._quiet = False
+        self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
         self._picked = found
         self._describe()
 
@@ -231,13 +243,14 @@ class Explorer:
         self._window, self._drawn_rows = None, self._rows.chosen
         self._draw_again()
 
+    @_in_one_message
     def _draw_again(self) -> None:
         """The figure of the same events: in another kind, range or ink."""
-        kind = str(self._kinds.value)
+        kind = str(self.widget.kind)
         if kind != "sequence":
             self._window = None
-        spec = finished(self._spec(kind), _INK_ON_DARK if self.tree.dark else _INK_ON_LIGHT)
-        self.plot.show(spec, f"{_TITLES[kind]} of {self._of_what()}")
+        spec = finished(self._spec(kind), _INK_ON_DARK if self.widget.dark else _INK_ON_LIGHT)
+        self.widget.show(spec, f"{_TITLES[kind]} of {self._of_what()}")
 
     def _spec(self, kind: str) -> Spec:
         tables = self._trace.tables
@@ -259,13 +272,13 @@ class Explorer:
         """The line above and the tables below: collectives with cause and source line, parameters, redistributes."""
         title = self._picked.title if self._picked is not None else self._rows.title
         place = f" in {html.name(title, 200)}" if title else ""
-        self._status.value = f"<span>{self._of_what()}{place}</span>"
+        self.widget.status = f"<span>{self._of_what()}{place}</span>"
         mask = self._chosen()
         body = self._collectives(title, mask) if title else ""
         if implicit := int((mask & self._codes.implicit).sum()):
             causes = causes_html(self._events(mask & self._codes.implicit))
             body += draw.part(f"Redistributes that the program did not ask for: {implicit:,}", causes, not title)
-        self._details.value = f'<div class="dsx">{body}</div>' if body else ""
+        self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
 
     def _collectives(self, title: str, mask: Mask) -> str:
         body = f"<p><b>{html.name(title, 400)}</b></p>"
@@ -284,7 +297,7 @@ class Explorer:
 
         view = TraceView(self._trace)
         twin = _ABSENT + view.twin((self._codes.tree, self._codes.folding))
-        self.tree.twin = html.content_id(twin)
-        static = f'<div class="dsx-twin {self.tree.twin}">{twin}</div>'
+        self.widget.twin = html.content_id(twin)
+        static = f'<div class="dsx-twin {self.widget.twin}">{twin}</div>'
         _display({"text/html": static, "text/plain": view.text()}, raw=True)
         _display(self.widget)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -17,10 +19,10 @@ _LONGEST_LABEL = 2000
 class ModuleRows:
     """One row per module in preorder; in the folded tree, the first of several that are the same stands for all."""
 
-    def __init__(self, codes: EventCodes) -> None:
+    def __init__(self, codes: EventCodes, widget: TreeWidget) -> None:
         self._codes = codes
         self._row_of = {name: row for row, name in enumerate(codes.tree.names)}
-        self.widget = _tree_widget(codes, self._row_of)
+        self.widget = widget
 
     @property
     def selected(self) -> int:
@@ -74,7 +76,8 @@ class ModuleRows:
         self.widget.set_values(self._codes.fold(columns) if self.widget.folding else columns)
 
 
-def _tree_widget(codes: EventCodes, row_of: dict[str, int]) -> TreeWidget:
+def rows_of(codes: EventCodes) -> dict[str, Any]:
+    """The traits of a `TreeWidget` that shows these modules."""
     tree = codes.tree
     types = sorted(set(tree.types))
     hidden = np.zeros(len(tree), np.int32)
@@ -82,22 +85,23 @@ def _tree_widget(codes: EventCodes, row_of: dict[str, int]) -> TreeWidget:
         hidden[list(rows[1:])] = 1
     index = {name: i for i, name in enumerate(types)}
     columns = [tree.parents, tree.ends, np.array([index[name] for name in tree.types]), hidden]
-    return TreeWidget(
-        labels=[html.printable(label)[:_LONGEST_LABEL] for label in tree.labels],
-        types=[html.printable(name)[:200] for name in types],
-        folded={str(rows[0]): [_numbers(codes, rows), list(rows)] for rows in codes.folds},
-        notes=_placements(codes, row_of),
-        titles=[*(list(title) for title in codes.titles), ["params", "bytes"], ["local", "bytes"]],
-        structure=np.ascontiguousarray(np.stack(columns, axis=1), np.int32).tobytes() if len(tree) else b"",
-    )
+    return {
+        "labels": [html.printable(label)[:_LONGEST_LABEL] for label in tree.labels],
+        "types": [html.printable(name)[:200] for name in types],
+        "folded": {str(rows[0]): [_numbers(codes, rows), list(rows)] for rows in codes.folds},
+        "notes": _placements(codes),
+        "titles": [*(list(title) for title in codes.titles), ["params", "bytes"], ["local", "bytes"]],
+        "structure": np.ascontiguousarray(np.stack(columns, axis=1), np.int32).tobytes() if len(tree) else b"",
+    }
 
 
 def _numbers(codes: EventCodes, rows: tuple[int, ...]) -> str:
     return f"[{ranges([int(codes.tree.labels[row]) for row in rows])}]"
 
 
-def _placements(codes: EventCodes, row_of: dict[str, int]) -> dict[str, str]:
+def _placements(codes: EventCodes) -> dict[str, str]:
     """Row → how its own parameters are placed."""
+    row_of = {name: row for row, name in enumerate(codes.tree.names)}
     placed = codes.tables.parameters.filter(pl.col("placements") != "").group_by("module", maintain_order=True)
     found = placed.agg(pl.col("placements").unique(maintain_order=True))
     return {

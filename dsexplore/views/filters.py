@@ -1,12 +1,10 @@
-"""The explorer's filter bar: controls on one side, which events they let through on the other."""
+"""The explorer's filters: what there is to choose from, and which events a choice lets through."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import ipywidgets as widgets
 
 from dsexplore.views import html
 from dsexplore.views.cells import Mask
@@ -32,45 +30,28 @@ class Filters:
         return mask & codes.in_module(self.module) if self.module else mask
 
 
-class FilterBar:
-    """Drop-down lists of what the trace holds, a pattern, a check box; a facet with one value only needs no list."""
+def lists(codes: EventCodes) -> list[list[object]]:
+    """[facet, texts] to choose from; the first text lets everything through, the others are the facet's labels.
 
-    def __init__(self, codes: EventCodes, on_change: Callable[[Filters], None], on_clear: Callable[[], None]) -> None:
-        self._codes, self._on_change, self._quiet = codes, on_change, False
-        self.lists = {name: self._list(name) for name in FACETS}
-        self.pattern = widgets.Text(
-            placeholder="module pattern, *.mlp", continuous_update=False, layout={"width": "170px"}
-        )
-        self.implicit = widgets.Checkbox(description="implicit only", indent=False, layout={"width": "115px"})
-        clear = widgets.Button(description="clear", layout={"width": "64px"}, tooltip="clear filters and selection")
-        clear.on_click(lambda _: on_clear())
-        for control in (*self.lists.values(), self.pattern, self.implicit):
-            control.observe(self._changed, "value")
-        shown = [control for control in self.lists.values() if len(control.options) > 2]
-        wrap = {"flex_flow": "row wrap", "align_items": "center"}
-        self.box = widgets.HBox([*shown, self.pattern, self.implicit, clear], layout=wrap)
+    A facet with one value only needs no list.
+    """
+    return [[name, ["all", *map(_text, labels)]] for name in FACETS if len(labels := _labels(codes, name)) > 1]
 
-    def show(self, filters: Filters) -> None:
-        """Set the controls to these filters, without saying so."""
-        self._quiet = True
-        try:
-            for name, control in self.lists.items():
-                labels, wanted = self._codes.facets[name].labels[:_MOST_OPTIONS], filters.facets.get(name)
-                one = name in filters.facets and not isinstance(wanted, (list, tuple, set)) and wanted in labels
-                control.value = labels.index(wanted) + 1 if one else 0
-            self.pattern.value, self.implicit.value = filters.module, filters.implicit
-        finally:
-            self._quiet = False
 
-    def _list(self, name: str) -> widgets.Dropdown:
-        """The first option lets everything through; the others are the facet's labels, in order."""
-        labels = self._codes.facets[name].labels[:_MOST_OPTIONS]
-        texts = ["all", *(html.plain("none" if value == "" else value, 40) for value in labels)]
-        options = [(f"{name}: {text}", index) for index, text in enumerate(texts)]
-        return widgets.Dropdown(options=options, value=0, layout={"width": "135px"})
+def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
+    """Facet → index of what is chosen in its list, where one label alone is."""
+    wanted = {n: v for n, v in filters.facets.items() if not isinstance(v, (list, tuple, set))}
+    return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
 
-    def _changed(self, _change: Any) -> None:
-        if self._quiet:
-            return
-        facets = {name: self._codes.facets[name].labels[c.value - 1] for name, c in self.lists.items() if c.value}
-        self._on_change(Filters(facets, self.pattern.value.strip(), self.implicit.value))
+
+def chosen(codes: EventCodes, choices: Mapping[str, int]) -> dict[str, Any]:
+    """Facet → label, for the indices chosen in the lists."""
+    return {name: _labels(codes, name)[index - 1] for name, index in choices.items() if index}
+
+
+def _labels(codes: EventCodes, name: str) -> list[Any]:
+    return codes.facets[name].labels[:_MOST_OPTIONS]
+
+
+def _text(label: object) -> str:
+    return html.plain("none" if label == "" else label, 40)

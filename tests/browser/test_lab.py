@@ -70,7 +70,7 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
     page.wait_for_function(
         "() => document.querySelector('.dsx-explorer').innerText.includes('train.py:10')", timeout=10_000
     )
-    assert lab.evaluate(page, "explorer.tree.selected") >= 0
+    assert lab.evaluate(page, "explorer.widget.selected") >= 0
     shot(page, "explorer_clicked")
     assert page.requests.foreign == []
     assert page.errors == []
@@ -83,7 +83,7 @@ def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
     shot(page, "explorer_800_dark")
     assert page.evaluate("getComputedStyle(document.querySelector('.dsx-tree')).color") != "rgb(0, 0, 0)"
     assert page.locator(".dsx-tree.dsx-dark").count() == 1
-    assert lab.evaluate(page, "explorer.tree.dark") is True
+    assert lab.evaluate(page, "explorer.widget.dark") is True
 
 
 def test_saved_small_reopened_without_a_kernel_and_exported(lab: Any, page: Any, explored: str, shot: Any) -> None:

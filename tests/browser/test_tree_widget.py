@@ -12,7 +12,8 @@ import pytest
 
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.views.codes import EventCodes
-from dsexplore.views.explorer_rows import ModuleRows
+from dsexplore.views.explorer_rows import ModuleRows, rows_of
+from dsexplore.views.widgets.tree import TreeWidget
 
 pytestmark = pytest.mark.browser
 WIDGETS = Path(__file__).parents[2] / "dsexplore" / "views" / "widgets"
@@ -42,7 +43,7 @@ async ([source, state, buffers]) => {
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   const el = document.getElementById("place");
-  window.leave = module.default.render({ model: window.model, el });
+  window.leave = module.tree({ model: window.model, el });
 }
 """
 
@@ -52,9 +53,9 @@ def draw(page: Any) -> Callable[..., Any]:
     """Draw a trace's tree in a bare page and wait until it is there."""
 
     def drawn(trace: Trace, dark: bool = False) -> Any:
-        rows = ModuleRows(codes := EventCodes(trace.tables))
-        rows.fill(codes.sums(codes.mask({})))
-        widget = rows.widget
+        codes = EventCodes(trace.tables)
+        widget = TreeWidget(**rows_of(codes))
+        ModuleRows(codes, widget).fill(codes.sums(codes.mask({})))
         state = {name: getattr(widget, name) for name in STATE}
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()

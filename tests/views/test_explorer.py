@@ -33,9 +33,9 @@ def trace(traces: ModuleType) -> Trace:
 
 
 def column(explorer: Any, title: str) -> list[float]:
-    rows = len(explorer.tree.labels)
-    values = np.frombuffer(explorer.tree.values, np.float32).reshape(-1, rows)
-    place = explorer.tree.columns[[t for t, _ in explorer.tree.titles].index(title)]
+    rows = len(explorer.widget.labels)
+    values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, rows)
+    place = explorer.widget.columns[[t for t, _ in explorer.widget.titles].index(title)]
     return values[place].tolist() if place >= 0 else [0.0] * rows
 
 
@@ -47,30 +47,30 @@ def test_everything_is_selected_at_first(trace: Trace) -> None:
 
 def test_a_folded_row_stands_for_all_its_layers(trace: Trace) -> None:
     explorer = trace.explore()
-    explorer.tree.selected = explorer._codes.tree.names.index("Net.layers.0.up")
+    explorer.widget.selected = explorer._codes.tree.names.index("Net.layers.0.up")
     owners = {f"Net.layers.{i}.up" for i in range(8) if i != 3}
     assert set(explorer.selection.events["owner"]) == owners
-    assert column(explorer, "count")[explorer.tree.selected] == 7
+    assert column(explorer, "count")[explorer.widget.selected] == 7
 
 
 def test_a_folded_row_is_called_by_all_its_layers(trace: Trace) -> None:
     explorer = trace.explore()
-    explorer.tree.selected = explorer._codes.tree.names.index("Net.layers.0.up")
+    explorer.widget.selected = explorer._codes.tree.names.index("Net.layers.0.up")
     title = "Net.layers.[0–2, 4–7].up ×7"
-    assert f"7 of 25 collectives, 28 KiB in <bdi>{title}</bdi>" in explorer._status.value
-    assert f"<b><bdi>{title}</bdi></b>" in explorer._details.value
-    assert "Each of the 7; named here: <bdi>Net.layers.0.up</bdi>" in explorer._details.value
-    explorer.tree.folding = False
-    assert "1 of 25 collectives, 4 KiB in <bdi>Net.layers.0.up</bdi>" in explorer._status.value
+    assert f"7 of 25 collectives, 28 KiB in <bdi>{title}</bdi>" in explorer.widget.status
+    assert f"<b><bdi>{title}</bdi></b>" in explorer.widget.details
+    assert "Each of the 7; named here: <bdi>Net.layers.0.up</bdi>" in explorer.widget.details
+    explorer.widget.folding = False
+    assert "1 of 25 collectives, 4 KiB in <bdi>Net.layers.0.up</bdi>" in explorer.widget.status
     assert set(explorer.selection.events["owner"]) == {"Net.layers.0.up"}
-    assert explorer.plot.spec["data"][0]["customdata"] == [[["Net.layers.*.up", "tp"]]]
+    assert explorer.widget.spec["data"][0]["customdata"] == [[["Net.layers.*.up", "tp"]]]
 
 
 def test_selecting_one_of_them_unfolds(trace: Trace) -> None:
     explorer = trace.explore()
     explorer.select("Net.layers.5.up")
     assert set(explorer.selection.events["owner"]) == {"Net.layers.5.up"}
-    assert explorer.tree.folding is False
+    assert explorer.widget.folding is False
     explorer.select(None)
     assert len(explorer.selection) == 25
 
@@ -103,12 +103,13 @@ def test_implicit_and_pattern(trace: Trace) -> None:
 
 def test_controls_do_what_filter_does(trace: Trace) -> None:
     explorer = trace.explore()
-    phase = explorer._bar.lists["phase"]
-    assert [text for text, _ in phase.options] == ["phase: all", "phase: forward", "phase: backward"]
-    phase.value = 2
+    assert dict(explorer.widget.lists)["phase"] == ["all", "forward", "backward"]
+    explorer.widget.chosen = {"phase": 2}
     assert explorer.selection.events.equals(trace.where(phase="backward").events)
-    explorer._clear()
-    assert phase.value == 0
+    explorer.widget.pattern, explorer.widget.implicit = " layers.*.up ", True
+    assert explorer.selection.events.equals(trace.where(phase="backward", module="layers.*.up", implicit=True).events)
+    explorer._on_event({"type": "clear"})
+    assert (explorer.widget.chosen, explorer.widget.pattern, explorer.widget.implicit) == ({}, "", False)
     assert len(explorer.selection) == 25
 
 
@@ -125,30 +126,30 @@ def test_a_click_selects_the_module_and_shows_the_line(
     trace: Trace, click: dict[str, Any], module: str, count: int
 ) -> None:
     explorer = trace.explore()
-    explorer._on_plot({"type": "click", **click})
-    assert explorer._codes.tree.names[explorer.tree.selected] == module
+    explorer._on_event({"type": "click", **click})
+    assert explorer._codes.tree.names[explorer.widget.selected] == module
     assert len(explorer.selection) == count
-    assert "train.py:10" in explorer._details.value
+    assert "train.py:10" in explorer.widget.details
 
 
 def test_a_click_is_counted_in_the_figure_that_was_clicked(trace: Trace) -> None:
     explorer = trace.explore(figure="ops")
     explorer.filter(axis="tp")
     click = {"type": "click", "kind": "op_phase", "index": [0]}
-    explorer._on_plot({**click, "customdata": ["all_gather", "forward"]})
+    explorer._on_event({**click, "customdata": ["all_gather", "forward"]})
     assert explorer.selection.events["owner"].to_list() == ["Net.layers.3.up"]
-    assert "1 of 25 collectives, 4 KiB in <bdi>all_gather, forward</bdi>" in explorer._status.value
-    explorer._on_plot({**click, "customdata": ["all_reduce", "forward"]})
+    assert "1 of 25 collectives, 4 KiB in <bdi>all_gather, forward</bdi>" in explorer.widget.status
+    explorer._on_event({**click, "customdata": ["all_reduce", "forward"]})
     assert len(explorer.selection) == 8
-    explorer._on_plot({**click, "customdata": ["broadcast", "forward"]})
+    explorer._on_event({**click, "customdata": ["broadcast", "forward"]})
     assert len(explorer.selection) == 8
 
 
 def test_clicking_the_selected_row_after_a_mark_selects_the_module(trace: Trace) -> None:
     explorer = trace.explore(figure="ops")
-    explorer._on_plot({"type": "click", "kind": "op_phase", "customdata": ["all_gather", "forward"], "index": [0]})
+    explorer._on_event({"type": "click", "kind": "op_phase", "customdata": ["all_gather", "forward"], "index": [0]})
     assert len(explorer.selection) == 9
-    explorer.tree._handle_custom_msg({"type": "again"}, [])
+    explorer._on_event({"type": "again"})
     assert set(explorer.selection.events["owner"]) == {
         f"Net.layers.{i}{p}" for i in (0, 1, 2, 4, 5, 6, 7) for p in ("", ".up", ".down")
     }
@@ -157,29 +158,29 @@ def test_clicking_the_selected_row_after_a_mark_selects_the_module(trace: Trace)
 def test_what_the_figure_joined_is_picked_together(traces: ModuleType) -> None:
     trace = traces.of_names([chr(97 + i) for i in range(26)])
     explorer = trace.explore()
-    cells = explorer.plot.spec["data"][0]["customdata"]
+    cells = explorer.widget.spec["data"][0]["customdata"]
     assert cells[-1][-1] == ["(all others)", "(all others)"]
-    explorer._on_plot({"type": "click", "kind": "module_axis", "customdata": cells[-1][-1], "index": [15, 9]})
+    explorer._on_event({"type": "click", "kind": "module_axis", "customdata": cells[-1][-1], "index": [15, 9]})
     named = {row for row, _ in (cell for row in cells for cell in row)}
     assert set(explorer.selection.events["owner"]) == set(trace.events["owner"]) - named
 
 
 def test_redistributes_that_nobody_asked_for_come_first(trace: Trace) -> None:
     explorer = trace.explore()
-    assert "did not ask for: 2" in explorer._details.value
-    assert "P→R" in explorer._details.value
+    assert "did not ask for: 2" in explorer.widget.details
+    assert "P→R" in explorer.widget.details
     explorer.filter(op="reduce_scatter")
-    assert explorer._details.value == ""
+    assert explorer.widget.details == ""
 
 
 def test_equal_columns_and_zeros_are_not_sent(trace: Trace) -> None:
     explorer = trace.explore()
     explorer.filter(phase="backward", axis="tp")
-    titles = [title for title, _ in explorer.tree.titles]
-    place = dict(zip(titles, explorer.tree.columns, strict=True))
+    titles = [title for title, _ in explorer.widget.titles]
+    place = dict(zip(titles, explorer.widget.columns, strict=True))
     assert place["forward"] == place["on dp"] == -1
     assert place["backward"] == place["on tp"] == place["bytes"]
-    assert len(explorer.tree.values) == 4 * len(explorer.tree.labels) * (max(place.values()) + 1)
+    assert len(explorer.widget.values) == 4 * len(explorer.widget.labels) * (max(place.values()) + 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,12 +189,12 @@ def test_names_are_text_in_every_figure_and_table(traces: ModuleType, kind: str,
     trace = traces.of_names([name, "other"])
     explorer = trace.explore(figure=kind)
     explorer.select(name)
-    told = json.dumps(explorer.plot.spec["data"], ensure_ascii=False, allow_nan=False) + explorer._details.value
+    told = json.dumps(explorer.widget.spec["data"], ensure_ascii=False, allow_nan=False) + explorer.widget.details
     labels = [told.replace(json.dumps(name, ensure_ascii=False)[1:-1], "") if kind in ("modules",) else told]
     assert "<img" not in labels[0]
-    assert "\u202e" not in explorer._status.value
-    assert max(map(len, explorer._status.value.split("<bdi>"))) < 500
-    for text in _texts(explorer.plot.spec):
+    assert "\u202e" not in explorer.widget.status
+    assert max(map(len, explorer.widget.status.split("<bdi>"))) < 500
+    for text in _texts(explorer.widget.spec):
         assert "<img" not in text
         assert len(text) < 400
     assert trace.figure(kind=kind).to_json()
@@ -219,7 +220,7 @@ def test_what_a_trace_lacks_is_said(traces: ModuleType, kind: str) -> None:
         tables = {name: getattr(whole, name) for name in ("events", "parameters", "modules", "groups")}
         tables[missing] = tables[missing].clear()
         explorer = Trace(Tables(**tables, info=whole.info)).explore(figure=kind)
-        spec = explorer.plot.spec
+        spec = explorer.widget.spec
         empty = missing == "events" or kind == "bandwidth" or (missing == "groups" and kind in ("ranks", "sankey"))
         assert (
             [a["text"] for a in spec["layout"].get("annotations", ())] == ["nothing of this kind in the trace"]
@@ -238,22 +239,22 @@ def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType, kind
     info = TraceInfo(world_size=world, ranks=(0,))
     tables = {"events": events, "groups": groups, "modules": [traces.module("Net")]}
     explorer = Trace(Tables(**{n: traces.frame(n, rows) for n, rows in tables.items()}, info=info)).explore(figure=kind)
-    assert len(json.dumps(explorer.plot.spec)) < 400_000
-    assert len(explorer._bar.lists["group"].options) == 501
+    assert len(json.dumps(explorer.widget.spec)) < 400_000
+    assert len(dict(explorer.widget.lists)["group"]) == 501
     explorer.filter(group="g499")
     assert len(explorer.selection) == 1
 
 
 def test_the_phases_have_letters_above_the_lanes_and_hatches_on_the_bars(traces: ModuleType) -> None:
     explorer = traces.timed().explore(figure="sequence")
-    strip, lanes = explorer.plot.spec["data"]
+    strip, lanes = explorer.widget.spec["data"]
     assert strip["y"] == ["phase"]
     assert strip["text"][0][:2] == ["forward", "forward"]
-    letters = [note["text"] for note in explorer.plot.spec["layout"]["annotations"]]
+    letters = [note["text"] for note in explorer.widget.spec["layout"]["annotations"]]
     assert letters == [f"<b>{letter}</b>" for letter in "FRBFRB"]
     assert len(lanes["z"]) == len(lanes["y"]) == 8
-    explorer._kinds.value = "ops"
-    shapes = {bar["name"]: bar["marker"]["pattern"] for bar in explorer.plot.spec["data"]}
+    explorer.widget.kind = "ops"
+    shapes = {bar["name"]: bar["marker"]["pattern"] for bar in explorer.widget.spec["data"]}
     assert {name: hatch["shape"] for name, hatch in shapes.items()} == {
         "F forward": "", "B backward": "/", "R recompute": "\\", "O optimizer": "-"
     }  # fmt: skip
@@ -264,23 +265,23 @@ def test_a_bin_of_a_lane_is_picked_by_time(traces: ModuleType) -> None:
     trace = traces.timed()
     explorer = trace.explore(figure="sequence")
     for column in (0, 159):
-        for row, _ in enumerate(explorer.plot.spec["data"][1]["y"]):
-            if explorer.plot.spec["data"][1]["z"][row][column] is None:
+        for row, _ in enumerate(explorer.widget.spec["data"][1]["y"]):
+            if explorer.widget.spec["data"][1]["z"][row][column] is None:
                 continue
-            explorer._on_plot({"type": "click", "kind": "sequence", "index": [row, column]})
-            rank, lane, op = explorer.plot.spec["data"][1]["y"][row].split(" · ")
+            explorer._on_event({"type": "click", "kind": "sequence", "index": [row, column]})
+            rank, lane, op = explorer.widget.spec["data"][1]["y"][row].split(" · ")
             found = explorer.selection.events
             assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank), op)}
-            assert explorer._status.value.endswith(f"in <bdi>{op} of rank {rank} on {lane}</bdi></span>")
+            assert explorer.widget.status.endswith(f"in <bdi>{op} of rank {rank} on {lane}</bdi></span>")
 
 
 def test_zoom_bins_anew(traces: ModuleType) -> None:
     explorer = traces.layered(200).explore(figure="sequence")
-    assert len(explorer.plot.spec["data"][1]["z"]) == 3
-    explorer._on_plot({"type": "zoom", "range": [10, 20]})
-    assert explorer.plot.spec["layout"]["xaxis"]["title"]["text"].startswith("program order")
+    assert len(explorer.widget.spec["data"][1]["z"]) == 3
+    explorer._on_event({"type": "zoom", "range": [10, 20]})
+    assert explorer.widget.spec["layout"]["xaxis"]["title"]["text"].startswith("program order")
     assert explorer._window == (10.0, 20.0)
-    explorer._on_plot({"type": "zoom", "range": None})
+    explorer._on_event({"type": "zoom", "range": None})
     assert explorer._window is None
 
 
@@ -314,7 +315,7 @@ def test_folded_sums_are_those_of_the_members(trace: Trace) -> None:
 def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     explorer = trace.explore()
     explorer._ipython_display_()
-    assert explorer.tree.twin.startswith("dsx-")
+    assert explorer.widget.twin.startswith("dsx-")
     assert "Trace: 25 collectives" in capsys.readouterr().out
 
 

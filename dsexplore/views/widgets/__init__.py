@@ -1,1 +1,22 @@
-"""The explorer's own widgets: an ESM file beside its Python, no build step, nothing fetched from a network."""
+"""The explorer's own widgets: plain JavaScript beside its Python, no build step, nothing fetched from a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+def script(*names: str, render: str) -> str:
+    """Several files as one ES module, because a widget has one and may fetch none.
+
+    Args:
+        names: the files, in the order they need one another; their top-level names must differ.
+        render: the function among them that draws the widget.
+    """
+    return "\n".join([*(source(name) for name in names), f"export default {{ render: {render} }};"])
+
+
+def source(name: str) -> str:
+    """The text of a file beside this one."""
+    return (_HERE / name).read_text("utf-8")

@@ -38,7 +38,15 @@ function library(model) {
   return globalThis.__dsxPlotly;
 }
 
-function render({ model, el }) {
+// The pixels that the names on the y axis take. Plotly makes room by itself, but draws the figure twice for it.
+function room(data, layout) {
+  const pen = document.createElement("canvas").getContext("2d"), decode = document.createElement("textarea");
+  pen.font = `${(layout.font || {}).size || 12}px "Open Sans", verdana, arial, sans-serif`;
+  const names = data.flatMap((trace) => trace.y || []).filter((name) => typeof name === "string");
+  return Math.ceil(Math.max(0, ...names.map((name) => { decode.innerHTML = name; return pen.measureText(decode.value).width + 18; })));
+}
+
+export function plot({ model, el }) {
   const box = document.createElement("div");
   box.className = "dsx-plot";
   box.style.width = "100%";
@@ -46,7 +54,7 @@ function render({ model, el }) {
   box.style.contain = "layout paint style"; // what plotly measures inside lays out nothing outside
   box.setAttribute("role", "img");
   el.append(box);
-  let plotly = null, bound = false, zoom = 0;
+  let plotly = null, bound = false, zoom = 0, width = 0;
   const send = (message) => model.send(message);
   function bind() {
     bound = true;
@@ -63,11 +71,13 @@ function render({ model, el }) {
     });
   }
   async function draw() {
-    const spec = structuredClone(model.get("spec"));
-    if (!spec.data) return;
+    const { data, layout } = structuredClone(model.get("spec"));
+    if (!data) return;
     plotly ??= await library(model);
     box.setAttribute("aria-label", model.get("spoken"));
-    await plotly.react(box, spec.data, { ...spec.layout, autosize: true }, { responsive: true, displaylogo: false, showSendToCloud: false });
+    width ||= box.clientWidth;
+    layout.margin = { ...layout.margin, l: Math.max((layout.margin || {}).l || 0, room(data, layout)) };
+    await plotly.react(box, data, width ? { ...layout, width } : layout, { displaylogo: false, showSendToCloud: false });
     if (!bound) bind();
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
   }
@@ -75,7 +85,12 @@ function render({ model, el }) {
   const redraw = () => { drawing = drawing.then(draw).catch((error) => { box.textContent = `The figure could not be drawn: ${error}`; }); };
   model.on("change:spec", redraw);
   redraw();
-  return () => { model.off("change:spec", redraw); if (plotly) plotly.purge(box); };
+  // Told by the browser when it lays out, where asking would have it lay out once more.
+  const seen = new ResizeObserver(() => {
+    if (!box.clientWidth || box.clientWidth === width) return;
+    width = box.clientWidth;
+    if (bound) drawing = drawing.then(() => plotly.relayout(box, { width }));
+  });
+  seen.observe(box);
+  return () => { seen.disconnect(); model.off("change:spec", redraw); if (plotly) plotly.purge(box); };
 }
-
-export default { render };

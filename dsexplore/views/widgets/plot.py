@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-_HERE = Path(__file__).parent
+from dsexplore.views.widgets import script
 
 
 class PlotWidget(anywidget.AnyWidget):
     """Shows one figure; tells what was clicked and which range was zoomed to."""
 
-    _esm = _HERE / "plot.js"
+    _esm = script("plot.js", render="plot")
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)

@@ -127,7 +127,7 @@ function copyText(text, near) {
   else fallback();
 }
 
-function render({ model, el }) {
+export function tree({ model, el }) {
   const rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), model.get("folded"), model.get("folding"));
   const titles = model.get("titles"), types = model.get("types"), notes = model.get("notes");
   const fill = () => rows.fill(model.get("columns"), view(model, "values", Float32Array));
@@ -296,19 +296,25 @@ function render({ model, el }) {
   for (const type of ["keydown", "keyup", "keypress"]) filter.addEventListener(type, (event) => event.stopPropagation());
   copy.addEventListener("click", () => { const i = model.get("selected"); if (i >= 0) copyText(rows.names(i).join("\n"), el); });
   fold.addEventListener("click", () => { model.set("folding", !rows.folding); model.save_changes(); });
-  const onValues = () => { fill(); rows.sort ? refresh() : paint(); };
-  const onFolding = () => { rows.folding = model.get("folding"); refresh(); };
-  const onSelected = () => {
-    if (choosing) return;
-    const i = model.get("selected"), at = i < 0 ? -1 : rows.reveal(i);
-    filter.value = rows.query;
-    refresh();
+  // One message may change several of these: the rows are drawn once.
+  const changed = new Set();
+  function apply() {
+    const moved = changed.has("selected") ? model.get("selected") : -1;
+    if (changed.has("values") || changed.has("columns")) fill();
+    rows.folding = model.get("folding");
+    const at = moved >= 0 ? rows.reveal(moved) : -1;
+    if (changed.has("selected")) filter.value = rows.query;
+    if (rows.sort || changed.has("folding") || changed.has("selected")) refresh();
+    else paint();
     if (at >= 0) { show(at); paint(); }
-  };
-  model.on("change:values", onValues);
-  model.on("change:columns", onValues);
-  model.on("change:folding", onFolding);
-  model.on("change:selected", onSelected);
+    changed.clear();
+  }
+  const followed = ["values", "columns", "folding", "selected"].map((name) => [`change:${name}`, () => {
+    if (name === "selected" && choosing) return;
+    if (!changed.size) queueMicrotask(apply);
+    changed.add(name);
+  }]);
+  for (const [name, follow] of followed) model.on(name, follow);
   wide.addEventListener("click", () => { all = !all; fit(); paint(); });
   const seen = new ResizeObserver(() => { fit(); paint(); });
   seen.observe(port);
@@ -323,10 +329,7 @@ function render({ model, el }) {
   window.addEventListener("keydown", ownKeys, true);
   return () => {
     window.removeEventListener("keydown", ownKeys, true);
-    model.off("change:values", onValues);
-    model.off("change:columns", onValues);
-    model.off("change:folding", onFolding);
-    model.off("change:selected", onSelected);
+    for (const [name, follow] of followed) model.off(name, follow);
     seen.disconnect();
     for (const twin of twins) twin.style.display = "";
   };
@@ -340,5 +343,3 @@ function hideTwin(el, name) {
   for (const twin of found) twin.style.display = "none";
   return found;
 }
-
-export default { render };

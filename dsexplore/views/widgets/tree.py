@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anywidget
 import numpy as np
 import numpy.typing as npt
 import traitlets
 
-_HERE = Path(__file__).parent
+from dsexplore.views.widgets import script, source
 
 
 class TreeWidget(anywidget.AnyWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
 
-    _esm = _HERE / "tree.js"
-    _css = _HERE / "tree.css"
+    _esm = script("tree.js", render="tree")
+    _css = source("tree.css")
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """One per row, the parent's name left out."""
@@ -36,9 +34,9 @@ class TreeWidget(anywidget.AnyWidget):
     """Which of `values` each column of `titles` is; −1 where all is zero."""
     height = traitlets.Int(420).tag(sync=True)
     """Pixels that the rows take at most."""
-    selected = traitlets.Int(-1).tag(sync=True)
-    folding = traitlets.Bool(True).tag(sync=True)
-    dark = traitlets.Bool(False).tag(sync=True)
+    selected = traitlets.Int(-1).tag(sync=True, echo_update=False)
+    folding = traitlets.Bool(True).tag(sync=True, echo_update=False)
+    dark = traitlets.Bool(False).tag(sync=True, echo_update=False)
     """What the browser found its surroundings to be."""
     twin = traitlets.Unicode("").tag(sync=True)
     """Class of the static view that is hidden while this widget lives."""

@@ -1,0 +1,47 @@
+// The explorer's filters: a list per facet, a module pattern, a check box. Names are data: they become text only.
+export function bar({ model, el }) {
+  el.classList.add("dsx-filters");
+  const lists = new Map();
+  for (const [name, texts] of model.get("lists")) {
+    const list = choice(name, texts.map((text, index) => [String(index), `${name}: ${text}`]));
+    list.addEventListener("change", () => tell("chosen", { ...model.get("chosen"), [name]: list.selectedIndex }));
+    lists.set(name, list);
+  }
+  const pattern = element("input");
+  pattern.placeholder = "module pattern, *.mlp";
+  pattern.setAttribute("aria-label", "module pattern");
+  pattern.addEventListener("change", () => tell("pattern", pattern.value.trim()));
+  const implicit = element("input"), label = element("label");
+  implicit.type = "checkbox";
+  implicit.addEventListener("change", () => tell("implicit", implicit.checked));
+  label.append(implicit, "implicit only");
+  const clear = element("button", "", "clear");
+  clear.title = "clear filters and selection";
+  clear.addEventListener("click", () => model.send({ type: "clear" }));
+  el.append(...lists.values(), pattern, label, clear);
+  function tell(name, value) {
+    model.set(name, value);
+    model.save_changes();
+  }
+  function show() {
+    for (const [name, list] of lists) list.selectedIndex = model.get("chosen")[name] || 0;
+    pattern.value = model.get("pattern");
+    implicit.checked = model.get("implicit");
+  }
+  const followed = ["change:chosen", "change:pattern", "change:implicit"];
+  for (const name of followed) model.on(name, show);
+  show();
+  return () => { for (const name of followed) model.off(name, show); };
+}
+
+// A list to choose one of [value, text] from.
+function choice(name, options) {
+  const list = element("select");
+  list.setAttribute("aria-label", name);
+  for (const [value, text] of options) {
+    const option = element("option", "", text);
+    option.value = value;
+    list.append(option);
+  }
+  return list;
+}
