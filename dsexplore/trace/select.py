@@ -90,6 +90,10 @@ def _in_module(events: pl.DataFrame, patterns: Iterable[Any]) -> pl.Expr:
     return pl.col("trigger").is_in(matching.implode()) | pl.col("owner").is_in(matching.implode())
 
 
+_END = r"\Z"
+"""What ``fnmatch.translate`` ends with; to be inside, a name may go on behind a dot."""
+
+
 def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     """Those modules that match a shell pattern, or are inside of one that does, with or without the root's name.
 
@@ -97,22 +101,6 @@ def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     ``Llama.layers.0`` and of ``Llama``, so ``layers.0``, ``Llama``, ``layers.*`` and ``*attn`` all match it;
     ``layers`` matches it too, ``attn`` and ``layers.1`` do not.
     """
-    matches = [re.compile(translate(pattern)).match for pattern in patterns]
-    known: dict[str, bool] = {}
-    found = set()
-    for name in names:
-        new, inside = [], False
-        at, dot = name, "."
-        while dot:
-            if at in known:
-                inside = known[at]
-                break
-            new.append(at)
-            at, dot, _ = at.rpartition(".")
-        for around in reversed(new):
-            rootless = around.partition(".")[2]
-            inside = inside or any(match(around) or (rootless and match(rootless)) for match in matches)
-            known[around] = inside
-        if inside:
-            found.add(name)
-    return found
+    bodies = [translate(pattern)[: -len(_END)] for pattern in patterns]
+    matches = [re.compile(rf"(?:[^.]*\.)?(?:{body})(?=\.|\Z)").match for body in bodies]
+    return {name for name in names if any(match(name) for match in matches)}

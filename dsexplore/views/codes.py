@@ -16,11 +16,11 @@ import polars as pl
 from dsexplore.trace.model import Tables
 from dsexplore.trace.select import modules_inside
 from dsexplore.views.cells import Cells, Codes, Mask, Sizes, Sums, find_cells
-from dsexplore.views.facets import Facet, facet, row_numbers
+from dsexplore.views.facets import Facet, facet, lines
 from dsexplore.views.fold import Folding
 from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 from dsexplore.views.static_tree import SAME_COLLECTIVE
-from dsexplore.views.tally import Grid, grid, pattern_of
+from dsexplore.views.tally import CAUSE, Grid, grid, largest_first, pattern_of
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
 """What the explorer can filter by, beside module and implicit."""
@@ -55,13 +55,27 @@ class EventCodes:
         return facet(self.tables.events["trigger"])
 
     @cached_property
+    def _seq(self) -> Codes:
+        return self.tables.events["seq"].to_numpy().astype(np.int64)
+
+    @cached_property
+    def _told(self) -> pl.DataFrame:
+        """What a table of collectives tells of each event."""
+        return self.tables.events.select(SAME_COLLECTIVE)
+
+    @cached_property
     def kinds(self) -> Codes:
         """One small number per event; events with equal ones stand on one line of a table of collectives."""
-        numbers = row_numbers(self.tables.events, SAME_COLLECTIVE).to_frame()
-        distinct = numbers.unique(maintain_order=True).with_row_index("kind")
-        return (
-            numbers.join(distinct, on="number", how="left", maintain_order="left")["kind"].to_numpy().astype(np.int64)
-        )
+        return lines(self.tables.events, SAME_COLLECTIVE)
+
+    @cached_property
+    def _causes(self) -> tuple[Codes, Codes, pl.DataFrame]:
+        """Which events are implicit, the line of the table of causes that each is on, and those lines."""
+        at = np.flatnonzero(self.implicit)
+        placed = self.tables.events[at].with_columns(pattern_of(pl.col("trigger")).alias("module")).select(CAUSE)
+        line = lines(placed, CAUSE)
+        _, first = np.unique(line, return_index=True)
+        return at, line, placed[first]
 
     @cached_property
     def folding(self) -> Folding:
@@ -144,17 +158,18 @@ class EventCodes:
         at = np.concatenate([of_row[sums.cells.owner[p]] * shape[1] + sums.cells.axis[p] for p in parts])
         count = np.bincount(at, np.concatenate([sums.counts[p] for p in parts]), minlength=1)
         total = np.bincount(at, np.concatenate([sums.bytes[p] for p in parts]), minlength=1)
+        held = np.flatnonzero(count).tolist()
+        return grid({(names[i // shape[1]], axes[i % shape[1]] or NO_AXIS): float(total[i]) for i in held})
+
+    def causes(self, mask: Mask) -> pl.DataFrame:
+        """The implicit redistributes in the mask, as `tally.implicit` lists them."""
+        at, line, rows = self._causes
+        kept = mask[at]
+        count = np.bincount(line[kept], minlength=len(rows))
+        size = np.bincount(line[kept], self.sizes[at[kept]], minlength=len(rows)).astype(np.int64)
         held = np.flatnonzero(count)
-        return grid(
-            pl.DataFrame(
-                {
-                    "row": [names[i] for i in held // shape[1]],
-                    "column": [axes[i] or NO_AXIS for i in held % shape[1]],
-                    "message_bytes": total[held].astype(np.int64),
-                },
-                schema={"row": pl.String, "column": pl.String, "message_bytes": pl.Int64},
-            )
-        )
+        counted = pl.Series("count", count[held]), pl.Series("message_bytes", size[held])
+        return largest_first(rows[held].with_columns(counted))
 
     def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
         """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""
@@ -164,9 +179,9 @@ class EventCodes:
         first = np.zeros(len(counts), np.int64)
         first[kinds[::-1]] = at[::-1]
         held = np.flatnonzero(counts)
-        rows = pl.DataFrame({"at": first[held], "count": counts[held]})
-        rows = rows.with_columns(self.tables.events["seq"].gather(rows["at"]).alias("seq")).sort("seq", "at").head(most)
-        return self.tables.events[rows["at"]].with_columns(rows["count"]), len(held)
+        order = np.lexsort((first[held], self._seq[first[held]]))[:most]
+        shown = self._told[first[held][order]]
+        return shown.with_columns(pl.Series("count", counts[held][order])), len(held)
 
     def columns(self, sums: Sums) -> Sizes:
         """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""

@@ -29,9 +29,8 @@ def still_html(tables: Tables, kind: str) -> str:
     return draw.part(title, body, True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
 
 
-def causes_html(events: pl.DataFrame) -> str:
-    """The table of implicit redistributes; empty where there is none."""
-    found = tally.implicit(events)
+def causes_html(found: pl.DataFrame) -> str:
+    """The table of implicit redistributes, given as `tally.implicit` counts them; empty where there is none."""
     if found.is_empty():
         return ""
     rows = [
@@ -55,7 +54,7 @@ def causes_html(events: pl.DataFrame) -> str:
 def _causes(tables: Tables) -> str:
     events = tables.events
     count = int(events["implicit"].sum())
-    body = causes_html(events)
+    body = causes_html(tally.implicit(events))
     return draw.part(
         f"Redistributes that the program did not ask for: {count:,}", f"<div>{body}</div>" if body else "", True
     )

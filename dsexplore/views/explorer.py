@@ -275,9 +275,11 @@ class Explorer:
         self.widget.status = f"<span>{self._of_what()}{place}</span>"
         mask = self._chosen()
         body = self._collectives(title, mask) if title else ""
-        if implicit := int((mask & self._codes.implicit).sum()):
-            causes = causes_html(self._events(mask & self._codes.implicit))
-            body += draw.part(f"Redistributes that the program did not ask for: {implicit:,}", causes, not title)
+        if not (causes := self._codes.causes(mask)).is_empty():
+            many = int(causes["count"].sum())
+            body += draw.part(
+                f"Redistributes that the program did not ask for: {many:,}", causes_html(causes), not title
+            )
         self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
 
     def _collectives(self, title: str, mask: Mask) -> str:

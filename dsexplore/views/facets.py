@@ -52,6 +52,14 @@ def row_numbers(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
     return frame.select(mixed.hash().alias("number")).to_series()
 
 
+def lines(frame: pl.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The line that each row is on where equal rows share one, in the order in which lines first appear."""
+    numbers = row_numbers(frame, columns).to_frame()
+    distinct = numbers.unique(maintain_order=True).with_row_index("line")
+    joined = numbers.join(distinct, on="number", how="left", maintain_order="left")
+    return joined["line"].to_numpy().astype(np.int64)
+
+
 def _place(name: str, value: Any) -> tuple[int, Any]:
     order = {phase: i for i, phase in enumerate(schema.PHASES)}
     return (order.get(value, len(order)) if name == "phase" else 0, value)

@@ -5,6 +5,7 @@ Each has at most a few hundred rows, whatever the number of events: what is draw
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from dsexplore.views.module_tree import NO_AXIS, OUTSIDE
 MOST_ROWS = 16
 MOST_COLUMNS = 10
 OTHERS = "(all others)"
+CAUSE = ("module", "op", "axis", "phase", "cause", "source")
+"""Implicit redistributes that agree in these columns stand on one line; ``module`` is the place of the trigger."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ def pattern_of(name: pl.Expr) -> pl.Expr:
 def module_by_axis(events: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
     """Message bytes per place in the model (layers together) and mesh axis, largest first."""
     totals = events.group_by("owner", "axis").agg(pl.col("message_bytes").sum())
-    return grid(totals.with_columns(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column")), most)
+    named = totals.group_by(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column"))
+    summed = named.agg(pl.col("message_bytes").sum())
+    return grid({(row, column): size for row, column, size in summed.iter_rows()}, most)
 
 
 def op_by_phase(events: pl.DataFrame) -> pl.DataFrame:
@@ -83,14 +88,17 @@ def implicit(events: pl.DataFrame) -> pl.DataFrame:
 
     Columns: module, op, axis, phase, cause, source, count, message_bytes.
     """
-    keys = ("module", "op", "axis", "phase", "cause", "source")
-    return (
+    return largest_first(
         events.filter(pl.col("implicit"))
         .with_columns(pattern_of(pl.col("trigger")).alias("module"))
-        .group_by(keys)
+        .group_by(CAUSE)
         .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
-        .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
     )
+
+
+def largest_first(causes: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `implicit` in its order."""
+    return causes.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
 
 
 @dataclass(frozen=True)
@@ -205,32 +213,24 @@ def between_ranks(tables: Tables, most: int = MOST_ROWS) -> Grid:
     )
 
 
-def grid(totals: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
-    """Columns row, column, message_bytes → a grid, rows and columns in order of their bytes."""
-    totals, rows = _at_most(totals, "row", most)
-    totals, columns = _at_most(totals, "column", MOST_COLUMNS)
+def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid:
+    """(row, column) → bytes, as a grid with rows and columns in order of their bytes; past the most they become one."""
+    rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
+    columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)
     values = np.zeros((len(rows), len(columns)))
     row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
-    for row, column, total in totals.group_by("row", "column").agg(pl.col("message_bytes").sum()).iter_rows():
-        values[row_of[row], column_of[column]] = total
+    for (row, column), size in totals.items():
+        values[row_of.get(row, -1), column_of.get(column, -1)] += size
     return Grid(rows, columns, values)
 
 
-def _at_most(totals: pl.DataFrame, key: str, most: int) -> tuple[pl.DataFrame, list[str]]:
-    """The names of a key by their bytes; past ``most`` they become one."""
-    names = _ranked(totals, key)
-    if len(names) <= most:
-        return totals, names
-    kept = names[: most - 1]
-    joined = pl.when(pl.col(key).is_in(kept)).then(pl.col(key)).otherwise(pl.lit(OTHERS)).alias(key)
-    return totals.with_columns(joined), [*kept, OTHERS]
-
-
-def _ranked(totals: pl.DataFrame, key: str) -> list[str]:
-    ordered = (
-        totals.group_by(key).agg(pl.col("message_bytes").sum()).sort("message_bytes", key, descending=[True, False])
-    )
-    return [str(name) for name in ordered[key]]
+def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
+    """Names by their bytes, the largest first; where there are too many, the last stands for all others."""
+    sums: dict[str, float] = {}
+    for name, size in sizes:
+        sums[name] = sums.get(name, 0) + size
+    names = sorted(sums, key=lambda name: (-sums[name], name))
+    return names if len(names) <= most else [*names[: most - 1], OTHERS]
 
 
 def _axis() -> pl.Expr:
