@@ -42,6 +42,9 @@ ARGUMENTS = [
 ]
 
 
+_LONG = 180_000
+"""Milliseconds that Lab, a kernel or a whole notebook may take where other work keeps the machine busy."""
+
 _ENDING_WITH_US = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -116,7 +119,7 @@ class Lab:
 
     def open(self, page: Any, name: str, dark: bool = False) -> None:
         page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
-        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=_LONG)
         theme = "JupyterLab Dark" if dark else "JupyterLab Light"
         page.evaluate("t => void jupyterapp.commands.execute('apputils:change-theme', { theme: t })", theme)
         page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
@@ -124,7 +127,7 @@ class Lab:
     def wait_for_kernel(self, page: Any) -> None:
         """Until the open notebook's kernel is idle."""
         page.wait_for_function(
-            "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
+            "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=_LONG
         )
 
     def run_all(self, page: Any) -> None:
@@ -134,7 +137,7 @@ class Lab:
         page.wait_for_function(
             "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
             ".every((prompt) => /[0-9]/.test(prompt.textContent))",
-            timeout=60_000,
+            timeout=_LONG,
         )
         error = page.query_selector('[data-mime-type="application/vnd.jupyter.error"]')
         assert error is None, error.inner_text()
@@ -214,7 +217,7 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
 
 
 def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + _LONG / 1e3
     while time.monotonic() < deadline:
         if server.poll() is not None:
             break
