@@ -86,7 +86,8 @@ async ([selector, kind, value, parts]) => {
   const places = { plot: ".dsx-plot", rows: ".dsx-body", tables: ".dsx-details" };
   const seen = {
     plot: { attributes: true, attributeFilter: ["data-drawn"] },
-    rows: { childList: true }, tables: { childList: true, subtree: true },
+    rows: { childList: true, subtree: true, characterData: true, attributes: true },
+    tables: { childList: true, subtree: true },
   };
   const start = performance.now();
   const changed = parts.map((part) => new Promise((done) => {

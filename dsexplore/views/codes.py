@@ -162,14 +162,22 @@ class EventCodes:
         return grid({(names[i // shape[1]], axes[i % shape[1]] or NO_AXIS): float(total[i]) for i in held})
 
     def causes(self, mask: Mask) -> pl.DataFrame:
-        """The implicit redistributes in the mask, as `tally.implicit` lists them."""
+        """The implicit redistributes in the mask as `tally.implicit` lists them, and the ``line`` of each; see `cause`."""
         at, line, rows = self._causes
         kept = mask[at]
         count = np.bincount(line[kept], minlength=len(rows))
         size = np.bincount(line[kept], self.sizes[at[kept]], minlength=len(rows)).astype(np.int64)
         held = np.flatnonzero(count)
-        counted = pl.Series("count", count[held]), pl.Series("message_bytes", size[held])
-        return largest_first(rows[held].with_columns(counted))
+        counted = {"count": count[held], "message_bytes": size[held], "line": held}
+        return largest_first(rows[held].with_columns(pl.Series(name, values) for name, values in counted.items()))
+
+    def cause(self, line: int) -> tuple[Mask, str]:
+        """The events on a line of the table of causes, and what it is called."""
+        at, line_of, rows = self._causes
+        mask = np.zeros(len(self.owner), bool)
+        mask[at[line_of == line]] = True
+        module, cause, op = (rows[name][line] for name in ("module", "cause", "op"))
+        return mask, f"{cause or op} in {module}"
 
     def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
         """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""

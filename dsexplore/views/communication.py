@@ -30,9 +30,13 @@ def still_html(tables: Tables, kind: str) -> str:
 
 
 def causes_html(found: pl.DataFrame) -> str:
-    """The table of implicit redistributes, given as `tally.implicit` counts them; empty where there is none."""
+    """The table of implicit redistributes, given as `tally.implicit` counts them; empty where there is none.
+
+    Where they have a ``line`` too, a row can be clicked and is reached with Tab.
+    """
     if found.is_empty():
         return ""
+    marks = [f' data-cause="{line}" tabindex="0"' for line in found["line"]] if "line" in found.columns else ()
     rows = [
         (
             html.name(row["module"], _CAUSE_NAME),
@@ -48,7 +52,7 @@ def causes_html(found: pl.DataFrame) -> str:
     ]
     head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
     more = f'<p class="dim">… and {found.height - MOST_CAUSES:,} more.</p>' if found.height > MOST_CAUSES else ""
-    return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7)) + more
+    return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
 
 
 def _causes(tables: Tables) -> str:

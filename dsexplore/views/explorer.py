@@ -218,7 +218,8 @@ class Explorer:
 
     def _pick(self, click: dict[str, Any]) -> None:
         """A mark was clicked: select the module that sent most of it, and list what the mark holds."""
-        found = picked(Shown(self._codes, self.widget.spec, self._inside(self._drawn_rows), self._window), click)
+        mask = self._chosen() if click.get("kind") == "cause" else self._inside(self._drawn_rows)
+        found = picked(Shown(self._codes, self.widget.spec, mask, self._window), click)
         if found is None:
             return
         self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))

@@ -16,6 +16,7 @@ import hashlib
 import html
 import re
 from collections.abc import Iterable
+from itertools import chain, repeat
 
 LONGEST_NAME = 160
 """Characters of a name that are shown; a longer one loses its middle."""
@@ -94,7 +95,11 @@ def fragment(body: str, style: str = "") -> str:
 
 
 def table(
-    head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,), wrap: Iterable[int] = ()
+    head: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    left: Iterable[int] = (0,),
+    wrap: Iterable[int] = (),
+    attributes: Iterable[str] = (),
 ) -> str:
     """An HTML table of cells that are HTML already.
 
@@ -103,11 +108,13 @@ def table(
         rows: cells, escaped by the caller.
         left: columns set flush left; the others are numbers.
         wrap: columns (flush left) whose text may break into lines.
+        attributes: of each row, as they stand in its tag.
     """
     kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
     titles = "".join(f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' for i, title in enumerate(head))
     body = "".join(
-        "<tr>" + "".join(f"<td{kinds.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
+        f"<tr{more}>" + "".join(f"<td{kinds.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
+        for row, more in zip(rows, chain(attributes, repeat("")), strict=False)
     )
     return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 

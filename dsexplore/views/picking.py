@@ -1,4 +1,4 @@
-"""Which events stand behind a mark of a figure that was clicked, and what that mark is called."""
+"""Which events stand behind a mark that was clicked, in a figure or in the table of causes, and what it is called."""
 
 from __future__ import annotations
 
@@ -84,9 +84,15 @@ def _bin(shown: Shown, click: dict[str, Any]) -> Picked | None:
     return Picked(chosen, f"{op} of rank {rank}" + (f" on {lane}" if lane else ""))
 
 
+def _cause(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    mask, title = shown.codes.cause(int(click["index"][0]))
+    return Picked(shown.mask & mask, title)
+
+
 _FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
     "module_axis": _place,
     "op_phase": _op,
     "size": _size,
     "sequence": _bin,
+    "cause": _cause,
 }

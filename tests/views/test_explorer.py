@@ -93,6 +93,22 @@ def test_filters_are_those_of_where(trace: Trace, filters: dict[str, Any]) -> No
     assert column(explorer, "count")[0] == len(trace.where(**filters))
 
 
+def test_what_a_choice_changes_is_one_message(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = trace.explore()
+    sent: list[set[str]] = []
+    monkeypatch.setattr(explorer.widget, "_send", lambda message, buffers=None: sent.append(set(message["state"])))
+    for state, changed in (
+        ({"chosen": {"phase": 2}}, {"spec", "spoken", "columns", "values", "status", "details"}),
+        ({"selected": 2}, {"spec", "spoken", "status", "details"}),
+        ({"folding": False}, {"columns", "values", "status", "details", "spec", "spoken"}),
+        ({"kind": "ops"}, {"spec", "spoken"}),
+    ):
+        data = {"method": "update", "state": state, "buffer_paths": []}
+        explorer.widget._handle_msg({"content": {"data": data}, "buffers": []})
+        assert len(sent) == 1
+        assert sent.pop() <= changed
+
+
 def test_implicit_and_pattern(trace: Trace) -> None:
     explorer = trace.explore()
     explorer.filter(implicit=True)
@@ -120,6 +136,7 @@ def test_controls_do_what_filter_does(trace: Trace) -> None:
         ({"kind": "op_phase", "customdata": ["reduce_scatter", "backward"], "index": [0]}, "Net.layers.0.up", 8),
         ({"kind": "size", "customdata": ["all_gather", 8192], "index": [0]}, "Net.layers.0", 8),
         ({"kind": "sequence", "index": [0, 0]}, "Net.layers.0", 1),
+        ({"kind": "cause", "index": [0]}, "Net.layers.3.down", 1),
     ],
 )
 def test_a_click_selects_the_module_and_shows_the_line(

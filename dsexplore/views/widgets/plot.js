@@ -43,7 +43,10 @@ function room(data, layout) {
   const pen = document.createElement("canvas").getContext("2d"), decode = document.createElement("textarea");
   pen.font = `${(layout.font || {}).size || 12}px "Open Sans", verdana, arial, sans-serif`;
   const names = data.flatMap((trace) => trace.y || []).filter((name) => typeof name === "string");
-  return Math.ceil(Math.max(0, ...names.map((name) => { decode.innerHTML = name; return pen.measureText(decode.value).width + 18; })));
+  return Math.ceil(Math.max(0, ...names.map((name) => {
+    if (name.includes("&")) decode.innerHTML = name;
+    return pen.measureText(name.includes("&") ? decode.value : name).width + 18;
+  })));
 }
 
 export function plot({ model, el }) {

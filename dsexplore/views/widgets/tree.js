@@ -21,6 +21,14 @@ function element(tag, name, text) {
   return made;
 }
 
+function put(target, name, value) {
+  if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
+}
+
+function write(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
 // The rows themselves: what is open, hidden, matching, in which order.
 export class Rows {
   constructor(labels, structure, folded, folding) {
@@ -154,7 +162,8 @@ export function tree({ model, el }) {
   port.setAttribute("aria-label", "modules");
   const head = element("div", "dsx-row dsx-head"), space = element("div", "dsx-space"), body = element("div", "dsx-body");
   head.setAttribute("role", "row");
-  let columns = titles.length, all = false, choosing = false;
+  const tall = model.get("height");
+  let columns = titles.length, all = false, choosing = false, top = 0, drawn = new Map();
   space.append(body);
   port.append(head, space);
   el.append(bar, port);
@@ -186,47 +195,61 @@ export function tree({ model, el }) {
     wide.textContent = all ? "fewer columns" : `${titles.length - columns} more columns`;
     wide.setAttribute("aria-pressed", all);
   }
+  // Where the rows are scrolled to is kept, because asking after a change has the browser lay out at once.
   function paint() {
-    const first = Math.max(0, Math.floor(port.scrollTop / ROW) - 4);
-    const last = Math.min(rows.shown.length, first + Math.ceil(port.clientHeight / ROW) + 8);
-    const made = [];
-    for (let r = first; r < last; r++) made.push(line(rows.shown[r], r));
+    const most = Math.ceil(tall / ROW);
+    const first = Math.max(0, Math.min(Math.floor(top / ROW), rows.shown.length - most) - 2);
+    const last = Math.min(rows.shown.length, first + most + 4);
+    const kept = new Map();
+    for (let r = first; r < last; r++) {
+      const i = rows.shown[r], key = `${i} ${columns} ${rows.folding}`;
+      kept.set(key, drawn.get(key) || line(i));
+      update(kept.get(key), i, r);
+    }
+    for (const [key, { row }] of drawn) if (!kept.has(key)) row.remove();
+    let at = body.firstChild;
+    for (const { row } of kept.values()) {
+      if (row === at) at = at.nextSibling;
+      else body.insertBefore(row, at);
+    }
+    drawn = kept;
     body.style.transform = `translateY(${first * ROW}px)`;
-    body.replaceChildren(...made);
     const selected = model.get("selected");
-    if (selected >= 0) port.setAttribute("aria-activedescendant", `${uid}-${selected}`);
+    if (selected >= 0) put(port, "aria-activedescendant", `${uid}-${selected}`);
   }
-  function line(i, r) {
-    const row = element("div", "dsx-row");
-    const selected = model.get("selected") === i;
+  // What a row shows whatever happens; see update for the rest.
+  function line(i) {
+    const row = element("div", "dsx-row"), name = element("span", "dsx-name"), twist = element("span", "dsx-twist");
     row.id = `${uid}-${i}`;
     row.dataset.row = i;
     row.setAttribute("role", "row");
     row.setAttribute("aria-level", rows.depth(i) + 1);
-    row.setAttribute("aria-rowindex", r + 2);
-    row.setAttribute("aria-selected", selected);
-    if (selected) row.classList.add("dsx-selected");
-    const name = element("span", "dsx-name");
     name.setAttribute("role", "rowheader");
     name.style.paddingLeft = `${4 + rows.depth(i) * 14}px`;
-    const twist = element("span", "dsx-twist", rows.leaf(i) ? "" : rows.open[i] || rows.match ? "▾" : "▸");
-    if (!rows.leaf(i)) row.setAttribute("aria-expanded", Boolean(rows.open[i] || rows.match));
-    const many = rows.fold(i);
-    const label = element("bdi", "", rows.label(i));
     name.title = [rows.title(i).slice(0, 2000), types[rows.type(i)], notes[i]].filter(Boolean).join("\n");
-    name.append(twist, label);
+    name.append(twist, element("bdi", "", rows.label(i)));
+    const many = rows.fold(i), type = types[rows.type(i)];
     if (many) name.append(element("span", "dsx-times", `×${many[1].length}`));
-    const type = types[rows.type(i)];
     if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim", type));
     if (notes[i]) name.append(element("bdi", "dsx-dim dsx-note", notes[i]));
-    row.append(name);
-    titles.slice(0, columns).forEach(([, unit], column) => {
-      const value = rows.value(column, i);
-      const cell = element("span", value ? "dsx-cell" : "dsx-cell dsx-dim", value ? (unit === "bytes" ? formatBytes(value) : value.toLocaleString("en")) : "–");
-      cell.setAttribute("role", "gridcell");
-      row.append(cell);
+    const cells = titles.slice(0, columns).map(() => element("span", "dsx-cell"));
+    for (const cell of cells) cell.setAttribute("role", "gridcell");
+    row.append(name, ...cells);
+    return { row, twist, cells };
+  }
+  // A row that stays in sight keeps its elements, and only what differs in them is touched.
+  function update({ row, twist, cells }, i, r) {
+    const opened = Boolean(rows.open[i] || rows.match), selected = model.get("selected") === i;
+    put(row, "aria-rowindex", r + 2);
+    put(row, "aria-selected", selected);
+    row.classList.toggle("dsx-selected", selected);
+    if (!rows.leaf(i)) put(row, "aria-expanded", opened);
+    write(twist, rows.leaf(i) ? "" : opened ? "▾" : "▸");
+    cells.forEach((cell, column) => {
+      const value = rows.value(column, i), unit = titles[column][1];
+      cell.classList.toggle("dsx-dim", !value);
+      write(cell, value ? (unit === "bytes" ? formatBytes(value) : value.toLocaleString("en")) : "–");
     });
-    return row;
   }
   function refresh() {
     rows.update();
@@ -238,9 +261,10 @@ export function tree({ model, el }) {
     paint();
   }
   function show(position) {
-    const top = position * ROW;
-    if (top < port.scrollTop) port.scrollTop = top;
-    else if (top + ROW * 2 > port.scrollTop + port.clientHeight) port.scrollTop = top + 2 * ROW - port.clientHeight;
+    const at = position * ROW, room = port.clientHeight;
+    if (at < port.scrollTop) port.scrollTop = at;
+    else if (at + ROW * 2 > port.scrollTop + room) port.scrollTop = at + 2 * ROW - room;
+    top = port.scrollTop;
   }
   function select(i) {
     if (i === model.get("selected")) model.send({ type: "again" });
@@ -279,7 +303,11 @@ export function tree({ model, el }) {
     event.target.toggleAttribute("data-lm-suppress-shortcuts", plain);
   }
   port.addEventListener("keydown", keys);
-  port.addEventListener("scroll", () => requestAnimationFrame(paint));
+  port.addEventListener("scroll", () => {
+    if (top === port.scrollTop) return;
+    top = port.scrollTop;
+    requestAnimationFrame(paint);
+  });
   body.addEventListener("click", (event) => {
     const row = event.target.closest(".dsx-row");
     if (!row) return;
@@ -292,7 +320,7 @@ export function tree({ model, el }) {
     const row = event.target.closest(".dsx-row");
     if (row && !rows.leaf(Number(row.dataset.row))) toggle(Number(row.dataset.row));
   });
-  filter.addEventListener("input", () => { rows.query = filter.value; port.scrollTop = 0; refresh(); });
+  filter.addEventListener("input", () => { rows.query = filter.value; port.scrollTop = top = 0; refresh(); });
   for (const type of ["keydown", "keyup", "keypress"]) filter.addEventListener(type, (event) => event.stopPropagation());
   copy.addEventListener("click", () => { const i = model.get("selected"); if (i >= 0) copyText(rows.names(i).join("\n"), el); });
   fold.addEventListener("click", () => { model.set("folding", !rows.folding); model.save_changes(); });
