@@ -97,6 +97,10 @@ class EventCodes:
         """First row of a fold → all its rows."""
         return {rows[0]: rows for rows in self.folds}
 
+    def prepare(self) -> None:
+        """Find now what the first choice would wait for."""
+        _ = self._trigger, self._causes, self._seq, self._told, self.kinds, self.cells
+
     # Which events
 
     def mask(self, filters: Mapping[str, Any], implicit_only: bool = False) -> Mask:
@@ -162,7 +166,7 @@ class EventCodes:
         return grid({(names[i // shape[1]], axes[i % shape[1]] or NO_AXIS): float(total[i]) for i in held})
 
     def causes(self, mask: Mask) -> pl.DataFrame:
-        """The implicit redistributes in the mask as `tally.implicit` lists them, and the ``line`` of each; see `cause`."""
+        """The implicit redistributes in the mask, as `tally.implicit` lists them, and their ``line`` for `cause`."""
         at, line, rows = self._causes
         kept = mask[at]
         count = np.bincount(line[kept], minlength=len(rows))

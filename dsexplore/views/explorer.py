@@ -104,6 +104,7 @@ class Explorer:
         self._draw()
         self._describe()
         self._follow()
+        self._codes.prepare()
 
     # What the user picked
 

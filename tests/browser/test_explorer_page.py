@@ -15,25 +15,19 @@ async (source) => {
   window.sent = [];
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   window.model = module.hastened({
-    get() {}, set() {}, off() {},
-    on(name, listener) { if (name === "change") window.answer = listener; },
-    save_changes() { window.sent.push("state"); },
-    send(content) { window.sent.push(content.type); },
+    save_changes(callbacks) { window.sent.push("state"); window.told = callbacks.iopub.status; },
+    send(content, callbacks) { window.sent.push(content.type); if (callbacks) window.told = callbacks.iopub.status; },
   });
 }
 """
 
 
-def test_one_who_waits_for_an_answer_says_so_once(page: Any) -> None:
-    page.clock.install(time=0)
+@pytest.mark.parametrize(("action", "sent"), [("save_changes()", "state"), ("send({ type: 'again' })", "again")])
+def test_one_who_waits_for_an_answer_says_so_when_the_kernel_begins(page: Any, action: str, sent: str) -> None:
     page.goto("about:blank")
-    page.clock.pause_at(1000)
     page.evaluate(WAITING, ExplorerWidget._esm)
-    page.evaluate("model.save_changes()")
-    assert page.evaluate("sent") == ["state"]
-    page.clock.run_for(100)
-    assert page.evaluate("sent.splice(0)") == ["state", "waiting"]
-    page.evaluate("model.send({ type: 'again' })")
-    page.evaluate("answer()")
-    page.clock.run_for(100)
-    assert page.evaluate("sent") == ["again"]
+    page.evaluate(f"model.{action}")
+    assert page.evaluate("sent") == [sent]
+    for state in ("busy", "idle"):
+        page.evaluate("state => told({ content: { execution_state: state } })", state)
+    assert page.evaluate("sent") == [sent, "waiting"]

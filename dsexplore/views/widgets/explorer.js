@@ -45,18 +45,13 @@ export function explorer({ model: plain, el }) {
 // acknowledged the message before it ("busy"), and a browser that has nothing to say does so up to 40 ms late.
 // So one that waits for a short answer says something. (A filter's answer is long.)
 export function hastened(model) {
-  let timer = 0;
-  const wait = () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => model.send({ type: "waiting" }), 12);
-  };
-  model.on("change", () => clearTimeout(timer));
+  const status = ({ content }) => { if (content.execution_state === "busy") model.send({ type: "waiting" }); };
   return {
     get: (name) => model.get(name),
     set: (name, value) => model.set(name, value),
     on: (name, listener) => model.on(name, listener),
     off: (name, listener) => model.off(name, listener),
-    save_changes() { model.save_changes(); wait(); },
-    send(content) { model.send(content); wait(); },
+    save_changes: () => model.save_changes({ iopub: { status } }),
+    send: (content) => model.send(content, { iopub: { status } }),
   };
 }
