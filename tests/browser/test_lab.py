@@ -157,6 +157,21 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
     assert lab.evaluate(page, "len(explorer.selection)") == 17
 
 
+def test_a_row_of_the_table_of_causes_selects_its_module(lab: Any, page: Any, explored: str) -> None:
+    opened(lab, page, "causes.ipynb", explored)
+    told = "text => document.querySelector('.dsx-status').innerText.includes(text)"
+    page.locator(".dsx-details tr[data-cause]", has_text="S(0)→R").click()
+    page.wait_for_function(told, arg="in S(0)→R in Net.layers.*.up", timeout=10_000)
+    assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.up"]
+    page.keyboard.press("Escape")
+    page.wait_for_function(told, arg="25 of 25", timeout=10_000)
+    page.locator(".dsx-details tr[data-cause]", has_text="P→R").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(told, arg="in P→R in Net.layers.*.down", timeout=10_000)
+    assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.down"]
+    assert page.errors == []
+
+
 HOSTILE = "<img src=x onerror=window.pwned=1>"
 
 
