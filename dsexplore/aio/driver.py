@@ -4,7 +4,9 @@ What must hold, whichever engine runs:
 
 - ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
   ``True``: the queue is kept full, and at least one request is reaped at a time.
-- ``single_submit=True``: one request per submission; else whatever fits the queue.
+- ``single_submit=True``: one request per submission; else whatever fits the queue. Into an empty queue the first of
+  several large ones goes alone, so that the disk begins while the system still prepares the others.
+- What has finished is replaced before it is looked at: the disk does not wait for Python.
 - The result of every request is looked at. A short one is completed, an interrupted one repeated, a failed one is
   raised as OSError after all others in flight have finished, since they still write into the caller's memory.
 - An exception of any kind leaves nothing in flight.
@@ -28,6 +30,10 @@ from dsexplore.aio.backends.base import Engine, Requests
 
 _PATIENCE = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
+
+
+_LARGE = 512 << 10
+"""Bytes of a request from which on a system call more is nothing beside what the disk does meanwhile."""
 
 
 class Policy(NamedTuple):
@@ -81,18 +87,19 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
     if total == 0:
         return
     engine.load(requests)
-    submit, reap, lengths = engine.submit, engine.reap, requests.lengths.tolist()
+    submit, wait, take, lengths = engine.submit, engine.wait, engine.take, requests.lengths.tolist()
+    large = lengths[0] >= _LARGE
     odd: list[tuple[int, int]] = []
     following = pending = 0
     try:
-        while following < total or pending:
-            want = depth - pending if overlap or not pending else 0
-            if want and following < total and not odd:
+        while True:
+            if following < total and (overlap or not pending) and not odd:
+                want = depth - pending
                 if following + want > total:
                     want = total - following
                 if slots is not None:
                     want = _lend(engine, requests, slots, following, want)
-                accepted = submit(following, 1 if single else want) if want else 0
+                accepted = submit(following, 1 if single or (large and not pending) else want) if want else 0
                 if accepted < want:
                     accepted += _submit_rest(engine, following + accepted, want - accepted, single)
                     if slots is not None:
@@ -100,15 +107,18 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
                             slots.give(index, moved=False)
                 following += accepted
                 pending += accepted
-            for index, result in reap(1 if overlap else pending):
-                pending -= 1
+            for index, result in take():
                 if result != lengths[index]:
                     odd.append((index, result))
                 elif slots is not None:
                     slots.give(index, moved=True)
-            if odd and not pending:
+            if pending:
+                pending -= wait(1 if overlap else pending)
+            elif odd:
                 _settle(requests, odd, plain_fd, slots)
                 odd.clear()
+            elif following == total:
+                return
     finally:
         drain(engine)
 
@@ -126,17 +136,33 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
     if ring is not None:  # as long as requests finish in order, each finds its slot prepared
         requests.addresses[:] = np.resize(np.array(ring, np.int64), total)
     engine.load(requests)
-    submit, reap, clock, lengths = engine.submit, engine.reap, watch.clock, requests.lengths.tolist()
+    submit, clock, lengths = engine.submit, watch.clock, requests.lengths.tolist()
+    large = lengths[0] >= _LARGE
     begun, where, free, latencies = [0.0] * total, requests.addresses.tolist(), deque(ring or ()), watch.latencies
     following, submitted, moved, pending = watch.first % total, 0, 0, 0
     deadline, most = watch.deadline, sys.maxsize if watch.most is None else watch.most
+
+    def note() -> None:
+        """Look at what has finished."""
+        nonlocal moved
+        for index, result in engine.take():
+            if result != lengths[index]:
+                raise _failure(result, lengths[index])
+            moved += result
+            latencies.append(now - begun[index])
+            begun[index] = 0.0
+            if ring is not None:
+                free.append(where[index])
+
     watch.started_at = clock()
     now = min(watch.started_at, deadline - 1)  # however late it starts, one batch is moved
     try:
         while (running := now < deadline and submitted < most and not watch.stopped) or pending:
+            if ring is not None:
+                note()  # what has finished lends its memory to what follows
             room = min(depth - pending, most - submitted) if running and (overlap or not pending) else 0
             while room > 0:
-                want = 1 if single else min(room, total - following)
+                want = 1 if single or (large and not pending) else min(room, total - following)
                 if begun[following] or (want > 1 and (want := _idle(begun, following, want)) == 0):
                     break
                 if ring is not None:
@@ -159,17 +185,11 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                 following = (following + accepted) % total
                 if accepted < want and pending:
                     break
-            done = reap(1 if overlap else pending)
-            pending -= len(done)
-            now = clock()
-            for index, result in done:
-                if result != lengths[index]:
-                    raise _failure(result, lengths[index])
-                moved += result
-                latencies.append(now - begun[index])
-                begun[index] = 0.0
-                if ring is not None:
-                    free.append(where[index])
+            note()
+            if pending:
+                pending -= engine.wait(1 if overlap else pending)
+                now = clock()
+        note()
     finally:
         drain(engine)
     watch.ended_at, watch.bytes = now, moved
@@ -187,8 +207,10 @@ def _idle(begun: list[float], first: int, count: int) -> int:
 
 def drain(engine: Engine) -> None:
     """Wait for requests whose results no longer matter, because an exception is on its way."""
+    engine.take()
     while engine.in_flight:
-        engine.reap(engine.in_flight)
+        engine.wait(engine.in_flight)
+        engine.take()
 
 
 def _submit_rest(engine: Engine, first: int, count: int, single: bool) -> int:

@@ -16,6 +16,7 @@ from dsexplore.aio.constants import PAGE, SECTOR
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _STATX_DIOALIGN = 0x2000
 _AT_EMPTY_PATH = 0x1000
+_NO_NAME = ctypes.create_string_buffer(1)
 
 
 def make_durable(fd: int) -> None:
@@ -40,9 +41,8 @@ def direct_alignment(fd: int) -> Alignment | None:
     if not sc.SUPPORTED:
         return assumed
     answer = ctypes.create_string_buffer(256)
-    empty = ctypes.create_string_buffer(1)
-    addresses = ctypes.addressof(empty), ctypes.addressof(answer)
-    if sc.statx(sc.STATX, fd, addresses[0], _AT_EMPTY_PATH, _STATX_DIOALIGN, addresses[1]) < 0:
+    name = ctypes.addressof(_NO_NAME)
+    if sc.statx(sc.STATX, fd, name, _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.addressof(answer)) < 0:
         return assumed
     (mask,) = struct.unpack_from("=I", answer, 0)
     if not mask & _STATX_DIOALIGN:

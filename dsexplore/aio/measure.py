@@ -25,7 +25,7 @@ from dsexplore.aio.config import AioConfig
 from dsexplore.aio.driver import Policy, Watch, drive_until
 from dsexplore.aio.files import Target, make_durable
 from dsexplore.aio.memory import Stage
-from dsexplore.aio.pool import Pool
+from dsexplore.aio.pool import Latch, Pool
 from dsexplore.aio.statistics import quantile
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
@@ -90,7 +90,7 @@ class _Slice:
     ) -> None:
         self.tables, self.policy, self.seconds = tables, policy, seconds
         self.watches = [Watch(deadline=0.0, clock=clock) for _ in tables]
-        self.finished = threading.Event()
+        self.finished = Latch()
         self.error: BaseException | None = None
         self.cpu = 0.0
         self._rings, self._clock = rings, clock
@@ -119,7 +119,7 @@ class _Slice:
             self._left -= 1
             if self._left == 0:
                 self.cpu = time.process_time() - self.cpu
-                self.finished.set()
+                self.finished.open()
 
 
 class Bench:

@@ -96,30 +96,33 @@ def memory_of(buffer: Any, *, writable: bool) -> Memory:
 
 
 def _memory_of_tensor(tensor: Any) -> Memory:
-    shape = tuple(tensor.shape)
+    kind = tensor.device.type
     if not tensor.is_contiguous():
-        raise UsageError(
-            f"a tensor of shape {shape} and stride {tensor.stride()} is not contiguous: call .contiguous()"
-        )
+        raise UsageError(f"{_told(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
-        raise UsageError(f"a tensor of shape {shape} is a lazy conjugate: call .resolve_conj().resolve_neg()")
-    if tensor.device.type == "meta":
-        raise UsageError(f"a tensor of shape {shape} on the meta device has no memory: use a real device")
-    if tensor.device.type == "cpu":
+        raise UsageError(f"{_told(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
+    if kind == "meta":
+        raise UsageError(f"{_told(tensor)} on the meta device has no memory: use a real device")
+    if kind == "cpu":
         return HostMemory(tensor.data_ptr(), tensor.nbytes, tensor.detach())
     return DeviceMemory(tensor)
+
+
+def _told(tensor: Any) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)}"
 
 
 class Stage:
     """Slots that requests borrow, where the caller's memory is misaligned or on another device.
 
-    A write's slot is filled as it is taken, a read's is emptied as its request finishes, with the rest of the queue
-    in flight meanwhile. One stage belongs to one thread, which keeps its memory from transfer to transfer.
+    A write's slot is filled as it is taken, a read's is emptied after its request has finished, with the next one
+    in flight already: there are slots for two full queues, as far as memory allows. One stage belongs to one thread,
+    which keeps its memory from transfer to transfer.
     """
 
     def __init__(self, block_size: int, depth: int) -> None:
         self._slot = -(-block_size // PAGE) * PAGE
-        self._most = max(1, min(depth, _LARGEST_STAGE // self._slot))
+        self._most = max(1, min(2 * depth, _LARGEST_STAGE // self._slot))
         self._slots: Any = None
         self._held = self._address = 0
         self._pinned = False

@@ -27,8 +27,8 @@ class Scripted:
         self.refuse: deque[int] = deque()
         """How many requests each coming submission accepts; as many as offered when it is empty."""
         self.results: dict[int, list[int]] = {}
-        self.most_in_flight = 0
         self._queue: deque[int] = deque()
+        self._ready: Completions = []
 
     def load(self, requests: Requests) -> None:
         assert self.in_flight == 0
@@ -42,16 +42,23 @@ class Scripted:
         self.calls.append(("submit", accepted))
         self._queue.extend(range(first, first + accepted))
         self.in_flight += accepted
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        assert self.in_flight <= self.depth
+        assert len(self._queue) <= self.depth
         return accepted
 
-    def reap(self, minimum: int) -> Completions:
+    def wait(self, minimum: int) -> int:
         assert 1 <= minimum <= self.in_flight
-        self.calls.append(("reap", minimum))
+        assert not self._ready
+        self.calls.append(("wait", minimum))
         done = [self._queue.popleft() for _ in range(minimum)]
-        self.in_flight -= minimum
-        return [(index, self._result(index)) for index in done]
+        self._ready = [(index, self._result(index)) for index in done]
+        return len(done)
+
+    def take(self) -> Completions:
+        ready, self._ready = self._ready, []
+        self.in_flight -= len(ready)
+        if ready:
+            self.calls.append(("take", len(ready)))
+        return ready
 
     def _result(self, index: int) -> int:
         scripted = self.results.get(index)
@@ -90,28 +97,60 @@ def test_split_covers_everything_once() -> None:
 def test_without_overlap_each_batch_is_reaped_whole() -> None:
     engine = Scripted(4)
     run(engine, requests_on(-1, 10)[0], Policy(False, False))
-    assert engine.calls == [("submit", 4), ("reap", 4)] * 2 + [("submit", 2), ("reap", 2)]
+    assert engine.calls == [
+        *[("submit", 4), ("wait", 4)], *[("submit", 4), ("take", 4), ("wait", 4)],
+        *[("submit", 2), ("take", 4), ("wait", 2)], ("take", 2),
+    ]  # fmt: skip
 
 
 def test_with_overlap_the_queue_is_kept_full() -> None:
     engine = Scripted(4)
     run(engine, requests_on(-1, 7)[0], Policy(False, True))
     assert engine.calls[0] == ("submit", 4)
-    assert engine.calls[1:7] == [("reap", 1), ("submit", 1)] * 3
-    assert engine.calls[7:] == [("reap", 1)] * 4
+    assert engine.calls[1:10] == [("wait", 1), ("submit", 1), ("take", 1)] * 3
+    assert engine.calls[10:] == [("wait", 1), ("take", 1)] * 4
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_an_empty_queue_gets_the_first_large_request_alone(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
+    monkeypatch.setattr("dsexplore.aio.driver._LARGE", BLOCK)
+    engine = Scripted(4)
+    if measured:
+        drive_until(engine, requests_on(-1, 9)[0], Policy(False, False), Watch(1e9, most=9, clock=Ticks()), None)
+    else:
+        run(engine, requests_on(-1, 9)[0], Policy(False, False))
+    batch = [("submit", 1), ("submit", 3)]
+    assert engine.calls == [
+        *batch, ("wait", 4), *batch, ("take", 4), ("wait", 4), ("submit", 1), ("take", 4), ("wait", 1), ("take", 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_has_finished_is_replaced_before_it_is_looked_at(overlap: bool) -> None:
+    engine = Scripted(1)
+    run(engine, requests_on(-1, 3)[0], Policy(False, overlap))
+    assert engine.calls == [("submit", 1), *[("wait", 1), ("submit", 1), ("take", 1)] * 2, ("wait", 1), ("take", 1)]
+
+
+def test_a_measured_queue_is_filled_before_what_has_finished_is_looked_at() -> None:
+    engine, watch = Scripted(1), Watch(deadline=1e9, most=3, clock=Ticks())
+    drive_until(engine, requests_on(-1, 3)[0], Policy(False, True), watch, None)
+    assert engine.calls == [("submit", 1), *[("wait", 1), ("submit", 1), ("take", 1)] * 2, ("wait", 1), ("take", 1)]
 
 
 def test_single_submit_is_one_request_per_call() -> None:
     engine = Scripted(4)
     run(engine, requests_on(-1, 6)[0], Policy(True, False))
-    assert engine.calls == [("submit", 1)] * 4 + [("reap", 4)] + [("submit", 1)] * 2 + [("reap", 2)]
+    assert [call for call in engine.calls if call[0] != "take"] == [
+        *[("submit", 1)] * 4, ("wait", 4), *[("submit", 1)] * 2, ("wait", 2)
+    ]  # fmt: skip
 
 
 def test_partial_submissions_are_resumed() -> None:
     engine = Scripted(4)
     engine.refuse.extend([1, 2])
     run(engine, requests_on(-1, 4)[0], Policy(False, False))
-    assert engine.calls == [("submit", 1), ("submit", 2), ("submit", 1), ("reap", 4)]
+    assert engine.calls == [("submit", 1), ("submit", 2), ("submit", 1), ("wait", 4), ("take", 4)]
 
 
 def test_no_room_waits_for_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +159,7 @@ def test_no_room_waits_for_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -
     run(engine, requests_on(-1, 4)[0], Policy(False, True))
     submitted = sum(count for call, count in engine.calls if call == "submit")
     assert submitted == 4
-    assert engine.calls[:3] == [("submit", 2), ("submit", 0), ("reap", 1)]
+    assert engine.calls[:3] == [("submit", 2), ("submit", 0), ("wait", 1)]
 
 
 def test_no_room_with_nothing_in_flight_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +178,7 @@ def test_no_room_at_first_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     engine = Scripted(4)
     engine.refuse.extend([0, 0, 0])
     run(engine, requests_on(-1, 4)[0], Policy(False, True))
-    assert ("submit", 4) in engine.calls
+    assert engine.calls[:5] == [*[("submit", 0)] * 3, ("submit", 4), ("wait", 1)]
 
 
 @pytest.mark.parametrize("result", [0, 1000, -errno.EINTR, -errno.EAGAIN, -errno.EINVAL])
@@ -237,9 +276,9 @@ def test_a_ring_lends_each_address_to_one_request_at_a_time() -> None:
 class Latecomer(Scripted):
     """Finishes the newest request first, so that the first one stays in flight while others go round."""
 
-    def reap(self, minimum: int) -> Completions:
+    def wait(self, minimum: int) -> int:
         self._queue.rotate(1)
-        return super().reap(minimum)
+        return super().wait(minimum)
 
 
 @pytest.mark.parametrize("ring", [None, [100, 200]])

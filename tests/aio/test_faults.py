@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from dsexplore.aio import Buffer, aio_handle, sweep
+from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
+from dsexplore.aio.backends.base import split
 from dsexplore.aio.files import Target
 from dsexplore.aio.measure import fill_random
 from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
@@ -247,7 +249,6 @@ def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, 
     try:
         with aio_handle(4096, 4, backend=backend) as handle:
             target = Target(fd, write=False)
-            from dsexplore.aio.backends.base import split
             from dsexplore.aio.backends.choose import open_engine
             from dsexplore.aio.driver import Policy, drive
 
@@ -280,40 +281,48 @@ def test_signals_do_not_lose_requests(tmp_path: Path, backend: str) -> None:
     assert np.array_equal(back.bytes, data.bytes)
 
 
-class Failing(sc.Prepared):
-    """System calls of one number fail with ``code`` every ``every``-th time, the first one too."""
-
-    number: int
-    code: int
-    every: int
-
-    def __init__(self, number: int, *values: int) -> None:
-        super().__init__(number, *values)
-        if number == self.number:
-            real, times = self.call, itertools.count()
-
-            def failing(*arguments: object) -> int:
-                if next(times) % self.every == 0:
-                    ctypes.set_errno(self.code)
-                    return -1
-                return int(real(*arguments))
-
-            self.call = failing
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "every"), [(sc.IO_GETEVENTS, errno.EINTR, 3), (sc.IO_SUBMIT, errno.EAGAIN, 2)]
-)
+@pytest.mark.parametrize(("name", "code", "every"), [("io_getevents", errno.EINTR, 2), ("io_submit", errno.EAGAIN, 2)])
 @pytest.mark.parametrize("single", [True, False])
 def test_interrupted_and_refused_system_calls_are_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: int, every: int, single: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, code: int, every: int, single: bool
 ) -> None:
-    calls = type("Calls", (Failing,), {"number": number, "code": code, "every": every})
-    monkeypatch.setattr(sc, "Prepared", calls)
+    """Every second call fails, and so does every so many-th of the repetitions that ask why, the first one too."""
+    real_fast, real_slow, times, repeated = sc.fast, getattr(sc, name), itertools.count(), itertools.count()
+    failing = {"io_getevents": linux_aio._GETEVENTS, "io_submit": linux_aio._SUBMIT}[name]
+
+    def fast(number: object, *arguments: object) -> int:
+        return -1 if number is failing and next(times) % 2 == 0 else int(real_fast(number, *arguments))
+
+    def slow(*arguments: int) -> int:
+        if next(repeated) % every == 0:
+            ctypes.set_errno(code)
+            return -1
+        return int(real_slow(*arguments))
+
+    monkeypatch.setattr(sc, "fast", fast)
+    monkeypatch.setattr(sc, name, slow)
     data = fill_random(Buffer(1 << 20))
     with aio_handle(65536, 4, single, True, backend="linux-aio") as handle:
         handle.sync_pwrite(data, str(tmp_path / "file"))
+    assert next(repeated) >= 3
     assert (tmp_path / "file").read_bytes() == data.bytes.tobytes()
+
+
+@pytest.mark.parametrize("name", ["io_getevents", "io_submit"])
+def test_a_system_call_that_fails_for_good_names_itself_and_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    engine = linux_aio.LinuxAio(2)
+    page = Buffer(4096)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    engine.load(split(True, fd, page.address, 4096, 0, 4096))
+    monkeypatch.setattr(engine, "_number", sc.word(0x1000))  # no such context
+    monkeypatch.setattr(engine, "_context", 0x1000)
+    with pytest.raises(OSError, match=f"^.Errno 22. {name}: Invalid argument$"):
+        engine.submit(0, 1) if name == "io_submit" else engine.wait(1)
+    monkeypatch.undo()
+    engine.close()
+    os.close(fd)
 
 
 def test_a_fork_after_use(tmp_path: Path, backend: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Completions = list[tuple[int, int]]
+Completions = Iterable[tuple[int, int]]
 """``(index of the request, bytes moved or −errno)`` of each request that has finished."""
 
 
@@ -41,12 +42,15 @@ def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_si
 
 
 class Engine(Protocol):
-    """One queue of at most ``depth`` requests in flight, used by one thread at a time."""
+    """One queue of at most ``depth`` requests in flight, used by one thread at a time.
+
+    Waiting and looking at what came are two calls, so that the disk gets its next requests in between.
+    """
 
     name: ClassVar[str]
     depth: int
     in_flight: int
-    """Requests submitted and not yet reaped."""
+    """Requests submitted and not yet taken."""
 
     def load(self, requests: Requests) -> None:
         """Take the table that later indices refer to. Nothing is in flight when it is called."""
@@ -57,8 +61,14 @@ class Engine(Protocol):
     def submit(self, first: int, count: int) -> int:
         """Start requests ``first … first + count − 1``; the number accepted, 0 when the system is out of room."""
 
-    def reap(self, minimum: int) -> Completions:
-        """Wait until at least ``minimum`` have finished (fewer after a signal) and take all that have."""
+    def wait(self, minimum: int) -> int:
+        """Wait until at least ``minimum`` have finished, fewer after a signal; how many have.
+
+        What the wait before brought has been taken.
+        """
+
+    def take(self) -> Completions:
+        """What the last wait brought, to be looked at before the next one; nothing when called again."""
 
     def close(self) -> None:
         """Give everything back; waits for requests in flight. Harmless when repeated."""

@@ -87,6 +87,7 @@ class IoUring:
         self._results: memoryview[int] = memoryview(rings)[
             params.cq_offsets.b : params.cq_offsets.b + 16 * params.cq
         ].cast("i")
+        self._ready: int = 0
         self._fixed: tuple[int, int] | None = None
 
     def _setup(self, depth: int) -> _Params:
@@ -157,18 +158,22 @@ class IoUring:
             raise sc.error("io_uring_enter")
         return taken
 
-    def reap(self, minimum: int) -> Completions:
-        words, results, mask = self._words, self._results, self._cq_mask
-        head = words[self._cq_head]
+    def wait(self, minimum: int) -> int:
+        words, head = self._words, self._words[self._cq_head]
         if (words[self._cq_tail] - head) & _MASK < minimum:
             entered = sc.uring_enter(sc.IO_URING_ENTER, self._fd, 0, minimum, _GETEVENTS, None, 0)
             if entered < 0 and ctypes.get_errno() not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 raise sc.error("io_uring_enter")
-        ready = (words[self._cq_tail] - head) & _MASK
+        self._ready = (words[self._cq_tail] - head) & _MASK
+        return self._ready
+
+    def take(self) -> Completions:
+        words, results, mask, ready = self._words, self._results, self._cq_mask, self._ready
+        head, self._ready = words[self._cq_head], 0
+        self.in_flight -= ready
         slots = [4 * ((head + i) & mask) for i in range(ready)]
         done = [(results[at] & _MASK, results[at + 2]) for at in slots]
         words[self._cq_head] = (head + ready) & _MASK
-        self.in_flight -= ready
         return done
 
     def close(self) -> None:

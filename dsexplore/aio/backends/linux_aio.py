@@ -1,8 +1,7 @@
 """Linux native asynchronous I/O by raw system calls: the mechanism of libaio and of DeepSpeed's handle.
 
 The request table is laid out once per transfer by numpy, so that submitting a batch is one system call on a slice
-of a pointer array, and reaping reads two integers per event. Between two requests the processor sleeps and finds
-its caches cold again, so what runs there is kept short: every call's arguments lie ready in memory.
+of a pointer array, and what finished is unpacked from the events in one go.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,9 +17,12 @@ import numpy as np
 
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import Completions, Requests
+from dsexplore.aio.backends.syscalls import word
 
 _PREAD, _PWRITE = 0, 1
-_EVENT_WORDS = sc.IO_EVENT.itemsize // 8
+_SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
+_EVENT = struct.Struct("<q8xq8x")
+"""Of a completion: the request's index and its result."""
 
 
 class LinuxAio:
@@ -39,52 +42,65 @@ class LinuxAio:
             raise _setup_error(depth)
         self._context: int | None = context.value
         self._owner = os.getpid()
-        events = np.zeros(depth, sc.IO_EVENT)
-        self._events, self._words = events, events.view(np.int64).data
-        self._submit = sc.Prepared(sc.IO_SUBMIT, context.value, 0, 0)
-        self._getevents = sc.Prepared(sc.IO_GETEVENTS, context.value, 0, depth, events.ctypes.data, 0)
+        self._events = np.zeros(depth * _EVENT.size, np.uint8)
+        self._bytes, self._ready = self._events.data, 0
+        self._fast, self._number = sc.fast, sc.word(context.value)
+        self._counts = [sc.word(count) for count in range(depth + 1)]
+        self._most, self._into, self._forever = self._counts[depth], sc.word(self._events.ctypes.data), sc.word(0)
+        self._lay_out(0)
 
     def load(self, requests: Requests) -> None:
-        n = len(requests)
-        table = np.zeros(n, sc.IOCB)
-        table["data"] = np.arange(n)
+        if len(requests) != len(self._table):
+            self._lay_out(len(requests))
+        table = self._table
         table["opcode"] = _PWRITE if requests.write else _PREAD
         table["fd"] = requests.fd
         table["buf"] = requests.addresses
         table["nbytes"] = requests.lengths
         table["offset"] = requests.offsets
-        self._table, self._addresses = table, table["buf"]
-        self._pointers = table.ctypes.data + np.arange(n, dtype=np.int64) * sc.IOCB.itemsize
+        self._following, self._next = 0, word(self._pointer_address)
+
+    def _lay_out(self, n: int) -> None:
+        """Make a table for so many requests, which is kept until a transfer needs another length."""
+        self._table = np.zeros(n, sc.IOCB)
+        self._table["data"] = np.arange(n)
+        self._addresses = self._table["buf"]
+        self._pointers = self._table.ctypes.data + np.arange(n, dtype=np.int64) * sc.IOCB.itemsize
         self._pointer_address = self._pointers.ctypes.data
 
     def place(self, index: int, address: int) -> None:
         self._addresses[index] = address
 
     def submit(self, first: int, count: int) -> int:
-        words = self._submit.words
-        words[2] = count
-        words[3] = self._pointer_address + 8 * first
-        accepted: int = self._submit.call(*self._submit.arguments)
-        if accepted >= 0:
-            self.in_flight += accepted
-            return accepted
-        if ctypes.get_errno() in (errno.EAGAIN, errno.EINTR):
-            return 0
-        raise sc.error("io_submit")
+        pointers = self._next if first == self._following else sc.word(self._pointer_address + 8 * first)
+        accepted: int = self._fast(_SUBMIT, self._number, self._counts[count], pointers)
+        if accepted < 0:
+            accepted = sc.io_submit(sc.IO_SUBMIT, self._context, count, self._pointer_address + 8 * first)
+            if accepted < 0:
+                if ctypes.get_errno() in (errno.EAGAIN, errno.EINTR):
+                    return 0
+                raise sc.error("io_submit")
+        self.in_flight += accepted
+        self._following = first + accepted
+        self._next = word(self._pointer_address + 8 * self._following)
+        return accepted
 
-    def reap(self, minimum: int) -> Completions:
-        self._getevents.words[2] = minimum
-        got: int = self._getevents.call(*self._getevents.arguments)
-        words = self._words
-        if got == 1:
-            self.in_flight -= 1
-            return [(words[0], words[2])]
+    def wait(self, minimum: int) -> int:
+        least = self._counts[minimum]
+        got: int = self._fast(_GETEVENTS, self._number, least, self._most, self._into, self._forever)
         if got < 0:
-            if ctypes.get_errno() == errno.EINTR:
-                return []
-            raise sc.error("io_getevents")
-        self.in_flight -= got
-        return [(words[at], words[at + 2]) for at in range(0, got * _EVENT_WORDS, _EVENT_WORDS)]
+            got = sc.io_getevents(sc.IO_GETEVENTS, self._context, minimum, self.depth, self._events.ctypes.data, None)
+            if got < 0:
+                if ctypes.get_errno() == errno.EINTR:
+                    return 0
+                raise sc.error("io_getevents")
+        self._ready = got
+        return got
+
+    def take(self) -> Completions:
+        ready, self._ready = self._ready, 0
+        self.in_flight -= ready
+        return _EVENT.iter_unpack(self._bytes[: ready * _EVENT.size])
 
     def close(self) -> None:
         context, self._context = self._context, None

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable
 from ctypes import c_int, c_long, c_uint, c_ulong, c_void_p
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,6 @@ IOCB = np.dtype(
         ("resfd", "<u4"),
     ]
 )
-IO_EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
 SQE = np.dtype(
     [
         ("opcode", "u1"),
@@ -63,26 +63,20 @@ def bind(*kinds: type) -> Callable[..., int]:
     return prototype(("syscall", ctypes.CDLL(None)))
 
 
-class Prepared:
-    """A system call whose arguments are laid out once and changed in place.
+fast: Any = ctypes.CDLL(None)["syscall"]
+"""The same for arguments made by `word`, and without errno: a call that fails is repeated through its binding below.
 
-    Converting Python's integers anew takes ctypes longer than the kernel needs for most calls.
-    """
-
-    __slots__ = ("arguments", "call", "words")
-
-    def __init__(self, number: int, *values: int) -> None:
-        cells = (c_long * (1 + len(values)))(number, *values)
-        self.words: memoryview[int] = memoryview(cells).cast("B").cast("l")
-        """The number and the arguments, as integers to be set."""
-        self.arguments = tuple(c_long.from_buffer(cells, 8 * at) for at in range(len(cells)))
-        self.call = ctypes.CDLL(None, use_errno=True)["syscall"]
-        """To be called as ``call(*arguments)``; it releases the interpreter lock and keeps errno."""
-        self.call.restype = c_long
-
+What runs between a completion and the next submission finds the caches cold, and there converting Python's integers
+and keeping errno take ctypes longer than the kernel needs for most calls.
+"""
+fast.restype = c_long
+word = c_void_p.from_param
+"""An integer as an argument of `fast`, converted once."""
 
 io_setup = bind(c_uint, c_void_p)
 io_destroy = bind(c_ulong)
+io_submit = bind(c_ulong, c_long, c_void_p)
+io_getevents = bind(c_ulong, c_long, c_long, c_void_p, c_void_p)
 uring_setup = bind(c_uint, c_void_p)
 uring_enter = bind(c_uint, c_uint, c_uint, c_uint, c_void_p, c_ulong)
 uring_register = bind(c_uint, c_uint, c_void_p, c_uint)

@@ -32,6 +32,7 @@ class Threads:
         self.depth = depth
         self._todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._ready: list[tuple[int, int]] = []
         self._threads: list[threading.Thread] = []
         self.in_flight = 0
         self._owner = os.getpid()
@@ -53,15 +54,20 @@ class Threads:
             self._todo.put((i, self._write, self._fd, self._addresses[i], self._lengths[i], self._offsets[i]))
         return count
 
-    def reap(self, minimum: int) -> Completions:
+    def wait(self, minimum: int) -> int:
         done = [self._done.get() for _ in range(minimum)]
         try:
             while True:
                 done.append(self._done.get_nowait())
         except Empty:
             pass
-        self.in_flight -= len(done)
-        return done
+        self._ready = done
+        return len(done)
+
+    def take(self) -> Completions:
+        ready, self._ready = self._ready, []
+        self.in_flight -= len(ready)
+        return ready
 
     def close(self) -> None:
         threads, self._threads = self._threads, []
