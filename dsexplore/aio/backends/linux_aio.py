@@ -17,7 +17,6 @@ import numpy as np
 
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import Completions, Requests
-from dsexplore.aio.backends.syscalls import word
 
 _PREAD, _PWRITE = 0, 1
 _SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
@@ -58,7 +57,6 @@ class LinuxAio:
         table["buf"] = requests.addresses
         table["nbytes"] = requests.lengths
         table["offset"] = requests.offsets
-        self._following, self._next = 0, word(self._pointer_address)
 
     def _lay_out(self, n: int) -> None:
         """Make a table for so many requests, which is kept until a transfer needs another length."""
@@ -66,23 +64,21 @@ class LinuxAio:
         self._table["data"] = np.arange(n)
         self._addresses = self._table["buf"]
         self._pointers = self._table.ctypes.data + np.arange(n, dtype=np.int64) * sc.IOCB.itemsize
-        self._pointer_address = self._pointers.ctypes.data
+        begin = self._pointers.ctypes.data
+        self._starts = [sc.word(address) for address in range(begin, begin + self._pointers.nbytes, 8)]
 
     def place(self, index: int, address: int) -> None:
         self._addresses[index] = address
 
     def submit(self, first: int, count: int) -> int:
-        pointers = self._next if first == self._following else sc.word(self._pointer_address + 8 * first)
-        accepted: int = self._fast(_SUBMIT, self._number, self._counts[count], pointers)
+        accepted: int = self._fast(_SUBMIT, self._number, self._counts[count], self._starts[first])
         if accepted < 0:
-            accepted = sc.io_submit(sc.IO_SUBMIT, self._context, count, self._pointer_address + 8 * first)
+            accepted = sc.io_submit(sc.IO_SUBMIT, self._context, count, self._pointers[first:].ctypes.data)
             if accepted < 0:
                 if ctypes.get_errno() in (errno.EAGAIN, errno.EINTR):
                     return 0
                 raise sc.error("io_submit")
         self.in_flight += accepted
-        self._following = first + accepted
-        self._next = word(self._pointer_address + 8 * self._following)
         return accepted
 
     def wait(self, minimum: int) -> int:
