@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -37,7 +38,9 @@ PATCHED = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the tests a folder for temporary files of their own, so that what they leave there can be seen."""
+    """Give the tests a folder for temporary files of their own, so that what they leave there can be seen, and let
+    Ctrl-C interrupt: a shell starts what runs in its background with that ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = tempfile.mkdtemp(prefix="dsexplore-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
