@@ -120,7 +120,9 @@ def _parallel(result: SweepResult, direction: str) -> Any:
         {"label": "p99 ms", "values": [p.p99 * 1e3 for p in every]},
     ]
     line = {"color": rates, "colorscale": "Viridis", "showscale": True, "cmin": 0}
-    figure = _titled(go.Figure(go.Parcoords(dimensions=dimensions, line=line)), result, direction)
+    plain = {"shadow": "none"}  # else plotly surrounds letters with white, on a dark page too
+    lines = go.Parcoords(dimensions=dimensions, line=line, labelfont=plain, tickfont=plain, rangefont=plain)
+    figure = _titled(go.Figure(lines), result, direction)
     return figure.update_layout(margin_t=110)  # the coordinates' names stand between the title and the lines
 
 

@@ -54,4 +54,6 @@ def test_every_picture_dark_and_narrow(lab: Any, page: Any, shot: Any) -> None:
         shot(page, f"sweep_explorer_{kind}_dark")
         drawn = page.locator(".dsx-plot .main-svg").first.bounding_box()
         assert drawn["width"] == page.locator(".dsx-plot").bounding_box()["width"] <= 640
+    halos = "[...document.querySelectorAll('.parcoords text')].map((text) => getComputedStyle(text).textShadow)"
+    assert set(page.evaluate(halos)) == {"none"}
     assert page.errors == []
