@@ -32,7 +32,7 @@ def events_frame(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
     collectives = [row[0] for row in rows]
     groups = [one.group for one in collectives]
     sizes = [group.size if group else 1 for group in groups]
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Any] = {
         "rank": [one.rank for one in collectives],
         "step": [step for _, step, *_ in rows],
         "seq": list(range(len(rows))),
@@ -47,7 +47,7 @@ def events_frame(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
         "message_bytes": [sent for _, _, _, sent, *_ in rows],
         "wire_bytes": [wire_bytes(op, sent, size) for (_, _, op, sent, *_), size in zip(rows, sizes, strict=True)],
         "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in rows],
-        "shape": [[int(length) for length in shape] for *_, shape in rows],
+        "shape": _shapes([shape for *_, shape in rows]),
         "implicit": [one.implicit for one in collectives],
         "cause": [cause_text(one.cause) for one in collectives],
         "source": [source_text(one.sources[:stack_depth]) for one in collectives],
@@ -69,24 +69,31 @@ def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
 
 def parameters_frame(modules: Modules, rank: int) -> pl.DataFrame:
     """One row per parameter of the modules met."""
-    rows = [
-        (
-            rank,
-            parameter.module.name,
-            f"{parameter.module.name}.{parameter.name}",
-            list(parameter.global_shape),
-            list(parameter.local_shape),
-            parameter.dtype,
-            parameter.placements,
-            parameter.mesh,
-            parameter.global_bytes,
-            parameter.local_bytes,
-            parameter.requires_grad,
-            f"{parameter.shared_with.module.name}.{parameter.shared_with.name}" if parameter.shared_with else "",
-        )
-        for parameter in modules.parameters()
-    ]
-    return pl.DataFrame(rows, schema=schema.PARAMETERS, orient="row")
+    held = modules.parameters()
+    columns: dict[str, Any] = {
+        "rank": [rank] * len(held),
+        "module": [one.module.name for one in held],
+        "name": [f"{one.module.name}.{one.name}" for one in held],
+        "global_shape": _shapes([one.global_shape for one in held]),
+        "local_shape": _shapes([one.local_shape for one in held]),
+        "dtype": [one.dtype for one in held],
+        "placements": [one.placements for one in held],
+        "mesh": [one.mesh for one in held],
+        "global_bytes": [one.global_bytes for one in held],
+        "local_bytes": [one.local_bytes for one in held],
+        "requires_grad": [one.requires_grad for one in held],
+        "shared_with": [
+            f"{one.shared_with.module.name}.{one.shared_with.name}" if one.shared_with else "" for one in held
+        ],
+    }
+    return pl.DataFrame(columns, schema=schema.PARAMETERS)
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> pl.Series:
+    """A column of shapes; a model has few different ones, and each list that is made costs polars a series."""
+    numbers: dict[tuple[int, ...], int] = {}
+    rows = [numbers.setdefault(tuple(map(int, shape)), len(numbers)) for shape in shapes]
+    return pl.Series(list(map(list, numbers)), dtype=schema.EVENTS["shape"]).gather(rows)
 
 
 def modules_frame(modules: Modules, earlier: Mapping[int, int]) -> pl.DataFrame:
