@@ -30,8 +30,6 @@ from dsexplore.aio.backends.base import Engine, Requests
 
 _PATIENCE = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
-
-
 _LARGE = 512 << 10
 """Bytes of a request from which on a system call more is nothing beside what the disk does meanwhile."""
 

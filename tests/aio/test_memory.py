@@ -35,7 +35,7 @@ def move(pool: Pool, tensor: torch.Tensor, path: Path, offset: int, *, write: bo
     job = Job(DeviceMemory(tensor), Target(path, write=write), offset, 2, validate)
     for share in range(2):
         pool.start(job, share, share)
-    job.finished.wait()
+    assert job.finished.wait(60)
     if job.error is not None:
         raise job.error
 
