@@ -23,6 +23,7 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import State, TerminalLine, Work, seen_screen, track
 from dsexplore.trace import files, recorder
 from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace.recording import Recording
 
 ROOT = Path(__file__).parents[1]
 
@@ -233,7 +234,7 @@ def test_a_trace_that_is_interrupted_keeps_what_was_sent(tmp_path: Path, childre
 def test_an_interrupt_while_the_recording_ends_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = recorder.Recorder.close
 
-    def interrupted(self: recorder.Recorder, recording: recorder.Recording) -> Tables:
+    def interrupted(self: recorder.Recorder, recording: Recording) -> Tables:
         os.kill(os.getpid(), signal.SIGINT)
         return close(self, recording)
 

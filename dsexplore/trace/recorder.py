@@ -18,8 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.progress import Work, track
+from dsexplore.progress import track
 from dsexplore.trace import pipelines
 from dsexplore.trace.context import Context, look
 from dsexplore.trace.files import check_destination, save_recording
@@ -35,70 +34,11 @@ from dsexplore.trace.groups import Group, Groups, own_rank
 from dsexplore.trace.issued import Issued, Message, is_async, messages
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
+from dsexplore.trace.recording import Recording, Timed, Untimed
 from dsexplore.trace.registry import Communication
 from dsexplore.trace.substrate import Pending, Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
-from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight, end_at_completion
-
-
-@dataclass(eq=False)
-class Recording:
-    """What one ``with record()`` block has seen so far."""
-
-    stack_depth: int
-    simulated: bool
-    mesh: str
-    earlier_calls: dict[int, int]
-    issued: list[Issued] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    """How many were issued at each `Trace.step`."""
-    notes: list[str] = field(default_factory=list)
-    work: Work | None = None
-    """Who watches it, if anyone does."""
-
-    def add(self, issued: Issued) -> None:
-        """A collective was issued."""
-        self.issued.append(issued)
-        if self.work is not None:
-            steps = len(self.steps)
-            self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
-
-    def step(self) -> None:
-        """Later events belong to the next step."""
-        self.steps.append(len(self.issued))
-
-
-@dataclass(slots=True)
-class _Untimed:
-    """A collective between its beginning and its return."""
-
-    recordings: list[Recording]
-    issued: Issued
-    needs_work: ClassVar[bool] = False
-
-    def done(self, result: Any) -> None:
-        for recording in self.recordings:
-            recording.add(self.issued)
-
-
-@dataclass(slots=True)
-class _Timed:
-    """The same, on a backend that takes time."""
-
-    recordings: list[Recording]
-    issued: Issued
-    clock: Clock
-    in_flight: InFlight
-    needs_work: ClassVar[bool] = True
-
-    def done(self, result: Any) -> None:
-        for recording in self.recordings:
-            recording.add(self.issued)
-        if self.issued.span is not None:
-            self.issued.span.watch(result)
-        else:
-            end_at_completion(self.issued, result, self.clock)
-            self.in_flight.add(self.issued, result)
+from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight
 
 
 class Recorder:
@@ -174,12 +114,12 @@ class Recorder:
             return None
         timing = issued.group.timing if issued.group is not None else "none"
         if timing == "none":
-            return _Untimed(self._recordings, issued)
+            return Untimed(self._recordings, issued)
         if timing == "cuda":
             issued.span = self._cuda_span()
         else:
             issued.start = self._clock()
-        return _Timed(self._recordings, issued, self._clock, self._in_flight)
+        return Timed(self._recordings, issued, self._clock, self._in_flight)
 
     def _cuda_span(self) -> CudaSpan:
         if self._anchor is None:

@@ -161,7 +161,7 @@ class KernelSubstrate:
         def alone(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if not keys.has(_CPU):
                 return onward(keys & _BEHIND, *args, **kwargs)
-            included = _is_included(_CPU)
+            included = _is_included(_CPU)  # what two of torch's guards would do, without making them
             _exclude(_FRONT, True)
             _include(_CPU, True)
             try:
