@@ -105,7 +105,7 @@ def code_of(function: Any) -> Any:
 
 def child_processes() -> set[str]:
     """Children of this process that run; multiprocessing's own two helpers stay for the life of the process."""
-    pids = {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
+    pids = {pid for task in Path("/proc/self/task").glob("*/children") for pid in _read(task).split()}
     commands = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in pids}
     return {f"{pid} {text}" for pid, text in commands.items() if text and not any(own in text for own in OF_PYTHON)}
 
@@ -121,4 +121,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
-        return ""  # it ended meanwhile
+        return ""  # the process or the thread ended meanwhile
