@@ -98,6 +98,39 @@ def kind_of(code: CodeType) -> int:
     return kind
 
 
+_redistributes: dict[str, int] = {}
+"""By raw op: how many frames outside it DTensor's redistribute stood, when it first issued that op."""
+
+
+def innermost(raw_op: str, inside: int) -> FrameType:
+    """Where to begin to look for who issued an op: at DTensor's redistribute, where that stands as it did before.
+
+    What torch calls from there on is the same each time, and half of all frames between the op and its module.
+
+    Args:
+        raw_op: the op.
+        inside: how many frames further in than the op's caller this function is called.
+    """
+    frame = sys._getframe(inside + 1)
+    distance = _redistributes.get(raw_op)
+    if distance is None:
+        distance = _redistributes[raw_op] = _distance_to_redistribute(frame)
+    try:
+        redistribute = sys._getframe(inside + 1 + distance)
+    except ValueError:  # not so many frames
+        return frame
+    return redistribute if kinds.get(id(redistribute.f_code)) == REDISTRIBUTE else frame
+
+
+def _distance_to_redistribute(frame: FrameType | None) -> int:
+    """How many frames outside that one DTensor's redistribute is, with nothing between that tells anything; else 0."""
+    distance = 0
+    while frame is not None and kind_of(frame.f_code) <= INTERNAL:
+        distance += 1
+        frame = frame.f_back
+    return distance if frame is not None and kind_of(frame.f_code) == REDISTRIBUTE else 0
+
+
 def is_called_by_engine(frame: FrameType | None) -> bool:
     """Whether autograd's C++ code, and no Python, issued the op that is dispatched at that frame."""
     while frame is not None:

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
-from dsexplore.trace import pipelines
+from dsexplore.trace import frames, pipelines
 from dsexplore.trace.context import Context, look
 from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.groups import Group, Groups, own_rank
@@ -127,7 +127,7 @@ class Recorder:
         return CudaSpan(self._anchor)
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
-        context = look(self._stack_depth, sys._getframe(3), self._modules)
+        context = look(self._stack_depth, frames.innermost(raw_op, 3), self._modules)
         group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
         members = entry.members(args, group.size if group is not None else 1, entry.op)
         if context.schedule:

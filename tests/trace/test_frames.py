@@ -1,11 +1,16 @@
 """What the frames of a stack say."""
 
 import threading
+from types import FrameType
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dsexplore.trace import frames
+from dsexplore.trace.recorder import record
+from dsexplore.worlds.simulate import simulate
 
 
 def test_module_calls_on_the_stack_are_counted() -> None:
@@ -24,6 +29,24 @@ def test_module_calls_on_the_stack_are_counted() -> None:
     assert frames.calls_in_progress() == 0
     assert Asking()() == 1
     assert Outer()() == 2
+
+
+def test_the_way_to_a_redistribute_is_known_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    innermost = frames.innermost
+
+    def noted(raw_op: str, inside: int) -> FrameType:
+        frame = innermost(raw_op, inside + 1)
+        begun.append(frames.kind_of(frame.f_code))
+        return frame
+
+    monkeypatch.setattr(frames, "_redistributes", {})
+    monkeypatch.setattr(frames, "innermost", noted)
+    with simulate(mesh="tp=4") as mesh, record():
+        sharded = DTensor.from_local(torch.ones(4), mesh, [Shard(0)])
+        for _ in range(2):
+            sharded.redistribute(mesh, [Replicate()])
+    assert begun == [frames.REDISTRIBUTE, frames.REDISTRIBUTE]
 
 
 def test_threads_that_wait_for_their_backward() -> None:

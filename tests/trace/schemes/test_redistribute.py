@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from dsexplore.trace import frames
 from dsexplore.trace.recorder import record
 
 ROWS, COLUMNS = 16, 24
@@ -67,6 +69,35 @@ def test_explicit(
     assert all(cause == f"redistribute {change}" for cause in column(trace, "cause"))
     assert not any(column(trace, "implicit"))
     assert all("test_redistribute.py:" in source for source in column(trace, "source"))
+
+
+def reduced(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """What a redistribute of a partial tensor issues, without one."""
+    return all_reduce(x, "sum", mesh) * 1
+
+
+@pytest.mark.parametrize("first", ["explicit", "implicit", "direct"])
+def test_the_same_op_by_several_ways(
+    world: Callable[..., DeviceMesh], column: Any, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Whichever way an op took first, each event tells of its own."""
+    monkeypatch.setattr(frames, "_redistributes", {})
+    mesh = world("tp=4")
+    ways: dict[str, Callable[[], Any]] = {
+        "explicit": lambda: tensor(mesh, P).redistribute(mesh, [R]),
+        "implicit": lambda: torch.relu(tensor(mesh, P)),
+        "direct": lambda: reduced(torch.ones(ROWS, COLUMNS), mesh),
+    }
+    causes = {"explicit": "redistribute P→R", "implicit": "aten.relu P→R", "direct": ""}
+    lines = {way: function.__code__.co_firstlineno for way, function in ways.items()}
+    lines["direct"] = reduced.__code__.co_firstlineno + 2
+    order = [first, *ways, *ways]
+    with record() as trace:
+        for way in order:
+            ways[way]()
+    assert [(cause, source.rpartition(":")[2]) for cause, source in column(trace, "cause", "source")] == [
+        (causes[way], str(lines[way])) for way in order
+    ]
 
 
 def test_from_one_dim_to_another(world: Callable[..., DeviceMesh], column: Any) -> None:
