@@ -134,7 +134,8 @@ class Context:
             backward = "redistribute backward" if self.redistribute_backward else "redistribute"
             asked = self.op if self.implicit and self.op else backward
             self.mesh = before.mesh
-            self.cause = (cause_text(self.cause), asked, before.placements, after.placements)
+            assert isinstance(self.cause, str)  # what frames told; a redistribute is told last
+            self.cause = (self.cause, asked, before.placements, after.placements)
         elif self.op and not self.cause:
             self.cause = self.op
 
@@ -180,7 +181,8 @@ def _read_call(context: Context, frame: FrameType) -> None:
     if context.settled:
         return
     context.call = frame
-    context.settle("recompute" if context.in_backward else "forward")
+    context.settled = True
+    context.phase = "recompute" if context.in_backward else "forward"
     known = context.modules.called_at(frame)
     if known is not None:
         context.trigger, _, _, site = known

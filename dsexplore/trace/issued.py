@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from dsexplore.trace.context import Cause
-from dsexplore.trace.groups import Group
+from dsexplore.trace.context import Cause, Context
+from dsexplore.trace.groups import Group, own_rank
 from dsexplore.trace.modules import Module
-from dsexplore.trace.registry import Communication, Member
+from dsexplore.trace.registry import Communication, Message
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Source
 from dsexplore.trace.timing import CudaSpan
 
-Message = tuple[str, int, torch.dtype | None, Sequence[int]]
-"""What one event counts: op, bytes, dtype and shape."""
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Issued:
     """A collective: one event per message."""
 
@@ -38,23 +32,39 @@ class Issued:
     is_async: bool
     is_object: bool
     batch: int | None
-    start: int | None = None
-    end: int | None = None
-    span: CudaSpan | None = None
+    start: int | None
+    end: int | None
+    span: CudaSpan | None
+
+    def __init__(
+        self,
+        raw_op: str,
+        messages: list[Message],
+        group: Group | None,
+        context: Context,
+        trigger: Module | None,
+        owner: Module | None,
+    ) -> None:
+        """Not async, in no batch and without times: what only some ops have is filled in later."""
+        self.raw_op = raw_op
+        self.messages = messages
+        self.group = group
+        self.rank = group.own_rank if group is not None else own_rank()
+        self.phase = context.phase
+        self.trigger = trigger
+        self.owner = owner or trigger
+        self.cause = context.cause
+        self.implicit = context.implicit
+        self.sources = context.sources
+        self.is_async = False
+        self.is_object = context.is_object
+        self.batch = self.start = self.end = self.span = None
 
     def read_clock(self) -> None:
         """Fill in start and end from the device, where they were measured there; waits for it."""
         if self.span is not None:
             self.start, self.end = self.span.read()
             self.span = None
-
-
-def messages(members: Iterable[Member]) -> list[Message]:
-    """What an op sends, without the tensors."""
-    return [
-        (op, int(size), tensor.dtype, tensor.shape) if tensor is not None else (op, int(size), None, ())
-        for size, tensor, op in members
-    ]
 
 
 def is_async(entry: Communication, args: tuple[Any, ...]) -> bool:

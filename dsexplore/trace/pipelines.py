@@ -12,24 +12,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from dsexplore.trace.schema import Phase
 
 
-def place(frames: Sequence[dict[str, Any]], op: str, tensor: torch.Tensor | None) -> tuple[nn.Module | None, Phase]:
+def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
     """The stage's module and the phase of a message.
 
     Args:
         frames: local names of the schedule's frames, innermost first.
         op: ``send`` or ``recv``; anything else is not a message between stages.
-        tensor: what is sent or received into.
+        args: the raw op's arguments; the first tensor among them is what is sent or received into.
 
     Returns:
         None and ``other`` where the schedule does not tell.
     """
     stages = _stages(frames)
-    if op == "recv" and tensor is not None:
-        return _receiver(stages, tensor)
+    if op == "recv":
+        tensors = (leaf for leaf in tree_leaves(list(args)) if isinstance(leaf, torch.Tensor))
+        return _receiver(stages, next(tensors, None))
     if op == "send":
         return _sender(stages, frames)
     return None, "other"
@@ -45,8 +47,10 @@ def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
     return []
 
 
-def _receiver(stages: Iterable[Any], tensor: torch.Tensor) -> tuple[nn.Module | None, Phase]:
+def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Module | None, Phase]:
     storage = _storage(tensor)
+    if storage is None:
+        return None, "other"
     for stage in stages:
         directions: tuple[tuple[Any, Phase], ...] = (
             (stage.args_recv_info, "forward"),

@@ -31,11 +31,11 @@ from dsexplore.trace import frames, pipelines
 from dsexplore.trace.context import Context, look
 from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.groups import Group, Groups, own_rank
-from dsexplore.trace.issued import Issued, Message, is_async, messages
+from dsexplore.trace.issued import Issued, is_async
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.recording import Recording, Timed, Untimed
-from dsexplore.trace.registry import Communication
+from dsexplore.trace.registry import Communication, Message
 from dsexplore.trace.substrate import Pending, Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
 from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight
@@ -129,12 +129,10 @@ class Recorder:
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
         context = look(self._stack_depth, frames.innermost(raw_op, 3), self._modules)
         group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-        members = entry.members(args, group.size if group is not None else 1, entry.op)
+        messages = entry.messages(args, group.size if group is not None else 1, entry.op)
         if context.schedule:
-            members = list(members)
-            _, tensor, op = members[0]
-            context.stage, context.phase = pipelines.place(context.schedule, op, tensor)
-        issued = self._issued(context, raw_op, messages(members), group)
+            context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
+        issued = self._issued(context, raw_op, messages, group)
         issued.is_async = not context.is_blocking and is_async(entry, args)
         if context.batch or "coalesced" in raw_op:
             issued.batch = self._batch(context.batch)
@@ -150,25 +148,11 @@ class Recorder:
             recording.add(issued)
 
     def _issued(self, context: Context, raw_op: str, sent: list[Message], group: Group | None) -> Issued:
-        """What is known of any collective, from where it was issued; not async, and in no batch."""
+        """What is known of any collective, from where it was issued."""
         trigger, owner = self._attribute(context)
         if context.mesh is not None:
             self._groups.add_mesh(context.mesh)
-        return Issued(
-            raw_op,
-            sent,
-            group,
-            group.own_rank if group is not None else own_rank(),
-            context.phase,
-            trigger,
-            owner or trigger,
-            context.cause,
-            context.implicit,
-            context.sources,
-            False,
-            context.is_object,
-            None,
-        )
+        return Issued(raw_op, sent, group, context, trigger, owner)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
         """The group of an op that nobody described."""

@@ -6,7 +6,7 @@ holds the installed torch to that. `lookup` gives an unknown one a generic entry
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,10 @@ NAMESPACES = (
     "symm_mem",
 )
 
-Member = tuple[int, torch.Tensor | None, str]
-"""Message bytes, the tensor they are counted on (for dtype and shape), and the op's plain name."""
+Message = tuple[str, int, torch.dtype | None, Sequence[int]]
+"""What one event counts: op, bytes, dtype and shape; no tensor, which must not be kept."""
 
-Members = Callable[[Sequence[Any], int, str], Iterable[Member]]
+Messages = Callable[[Sequence[Any], int, str], list[Message]]
 """From an op's positional arguments, its group's size and its name to the messages it sends: more than one
 where calls were coalesced."""
 
@@ -35,7 +35,7 @@ class Communication:
     """How to read one dispatcher op."""
 
     op: str
-    members: Members
+    messages: Messages
     group: int
     """Position of the process group, or of its name."""
     async_op: int | None = None
@@ -52,46 +52,61 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
     return sum(nbytes(tensor) for tensor in tensors)
 
 
-def _tensor(position: int) -> Members:
-    return lambda args, _n, op: ((nbytes(args[position]), args[position], op),)
+def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
+    """Counted on that tensor, which tells dtype and shape."""
+    return (op, size, tensor.dtype, tensor.shape) if tensor is not None else (op, size, None, ())
 
 
-def _scaled(position: int) -> Members:
+def _tensor(position: int) -> Messages:
+    def read(args: Sequence[Any], _n: int, op: str) -> list[Message]:
+        tensor = args[position]
+        return [(op, int(tensor.numel()) * tensor.element_size(), tensor.dtype, tensor.shape)]
+
+    return read
+
+
+def _scaled(position: int) -> Messages:
     """The argument is one rank's part of the buffer."""
-    return lambda args, n, op: ((nbytes(args[position]) * n, args[position], op),)
+
+    def read(args: Sequence[Any], n: int, op: str) -> list[Message]:
+        tensor = args[position]
+        return [(op, int(tensor.numel()) * tensor.element_size() * n, tensor.dtype, tensor.shape)]
+
+    return read
 
 
-def _each(position: int) -> Members:
-    return lambda args, _n, op: ((nbytes(tensor), tensor, op) for tensor in args[position])
+def _each(position: int) -> Messages:
+    return lambda args, _n, op: [_message(op, nbytes(tensor), tensor) for tensor in args[position]]
 
 
-def _each_scaled(position: int) -> Members:
-    return lambda args, n, op: ((nbytes(tensor) * n, tensor, op) for tensor in args[position])
+def _each_scaled(position: int) -> Messages:
+    return lambda args, n, op: [_message(op, nbytes(tensor) * n, tensor) for tensor in args[position]]
 
 
-def _each_list(position: int) -> Members:
+def _each_list(position: int) -> Messages:
     """A list of lists: each inner list makes up one buffer."""
-    return lambda args, _n, op: ((_total(parts), parts[0] if parts else None, op) for parts in args[position])
+    return lambda args, _n, op: [_message(op, _total(parts), parts[0] if parts else None) for parts in args[position]]
 
 
-def _larger(sent: int, received: int) -> Members:
-    return lambda args, _n, op: ((max(nbytes(args[sent]), nbytes(args[received])), args[sent], op),)
+def _larger(sent: int, received: int) -> Messages:
+    return lambda args, _n, op: [_message(op, max(nbytes(args[sent]), nbytes(args[received])), args[sent])]
 
 
-def _larger_list(sent: int, received: int) -> Members:
-    def members(args: Sequence[Any], _n: int, op: str) -> Iterator[Member]:
+def _larger_list(sent: int, received: int) -> Messages:
+    def read(args: Sequence[Any], _n: int, op: str) -> list[Message]:
         first = args[sent][0] if args[sent] else None
-        yield max(_total(args[sent]), _total(args[received])), first, op
+        return [_message(op, max(_total(args[sent]), _total(args[received])), first)]
 
-    return members
+    return read
 
 
-def _all_to_all_single(args: Sequence[Any], _n: int, op: str) -> Iterator[Member]:
+def _all_to_all_single(args: Sequence[Any], _n: int, op: str) -> list[Message]:
     tensor, output_splits = args[0], args[1]
     rows = int(tensor.shape[0]) if tensor.dim() else 1
     received = sum(int(split) for split in output_splits) if output_splits else rows
     sent = nbytes(tensor)
-    yield max(sent, sent // rows * received if rows else _row_bytes(tensor) * received), tensor, op
+    larger = max(sent, sent // rows * received if rows else _row_bytes(tensor) * received)
+    return [_message(op, larger, tensor)]
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -101,26 +116,28 @@ def _row_bytes(tensor: torch.Tensor) -> int:
     return size
 
 
-def _product(args: Sequence[Any], _n: int, op: str) -> Iterator[Member]:
+def _product(args: Sequence[Any], _n: int, op: str) -> list[Message]:
     """A matmul whose result is scattered: the result's size, in the dtype of its first factor."""
     left, right = args[0], args[1]
-    yield nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left, op
+    return [_message(op, nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left)]
 
 
-def _p2p_batch(args: Sequence[Any], _n: int, _op: str) -> Iterator[Member]:
-    for name, tensor in zip(args[0], args[3], strict=True):
-        yield nbytes(tensor), tensor, "send" if name == "isend" else "recv"
+def _p2p_batch(args: Sequence[Any], _n: int, _op: str) -> list[Message]:
+    return [
+        _message("send" if name == "isend" else "recv", nbytes(tensor), tensor)
+        for name, tensor in zip(args[0], args[3], strict=True)
+    ]
 
 
-def _nothing(_args: Sequence[Any], _n: int, op: str) -> tuple[Member, ...]:
-    return ((0, None, op),)
+def _nothing(_args: Sequence[Any], _n: int, op: str) -> list[Message]:
+    return [_message(op, 0, None)]
 
 
-def _first_tensors(args: Sequence[Any], _n: int, op: str) -> tuple[Member, ...]:
+def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
     """For an op that nobody described: the largest tensor among its arguments."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(list(args)) if isinstance(leaf, torch.Tensor)]
     largest = max(tensors, key=nbytes, default=None)
-    return ((nbytes(largest) if largest is not None else 0, largest, op),)
+    return [_message(op, nbytes(largest) if largest is not None else 0, largest)]
 
 
 _C10D = {

@@ -48,8 +48,8 @@ def test_an_op_that_nobody_described_gets_a_generic_entry() -> None:
     assert entry is not None
     assert entry.op == "unknown:brand_new_"
     small, large = torch.ones(2), torch.ones(3, dtype=torch.float64)
-    assert list(entry.members([[small], {"x": large}], 4, entry.op)) == [(24, large, entry.op)]
-    assert list(entry.members([1, "x"], 4, entry.op)) == [(0, None, entry.op)]
+    assert entry.messages([[small], {"x": large}], 4, entry.op) == [(entry.op, 24, torch.float64, (3,))]
+    assert entry.messages([1, "x"], 4, entry.op) == [(entry.op, 0, None, ())]
 
 
 def test_an_op_that_does_not_communicate_has_no_entry() -> None:
@@ -63,18 +63,18 @@ def test_an_op_that_does_not_communicate_has_no_entry() -> None:
 def test_an_uneven_all_to_all_counts_the_larger_side(sent: list[int], received: list[int], message_bytes: int) -> None:
     rows = sum(sent) or 4
     entry = registry.COMMUNICATION["_c10d_functional::all_to_all_single"]
-    ((size, _, _),) = entry.members([torch.empty(rows, 3), received, sent, "0"], 2, entry.op)
+    ((_, size, _, _),) = entry.messages([torch.empty(rows, 3), received, sent, "0"], 2, entry.op)
     assert size == message_bytes
 
 
 def test_an_all_to_all_that_sends_nothing_still_receives() -> None:
     entry = registry.COMMUNICATION["_c10d_functional::all_to_all_single"]
-    ((size, _, _),) = entry.members([torch.empty(0, 3), [5, 0], [0, 0], "0"], 2, entry.op)
+    ((_, size, _, _),) = entry.messages([torch.empty(0, 3), [5, 0], [0, 0], "0"], 2, entry.op)
     assert size == 5 * 3 * 4
 
 
 def test_a_fused_matmul_scatters_its_product() -> None:
     entry = registry.COMMUNICATION["symm_mem::fused_matmul_reduce_scatter"]
     left, right = torch.empty(8, 16), torch.empty(16, 32)
-    ((size, _, _),) = entry.members([left, right, "sum", 0, "0"], 4, entry.op)
+    ((_, size, _, _),) = entry.messages([left, right, "sum", 0, "0"], 4, entry.op)
     assert size == 8 * 32 * 4
