@@ -102,5 +102,5 @@ def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     ``layers`` matches it too, ``attn`` and ``layers.1`` do not.
     """
     bodies = [translate(pattern)[: -len(_END)] for pattern in patterns]
-    matches = [re.compile(rf"(?:[^.]*\.)?(?:{body})(?=\.|\Z)").match for body in bodies]
-    return {name for name in names if any(match(name) for match in matches)}
+    match = re.compile(rf"(?:[^.]*\.)?(?:{'|'.join(bodies)})(?=\.|\Z)").match
+    return {name for name in names if match(name)} if bodies else set()
