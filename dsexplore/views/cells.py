@@ -65,12 +65,9 @@ class Sums:
         parts = [self.cells.within(*span) for span in spans]
         return sum(int(self.counts[part].sum()) for part in parts), sum(int(self.bytes[part].sum()) for part in parts)
 
-    def by(self, codes: npt.NDArray[Any], rows: int, columns: int, weights: Sizes) -> Sizes:
-        """(rows, columns) sums per module and a code of the cells."""
-        if not rows * columns:
-            return np.zeros((rows, columns))
-        at = self.cells.owner * columns + codes
-        return np.bincount(at, weights, minlength=rows * columns).astype(np.float64).reshape(rows, columns)
+    def only(self, cells: Mask) -> Sums:
+        """The same of some cells, and nothing of the others."""
+        return Sums(self.cells, np.where(cells, self.counts, 0.0), np.where(cells, self.bytes, 0.0))
 
 
 def find_cells(

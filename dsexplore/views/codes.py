@@ -7,6 +7,7 @@ what is left is added up in the `cells` of module, axis and phase.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +21,32 @@ from dsexplore.views.facets import Facet, facet, lines
 from dsexplore.views.fold import Folding
 from dsexplore.views.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 from dsexplore.views.static_tree import SAME_COLLECTIVE
-from dsexplore.views.tally import CAUSE, Grid, grid, largest_first, pattern_of
+from dsexplore.views.tally import CAUSE, Grid, grid, pattern_of
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
 """What the explorer can filter by, beside module and implicit."""
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What a module's pattern takes in."""
+
+    owners: Mask
+    """(modules,) by row in the tree."""
+    triggers: Mask
+    """Of those that triggered what another module owns."""
+
+
+@dataclass(frozen=True)
+class Causes:
+    """Lines of the table of implicit redistributes."""
+
+    shown: pl.DataFrame
+    """The first of them: columns `CAUSE`, count, message_bytes, and ``line`` for `EventCodes.cause`."""
+    lines: int
+    """How many there are."""
+    events: int
+    """How many events they stand for."""
 
 
 class EventCodes:
@@ -51,17 +74,25 @@ class EventCodes:
         return places.labels, places.codes.astype(np.int64)
 
     @cached_property
-    def _trigger(self) -> Facet:
-        return facet(self.tables.events["trigger"])
+    def _place_of(self) -> Codes:
+        """The place and axis of each cell, as one number."""
+        return self._places[1][self.cells.owner] * len(self.facets["axis"].labels) + self.cells.axis
+
+    @cached_property
+    def _apart(self) -> tuple[Codes, Facet]:
+        """The events that their owner did not trigger, and what did."""
+        events = self.tables.events
+        at = np.flatnonzero((events["trigger"] != events["owner"]).to_numpy())
+        return at, facet(events["trigger"][at])
+
+    @cached_property
+    def total(self) -> Sums:
+        """Count and bytes of all events by cell."""
+        return self.sums(self.mask({}))
 
     @cached_property
     def _seq(self) -> Codes:
         return self.tables.events["seq"].to_numpy().astype(np.int64)
-
-    @cached_property
-    def _told(self) -> pl.DataFrame:
-        """What a table of collectives tells of each event."""
-        return self.tables.events.select(SAME_COLLECTIVE)
 
     @cached_property
     def kinds(self) -> Codes:
@@ -69,13 +100,26 @@ class EventCodes:
         return lines(self.tables.events, SAME_COLLECTIVE)
 
     @cached_property
+    def _counted(self) -> tuple[Codes, Codes]:
+        """How many events are of each kind, and the first of them."""
+        return _count(self.kinds, np.arange(len(self.kinds)))
+
+    @cached_property
+    def _told(self) -> pl.DataFrame:
+        """What a table of collectives tells of each kind."""
+        return self.tables.events.select(SAME_COLLECTIVE)[self._counted[1]]
+
+    @cached_property
     def _causes(self) -> tuple[Codes, Codes, pl.DataFrame]:
-        """Which events are implicit, the line of the table of causes that each is on, and those lines."""
+        """Which events are implicit, the line of the table of causes that each is on, and those lines in order."""
         at = np.flatnonzero(self.implicit)
         placed = self.tables.events[at].with_columns(pattern_of(pl.col("trigger")).alias("module")).select(CAUSE)
         line = lines(placed, CAUSE)
         _, first = np.unique(line, return_index=True)
-        return at, line, placed[first]
+        rows = placed[first].with_row_index("line").sort(CAUSE)
+        place = np.zeros(len(rows), np.int64)
+        place[rows["line"].to_numpy()] = np.arange(len(rows))
+        return at, place[line], rows.drop("line")
 
     @cached_property
     def folding(self) -> Folding:
@@ -99,7 +143,7 @@ class EventCodes:
 
     def prepare(self) -> None:
         """Find now what the first choice would wait for."""
-        _ = self._trigger, self._causes, self._seq, self._told, self.kinds, self.cells
+        _ = self._apart, self._place_of, self._in_columns, self._causes, self._seq, self._told, self.cells, self.total
 
     # Which events
 
@@ -107,18 +151,31 @@ class EventCodes:
         """Which events meet the filters: facet → a label or a list of labels."""
         mask = self.implicit.copy() if implicit_only else np.ones(len(self.owner), bool)
         for name, wanted in filters.items():
-            facet = self.facets[name]
-            values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
-            codes = [code for code, label in enumerate(facet.labels) if label in values]
-            mask &= facet.codes == codes[0] if len(codes) == 1 else np.isin(facet.codes, codes)
+            mask &= self.facets[name].test(self.facets[name].codes, wanted)
         return mask
 
-    def in_module(self, pattern: str) -> Mask:
-        """Events that a module's pattern takes in, as `Trace.where` does: by owner or by trigger."""
-        owner, trigger = self.facets["owner"], self._trigger
-        found = modules_inside({*owner.labels, *trigger.labels}, [pattern])
-        of_owner, of_trigger = (np.array([n in found for n in f.labels], bool)[f.codes] for f in (owner, trigger))
-        mask: Mask = of_owner | of_trigger
+    def matched(self, pattern: str) -> Matched:
+        """What a module's pattern takes in, as `Trace.where` does: by owner or by trigger."""
+        triggers = self._apart[1].labels
+        found = modules_inside((*self.tree.names, *triggers), [pattern])
+        rows, others = (np.fromiter((n in found for n in names), bool) for names in (self.tree.names, triggers))
+        return Matched(rows, others)
+
+    def in_modules(self, matched: Matched) -> Mask:
+        """The events of these modules."""
+        mask: Mask = matched.owners[self.owner]
+        at, trigger = self._apart
+        mask[at] |= matched.triggers[trigger.codes]
+        return mask
+
+    def in_cells(self, filters: Mapping[str, Any], matched: Matched | None) -> Mask | None:
+        """The cells whose events meet the filters; None where it takes more than module, axis and phase to tell."""
+        told = {"axis": self.cells.axis, "phase": self.cells.phase}
+        if not told.keys() >= filters.keys() or (matched is not None and len(self._apart[0])):
+            return None
+        mask = np.ones(len(self.cells), bool) if matched is None else matched.owners[self.cells.owner]
+        for name, wanted in filters.items():
+            mask &= self.facets[name].test(told[name], wanted)
         return mask
 
     def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
@@ -155,25 +212,24 @@ class EventCodes:
 
     def places(self, sums: Sums, rows: Sequence[int] | None = None) -> Grid:
         """Message bytes by place in the model and axis, of some modules or of all."""
-        names, of_row = self._places
-        axes = self.facets["axis"].labels
+        names, axes = self._places[0], self.facets["axis"].labels
         parts = [sums.cells.within(*span) for span in self.spans(rows)] if rows is not None else [slice(None)]
-        shape = len(names), max(len(axes), 1)
-        at = np.concatenate([of_row[sums.cells.owner[p]] * shape[1] + sums.cells.axis[p] for p in parts])
-        count = np.bincount(at, np.concatenate([sums.counts[p] for p in parts]), minlength=1)
-        total = np.bincount(at, np.concatenate([sums.bytes[p] for p in parts]), minlength=1)
+        at, counts, sizes = (np.concatenate([v[p] for p in parts]) for v in (self._place_of, sums.counts, sums.bytes))
+        count, total = np.bincount(at, counts, minlength=1), np.bincount(at, sizes, minlength=1)
         held = np.flatnonzero(count).tolist()
-        return grid({(names[i // shape[1]], axes[i % shape[1]] or NO_AXIS): float(total[i]) for i in held})
+        return grid({(names[i // len(axes)], axes[i % len(axes)] or NO_AXIS): float(total[i]) for i in held})
 
-    def causes(self, mask: Mask) -> pl.DataFrame:
-        """The implicit redistributes in the mask, as `tally.implicit` lists them, and their ``line`` for `cause`."""
+    def causes(self, mask: Mask, most: int) -> Causes:
+        """The implicit redistributes in the mask, as `tally.implicit` lists them."""
         at, line, rows = self._causes
         kept = mask[at]
         count = np.bincount(line[kept], minlength=len(rows))
         size = np.bincount(line[kept], self.sizes[at[kept]], minlength=len(rows)).astype(np.int64)
         held = np.flatnonzero(count)
-        counted = {"count": count[held], "message_bytes": size[held], "line": held}
-        return largest_first(rows[held].with_columns(pl.Series(name, values) for name, values in counted.items()))
+        shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
+        counted = {"count": count[shown], "message_bytes": size[shown], "line": shown}
+        told = rows[shown].with_columns(pl.Series(name, values) for name, values in counted.items())
+        return Causes(told, len(held), int(kept.sum()))
 
     def cause(self, line: int) -> tuple[Mask, str]:
         """The events on a line of the table of causes, and what it is called."""
@@ -186,30 +242,32 @@ class EventCodes:
     def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
         """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""
         at = np.flatnonzero(mask)
-        kinds = self.kinds.take(at)
-        counts = np.bincount(kinds)
-        first = np.zeros(len(counts), np.int64)
-        first[kinds[::-1]] = at[::-1]
+        counts, first = self._counted if len(at) == len(mask) else _count(self.kinds.take(at), at)
         held = np.flatnonzero(counts)
-        order = np.lexsort((first[held], self._seq[first[held]]))[:most]
-        shown = self._told[first[held][order]]
-        return shown.with_columns(pl.Series("count", counts[held][order])), len(held)
+        order = held[np.lexsort((first[held], self._seq[first[held]]))[:most]]
+        return self._told[order].with_columns(pl.Series("count", counts[order])), len(held)
+
+    @cached_property
+    def _in_columns(self) -> tuple[Codes, Codes]:
+        """The place of each cell in a table of (axis, module), and in one of (phase, module)."""
+        n, cells = len(self.tree), self.cells
+        return self.tree.columns_of(self.facets["axis"].labels)[
+            cells.axis
+        ] * n + cells.owner, cells.phase * n + cells.owner
 
     def columns(self, sums: Sums) -> Sizes:
         """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""
-        n, cells = len(self.tree), sums.cells
-        axis_column = self.tree.columns_of(self.facets["axis"].labels)
-        own = [
-            sums.by(axis_column[cells.axis], n, len(self.tree.axes), sums.bytes),
-            sums.by(cells.phase, n, len(self.facets["phase"].labels), sums.bytes),
-        ]
-        count = sums.by(np.zeros(1, np.int64), n, 1, sums.counts)
-        total = own[0].sum(axis=1, keepdims=True)
-        table = np.concatenate([count, total, *own, total], axis=1)
-        below = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)])
-        summed = below[self.tree.ends] - below[:-1]
-        summed[:, -1] = table[:, -1]
-        return np.ascontiguousarray(summed.T)
+        n = len(self.tree)
+        if not n:
+            return np.zeros((len(self.titles), 0))
+        axis, phase = self._in_columns
+        per_axis = np.bincount(axis, sums.bytes, len(self.tree.axes) * n).reshape(-1, n)
+        per_phase = np.bincount(phase, sums.bytes, len(self.facets["phase"].labels) * n).reshape(-1, n)
+        count = np.bincount(sums.cells.owner, sums.counts, n)
+        own = per_axis.sum(axis=0)
+        below = np.zeros((2 + len(per_axis) + len(per_phase), n + 1))
+        np.cumsum(np.vstack([count, own, per_axis, per_phase]), axis=1, out=below[:, 1:])
+        return np.vstack([below[:, self.tree.ends] - below[:, :-1], own])
 
     @property
     def titles(self) -> list[tuple[str, str]]:
@@ -236,3 +294,11 @@ class EventCodes:
             found = [member - ancestor + other for member in found for other in rows]
             ancestor = int(self.tree.parents[ancestor])
         return sorted(found)
+
+
+def _count(kinds: Codes, at: Codes) -> tuple[Codes, Codes]:
+    """How many events are of each kind, and the first of them; ``at``: their indices, ascending."""
+    counts = np.bincount(kinds)
+    first = np.zeros(len(counts), np.int64)
+    first[kinds[::-1]] = at[::-1]
+    return counts, first

@@ -29,10 +29,14 @@ def still_html(tables: Tables, kind: str) -> str:
     return draw.part(title, body, True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
 
 
-def causes_html(found: pl.DataFrame) -> str:
+def causes_html(found: pl.DataFrame, every: int = 0) -> str:
     """The table of implicit redistributes, given as `tally.implicit` counts them; empty where there is none.
 
     Where they have a ``line`` too, a row can be clicked and is reached with Tab.
+
+    Args:
+        found: all of them, or the first.
+        every: how many there are, where that is more.
     """
     if found.is_empty():
         return ""
@@ -51,7 +55,8 @@ def causes_html(found: pl.DataFrame) -> str:
         for row in found.head(MOST_CAUSES).iter_rows(named=True)
     ]
     head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
-    more = f'<p class="dim">… and {found.height - MOST_CAUSES:,} more.</p>' if found.height > MOST_CAUSES else ""
+    hidden = max(found.height, every) - MOST_CAUSES
+    more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden > 0 else ""
     return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import polars as pl
@@ -19,12 +19,12 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
-from dsexplore.views.cells import Mask, Sums
+from dsexplore.views.cells import Mask
 from dsexplore.views.codes import FACETS, EventCodes
-from dsexplore.views.communication import causes_html
+from dsexplore.views.communication import MOST_CAUSES, causes_html
 from dsexplore.views.explorer_rows import ModuleRows, rows_of
 from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap
-from dsexplore.views.filters import Filters, choices, chosen, lists
+from dsexplore.views.filters import Filters, Passed, choices, chosen, lists
 from dsexplore.views.picking import Picked, Shown, picked
 from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
 from dsexplore.views.widgets.explorer import ExplorerWidget
@@ -57,19 +57,6 @@ def _in_one_message(change: Change) -> Change:
     return cast("Change", changed)
 
 
-class _Passed:
-    """What the filters let through; summed up when first asked."""
-
-    def __init__(self, codes: EventCodes, filters: Filters) -> None:
-        self._codes = codes
-        self.filters = filters
-        self.mask: Mask = filters.mask(codes)
-
-    @cached_property
-    def sums(self) -> Sums:
-        return self._codes.sums(self.mask)
-
-
 class Explorer:
     """An application over one trace; show it as the last expression of a cell.
 
@@ -86,7 +73,7 @@ class Explorer:
             raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables)
-        self._passed = _Passed(self._codes, Filters())
+        self._passed = Passed(self._codes, Filters())
         self._picked: Picked | None = None
         self._window: tuple[float, float] | None = None
         self._quiet = False
@@ -180,7 +167,7 @@ class Explorer:
         self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit))
 
     def _set_filters(self, filters: Filters) -> None:
-        self._passed = _Passed(self._codes, filters)
+        self._passed = Passed(self._codes, filters)
         self._picked = None
         self._draw()
         self._rows.fill(self._passed.sums)
@@ -277,11 +264,9 @@ class Explorer:
         self.widget.status = f"<span>{self._of_what()}{place}</span>"
         mask = self._chosen()
         body = self._collectives(title, mask) if title else ""
-        if not (causes := self._codes.causes(mask)).is_empty():
-            many = int(causes["count"].sum())
-            body += draw.part(
-                f"Redistributes that the program did not ask for: {many:,}", causes_html(causes), not title
-            )
+        if (causes := self._codes.causes(mask, MOST_CAUSES)).lines:
+            told = f"Redistributes that the program did not ask for: {causes.events:,}"
+            body += draw.part(told, causes_html(causes.shown, causes.lines), not title)
         self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
 
     def _collectives(self, title: str, mask: Mask) -> str:

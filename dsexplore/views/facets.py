@@ -23,6 +23,12 @@ class Facet:
     """Distinct values, sorted; phases in the order a step runs them."""
     codes: npt.NDArray[np.int32]
 
+    def test(self, codes: npt.NDArray[Any], wanted: Any) -> npt.NDArray[np.bool_]:
+        """Which of some codes stand for a label, or for one of a list of labels."""
+        values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
+        found = [code for code, label in enumerate(self.labels) if label in values]
+        return codes == found[0] if len(found) == 1 else np.isin(codes, found)
+
 
 def facet(column: pl.Series) -> Facet:
     """Encode a column of strings or whole numbers."""

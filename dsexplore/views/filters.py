@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dsexplore.views import html
-from dsexplore.views.cells import Mask
-from dsexplore.views.codes import FACETS, EventCodes
+from dsexplore.views.cells import Mask, Sums
+from dsexplore.views.codes import FACETS, EventCodes, Matched
 
 _MOST_OPTIONS = 500
 
@@ -24,10 +25,29 @@ class Filters:
     implicit: bool = False
     """Only redistributes that the program did not ask for."""
 
-    def mask(self, codes: EventCodes) -> Mask:
-        """The events that pass."""
-        mask = codes.mask(self.facets, self.implicit)
-        return mask & codes.in_module(self.module) if self.module else mask
+
+class Passed:
+    """What filters let through, worked out when first asked."""
+
+    def __init__(self, codes: EventCodes, filters: Filters) -> None:
+        self._codes = codes
+        self.filters = filters
+
+    @cached_property
+    def _matched(self) -> Matched | None:
+        return self._codes.matched(self.filters.module) if self.filters.module else None
+
+    @cached_property
+    def mask(self) -> Mask:
+        """The events."""
+        mask = self._codes.mask(self.filters.facets, self.filters.implicit)
+        return mask if self._matched is None else mask & self._codes.in_modules(self._matched)
+
+    @cached_property
+    def sums(self) -> Sums:
+        """Their count and bytes by cell: without a look at the events, where the cells tell which ones pass."""
+        cells = None if self.filters.implicit else self._codes.in_cells(self.filters.facets, self._matched)
+        return self._codes.sums(self.mask) if cells is None else self._codes.total.only(cells)
 
 
 def lists(codes: EventCodes) -> list[list[object]]:

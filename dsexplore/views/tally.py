@@ -88,17 +88,13 @@ def implicit(events: pl.DataFrame) -> pl.DataFrame:
 
     Columns: module, op, axis, phase, cause, source, count, message_bytes.
     """
-    return largest_first(
+    counted = (
         events.filter(pl.col("implicit"))
         .with_columns(pattern_of(pl.col("trigger")).alias("module"))
         .group_by(CAUSE)
         .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
     )
-
-
-def largest_first(causes: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `implicit` in its order."""
-    return causes.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
+    return counted.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
 
 
 @dataclass(frozen=True)
