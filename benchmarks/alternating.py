@@ -32,18 +32,27 @@ def spread(sample: list[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Runs:
-    """CPU seconds of each round: of the first run after entering a way, and of the run after that."""
+    """CPU seconds, by round: of the first run after entering a way, and of those after that."""
 
     first: list[float]
-    later: list[float]
+    later: list[list[float]]
+
+    def medians(self) -> list[float]:
+        """Of each round's later runs."""
+        return [statistics.median(seconds) for seconds in self.later]
+
+    def fastest_tenth(self) -> float:
+        """Of all later runs the one that a tenth is faster than: what neighbours on the machine disturbed least."""
+        seconds = sorted(each for of_round in self.later for each in of_round)
+        return seconds[len(seconds) // 10]
 
 
 def alternate(
-    program: Callable[[], None], ways: Mapping[str, Way], rounds: int, anew: frozenset[str] = frozenset()
+    program: Callable[[], None], ways: Mapping[str, Way], rounds: int, later: int, anew: frozenset[str] = frozenset()
 ) -> dict[str, Runs]:
-    """Run the program twice per way and round, and return the CPU seconds of each.
+    """Run the program ``1 + later`` times per way and round, and return the CPU seconds of each.
 
-    Those in ``anew`` are entered again for the second run.
+    Those in ``anew`` are entered again for every run.
 
     The order turns by one place each round, so that no way always runs first or after the same neighbour. Entering
     and leaving a way is not timed: what is compared is the program inside.
@@ -56,16 +65,19 @@ def alternate(
     for number in range(rounds + 1):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            with ways[name]():
-                first = _timed(program)
-                later = None if name in anew else _timed(program)
-            if later is None:
-                with ways[name]():
-                    later = _timed(program)
+            if name in anew:
+                first, *others = [_inside(ways[name], program, 1)[0] for _ in range(1 + later)]
+            else:
+                first, *others = _inside(ways[name], program, 1 + later)
             if number > 0:  # the first round warms caches up
                 runs[name].first.append(first)
-                runs[name].later.append(later)
+                runs[name].later.append(others)
     return runs
+
+
+def _inside(way: Way, program: Callable[[], None], times: int) -> list[float]:
+    with way():
+        return [_timed(program) for _ in range(times)]
 
 
 def _timed(program: Callable[[], None]) -> float:

@@ -129,7 +129,7 @@ def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
 
 
 def measure_turns(ranks: int, shape: Shape, rounds: int) -> list[float]:
-    """CPU time of a traced step, opening and closing the recording included, over that of the untraced one before."""
+    """CPU time of a traced step, opening and closing the recording included, over the untraced one beside it."""
     import dsexplore
     from dsexplore.trace.recorder import record
 
@@ -140,14 +140,14 @@ def measure_turns(ranks: int, shape: Shape, rounds: int) -> list[float]:
         training = Training(model, shape)
         training.step()
         found = []
-        for _ in range(rounds):
-            seconds = []
-            for recording in (nullcontext, record):
+        for number in range(rounds):
+            seconds = {}
+            for recording in (nullcontext, record) if number % 2 == 0 else (record, nullcontext):
                 began = time.process_time()
                 with recording():
                     training.step()
-                seconds.append(time.process_time() - began)
-            found.append(seconds[1] / seconds[0])
+                seconds[recording] = time.process_time() - began
+            found.append(seconds[record] / seconds[nullcontext])
         return found
 
 
