@@ -31,3 +31,64 @@ def test_one_who_waits_for_an_answer_says_so_when_the_kernel_begins(page: Any, a
     for state in ("busy", "idle"):
         page.evaluate("state => told({ content: { execution_state: state } })", state)
     assert page.evaluate("sent") == [sent, "waiting"]
+
+
+FOLLOWING = """
+async (source) => {
+  const listeners = {};
+  window.shown = [];
+  const model = {
+    on(name, f) { (listeners[name] ||= []).push(f); },
+    off(name, f) { listeners[name] = listeners[name].filter((g) => g !== f); },
+  };
+  window.message = (...names) => names.forEach((name) => listeners[`change:${name}`]?.forEach((f) => f()));
+  const { follow } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  const part = (label, ...names) => ({
+    names, show: (changed) => shown.push([label, [...changed].sort()]), end: () => shown.push([label, "end"]),
+  });
+  window.leave = follow(model, [part("figure", "c"), part("tree", "a", "b")]);
+}
+"""
+
+
+def test_what_one_message_changes_is_shown_once_and_in_the_order_of_the_parts(page: Any) -> None:
+    page.goto("about:blank")
+    page.evaluate(FOLLOWING, ExplorerWidget._esm)
+    assert page.evaluate("(message('a', 'b', 'c'), shown.length)") == 0
+    assert page.evaluate("shown") == [["figure", ["a", "b", "c"]], ["tree", ["a", "b", "c"]]]
+    page.evaluate("shown.length = 0; message('b')")
+    assert page.evaluate("shown") == [["tree", ["b"]]]
+    page.evaluate("shown.length = 0; leave(); message('a', 'c')")
+    assert page.evaluate("shown") == [["figure", "end"], ["tree", "end"]]
+
+
+REWRITING = """
+async ([source, before, after]) => {
+  const { rewrite } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  const place = document.body;
+  rewrite(place, before);
+  const kept = [...place.querySelectorAll("*")];
+  rewrite(place, after);
+  return [place.innerHTML, kept.filter((element) => element.isConnected).map((element) => element.localName)];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ("<p>one</p>", "<p>two</p>", ["p"]),
+        ('<p class="a" title="x">one</p>', '<p class="b">one</p>', ["p"]),
+        ("<p>one <b>two</b></p>", "<p>one</p><i>three</i>", ["p"]),
+        ("<p>one</p><b>two</b>", "<ul><li>one</li></ul><b>two</b>", ["b"]),
+        ("<p><i>one</i></p>", "", []),
+        ("", "<b>&lt;img src=x&gt;</b>", []),
+        ("<details open=''><summary>a</summary><p>b</p></details>", "<details><summary>c</summary></details>",
+         ["details", "summary"]),
+    ],
+)  # fmt: skip
+def test_html_that_is_put_in_anew_keeps_the_elements_that_stay(
+    page: Any, before: str, after: str, kept: list[str]
+) -> None:
+    page.goto("about:blank")
+    assert page.evaluate(REWRITING, [ExplorerWidget._esm, before, after]) == [after, kept]

@@ -43,7 +43,7 @@ async ([source, state, buffers]) => {
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   const el = document.getElementById("place");
-  window.leave = module.tree({ model: window.model, el });
+  window.leave = module.default.render({ model: window.model, el });
 }
 """
 
@@ -63,7 +63,7 @@ def draw(page: Any) -> Callable[..., Any]:
         page.set_content(
             f"<style>{(WIDGETS / 'tree.css').read_text()}</style><body style='{colours}'><div id=place></div>"
         )
-        page.evaluate(STUB, [(WIDGETS / "tree.js").read_text(), json.loads(json.dumps(state)), buffers])
+        page.evaluate(STUB, [TreeWidget._esm, json.loads(json.dumps(state)), buffers])
         page.wait_for_selector("#place[data-ready]")
         return page
 

@@ -12,7 +12,7 @@ def script(*names: str, render: str) -> str:
 
     Args:
         names: the files, in the order they need one another; their top-level names must differ.
-        render: the function among them that draws the widget.
+        render: what draws the widget: a function among them, or an expression of them.
     """
     return "\n".join([*(source(name) for name in names), f"export default {{ render: {render} }};"])
 

@@ -28,10 +28,8 @@ export function bar({ model, el }) {
     pattern.value = model.get("pattern");
     implicit.checked = model.get("implicit");
   }
-  const followed = ["change:chosen", "change:pattern", "change:implicit"];
-  for (const name of followed) model.on(name, show);
   show();
-  return () => { for (const name of followed) model.off(name, show); };
+  return { names: ["chosen", "pattern", "implicit"], show, end() {} };
 }
 
 // A list to choose one of [value, text] from.

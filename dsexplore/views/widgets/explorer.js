@@ -14,16 +14,16 @@ export function explorer({ model: plain, el }) {
   right.append(kind, figure);
   both.append(left, right);
   el.append(filters, status, both, details);
-  const shown = {
+  const parts = [
+    // The figure first, while the page is laid out: plotly asks for the size of its box.
+    plot({ model, el: figure }),
+    tree({ model, el: rows }),
+    bar({ model: plain, el: filters }),
+    part("kind", () => { kind.value = model.get("kind"); }),
     // Both are HTML made in Python, where every name in it was escaped.
-    status: () => { status.innerHTML = model.get("status"); },
-    details: () => { details.innerHTML = model.get("details"); },
-    kind: () => { kind.value = model.get("kind"); },
-  };
-  for (const [name, show] of Object.entries(shown)) {
-    model.on(`change:${name}`, show);
-    show();
-  }
+    part("status", () => rewrite(status, model.get("status"))),
+    part("details", () => rewrite(details, model.get("details"))),
+  ];
   // A row of the table of causes selects its module, as a mark of the figure does; the keys then go to the tree.
   function pick(event) {
     const row = event.target.closest("[data-cause]");
@@ -34,11 +34,34 @@ export function explorer({ model: plain, el }) {
   }
   details.addEventListener("click", pick);
   details.addEventListener("keydown", pick);
-  const ends = [bar({ model: plain, el: filters }), tree({ model, el: rows }), plot({ model, el: figure })];
-  return () => {
-    for (const [name, show] of Object.entries(shown)) model.off(`change:${name}`, show);
-    for (const end of ends) end();
-  };
+  return follow(model, parts);
+}
+
+function part(name, show) {
+  show();
+  return { names: [name], show, end() {} };
+}
+
+// Puts HTML into an element and keeps what is in it already: the browser styles and lays out what is new to it.
+export function rewrite(place, html) {
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  liken(place, made.content);
+}
+
+function liken(have, want) {
+  const old = [...have.childNodes], wanted = [...want.childNodes];
+  wanted.forEach((node, i) => {
+    if (!old[i]) have.append(node);
+    else if (old[i].nodeName !== node.nodeName) old[i].replaceWith(node);
+    else if (node.nodeType !== Node.ELEMENT_NODE) { if (old[i].data !== node.data) old[i].data = node.data; }
+    else {
+      for (const name of old[i].getAttributeNames()) if (!node.hasAttribute(name)) old[i].removeAttribute(name);
+      for (const name of node.getAttributeNames()) put(old[i], name, node.getAttribute(name));
+      liken(old[i], node);
+    }
+  });
+  for (const node of old.slice(wanted.length)) node.remove();
 }
 
 // A server that leaves Nagle's algorithm on, as JupyterLab's does, holds a short answer back until the browser has

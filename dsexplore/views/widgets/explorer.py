@@ -17,7 +17,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
     """
 
-    _esm = script("tree.js", "plot.js", "bar.js", "explorer.js", render="explorer")
+    _esm = script("follow.js", "tree.js", "plot.js", "bar.js", "explorer.js", render="explorer")
     _css = source("tree.css") + source("explorer.css") + html.STYLE + static_tree.STYLE + draw.STYLE
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)

@@ -1,5 +1,6 @@
 // Draws a plotly figure with the plotly.js that is there already: the page's, JupyterLab's, or the installed package's.
 const MIME = "application/vnd.plotly.v1+json";
+const SETTINGS = { displaylogo: false, showSendToCloud: false };
 
 async function fromLab() {
   const container = globalThis._JUPYTERLAB && globalThis._JUPYTERLAB["jupyterlab-plotly"];
@@ -38,15 +39,26 @@ function library(model) {
   return globalThis.__dsxPlotly;
 }
 
-// The pixels that the names on the y axis take. Plotly makes room by itself, but draws the figure twice for it.
-function room(data, layout) {
+// Makes room for the names on the axes. Plotly does so by itself, but draws the figure once more for it, and has the
+// page laid out each time. Names that do not fit side by side are left to plotly, which tilts them.
+function makeRoom(data, layout, width) {
   const pen = document.createElement("canvas").getContext("2d"), decode = document.createElement("textarea");
   pen.font = `${(layout.font || {}).size || 12}px "Open Sans", verdana, arial, sans-serif`;
-  const names = data.flatMap((trace) => trace.y || []).filter((name) => typeof name === "string");
-  return Math.ceil(Math.max(0, ...names.map((name) => {
+  const names = (axis) => new Set(data.flatMap((trace) => trace[axis] || []).filter((name) => typeof name === "string"));
+  const widest = (all) => Math.max(0, ...[...all].map((name) => {
     if (name.includes("&")) decode.innerHTML = name;
-    return pen.measureText(name.includes("&") ? decode.value : name).width + 18;
-  })));
+    return pen.measureText(name.includes("&") ? decode.value : name).width;
+  }));
+  const below = names("x"), beside = names("y"), margin = layout.margin = { l: 0, r: 0, b: 0, ...layout.margin };
+  if (beside.size) {
+    margin.l = Math.max(margin.l, Math.ceil(widest(beside)) + 18);
+    for (const [key, axis] of Object.entries(layout)) if (key.startsWith("yaxis") && !axis.title) axis.automargin = false;
+  }
+  const fit = (width - margin.l - margin.r) / below.size > widest(below) + 8;
+  if (below.size && fit && !layout.xaxis2 && !(layout.xaxis ||= {}).title) {
+    margin.b = Math.max(margin.b, 28);
+    Object.assign(layout.xaxis, { automargin: false, tickangle: 0 });
+  }
 }
 
 export function plot({ model, el }) {
@@ -79,21 +91,28 @@ export function plot({ model, el }) {
     plotly ??= await library(model);
     box.setAttribute("aria-label", model.get("spoken"));
     width ||= box.clientWidth;
-    layout.margin = { ...layout.margin, l: Math.max((layout.margin || {}).l || 0, room(data, layout)) };
-    await plotly.react(box, data, width ? { ...layout, width } : layout, { displaylogo: false, showSendToCloud: false });
+    if (width) makeRoom(data, Object.assign(layout, { width }), width);
+    // Told its settings again, plotly would have the page laid out before it begins.
+    await plotly.react(box, data, layout, bound ? undefined : SETTINGS);
     if (!bound) bind();
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
   }
-  let drawing = Promise.resolve();
-  const redraw = () => { drawing = drawing.then(draw).catch((error) => { box.textContent = `The figure could not be drawn: ${error}`; }); };
-  model.on("change:spec", redraw);
-  redraw();
+  // Drawn at once where nothing is being drawn: what plotly asks of the page has the browser lay it out first.
+  let drawing = null;
+  function after(draw) {
+    const now = drawing ? drawing.then(draw) : draw();
+    const drawn = now.catch((error) => { box.textContent = `The figure could not be drawn: ${error}`; })
+      .then(() => { if (drawing === drawn) drawing = null; });
+    drawing = drawn;
+  }
+  const show = () => after(draw);
+  show();
   // Told by the browser when it lays out, where asking would have it lay out once more.
   const seen = new ResizeObserver(() => {
     if (!box.clientWidth || box.clientWidth === width) return;
     width = box.clientWidth;
-    if (bound) drawing = drawing.then(() => plotly.relayout(box, { width }));
+    if (bound) after(async () => { await plotly.relayout(box, { width }); });
   });
   seen.observe(box);
-  return () => { seen.disconnect(); model.off("change:spec", redraw); if (plotly) plotly.purge(box); };
+  return { names: ["spec"], show, end() { seen.disconnect(); if (plotly) plotly.purge(box); } };
 }

@@ -20,7 +20,7 @@ from dsexplore.views.widgets import script
 class PlotWidget(anywidget.AnyWidget):
     """Shows one figure; tells what was clicked and which range was zoomed to."""
 
-    _esm = script("plot.js", render="plot")
+    _esm = script("follow.js", "plot.js", render="alone(plot)")
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)

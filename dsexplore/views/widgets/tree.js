@@ -163,7 +163,7 @@ export function tree({ model, el }) {
   const head = element("div", "dsx-row dsx-head"), space = element("div", "dsx-space"), body = element("div", "dsx-body");
   head.setAttribute("role", "row");
   const tall = model.get("height");
-  let columns = titles.length, all = false, choosing = false, top = 0, drawn = new Map();
+  let columns = titles.length, all = false, top = 0, drawn = new Map(), known = model.get("selected");
   space.append(body);
   port.append(head, space);
   el.append(bar, port);
@@ -269,10 +269,9 @@ export function tree({ model, el }) {
   function select(i) {
     if (i === model.get("selected")) model.send({ type: "again" });
     else {
-      choosing = true;
+      known = i;
       model.set("selected", i);
       model.save_changes();
-      choosing = false;
     }
     show(rows.shown.indexOf(i));
     paint();
@@ -324,25 +323,17 @@ export function tree({ model, el }) {
   for (const type of ["keydown", "keyup", "keypress"]) filter.addEventListener(type, (event) => event.stopPropagation());
   copy.addEventListener("click", () => { const i = model.get("selected"); if (i >= 0) copyText(rows.names(i).join("\n"), el); });
   fold.addEventListener("click", () => { model.set("folding", !rows.folding); model.save_changes(); });
-  // One message may change several of these: the rows are drawn once.
-  const changed = new Set();
-  function apply() {
-    const moved = changed.has("selected") ? model.get("selected") : -1;
+  function renew(changed) {
+    const selected = model.get("selected"), moved = selected !== known;
+    known = selected;
     if (changed.has("values") || changed.has("columns")) fill();
     rows.folding = model.get("folding");
-    const at = moved >= 0 ? rows.reveal(moved) : -1;
-    if (changed.has("selected")) filter.value = rows.query;
-    if (rows.sort || changed.has("folding") || changed.has("selected")) refresh();
+    const at = moved && selected >= 0 ? rows.reveal(selected) : -1;
+    if (moved) filter.value = rows.query;
+    if (rows.sort || changed.has("folding") || moved) refresh();
     else paint();
     if (at >= 0) { show(at); paint(); }
-    changed.clear();
   }
-  const followed = ["values", "columns", "folding", "selected"].map((name) => [`change:${name}`, () => {
-    if (name === "selected" && choosing) return;
-    if (!changed.size) queueMicrotask(apply);
-    changed.add(name);
-  }]);
-  for (const [name, follow] of followed) model.on(name, follow);
   wide.addEventListener("click", () => { all = !all; fit(); paint(); });
   const seen = new ResizeObserver(() => { fit(); paint(); });
   seen.observe(port);
@@ -355,12 +346,12 @@ export function tree({ model, el }) {
     requestAnimationFrame(() => { el.dataset.ready = "1"; });
   });
   window.addEventListener("keydown", ownKeys, true);
-  return () => {
+  function end() {
     window.removeEventListener("keydown", ownKeys, true);
-    for (const [name, follow] of followed) model.off(name, follow);
     seen.disconnect();
     for (const twin of twins) twin.style.display = "";
-  };
+  }
+  return { names: ["values", "columns", "folding", "selected"], show: renew, end };
 }
 
 // The static view stands in the saved notebook; beside the live one it would be a repetition.

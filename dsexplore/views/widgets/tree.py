@@ -13,7 +13,7 @@ from dsexplore.views.widgets import script, source
 class TreeWidget(anywidget.AnyWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
 
-    _esm = script("tree.js", render="tree")
+    _esm = script("follow.js", "tree.js", render="alone(tree)")
     _css = source("tree.css")
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
