@@ -4,9 +4,9 @@ What must hold, whichever engine runs:
 
 - ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
   ``True``: the queue is kept full, and at least one request is reaped at a time.
-- ``single_submit=True``: one request per submission; else whatever fits the queue. Into an empty queue the first of
-  several large ones goes alone, so that the disk begins while the system still prepares the others.
-- What has finished is replaced before it is looked at: the disk does not wait for Python.
+- ``single_submit=True``: one request per submission; else whatever fits the queue.
+- What has finished is replaced before it is looked at: the disk does not wait for Python. A request that fails is
+  noticed after at most 64 more, and two queues.
 - The result of every request is looked at. A short one is completed, an interrupted one repeated, a failed one is
   raised as OSError after all others in flight have finished, since they still write into the caller's memory.
 - An exception of any kind leaves nothing in flight.
@@ -30,8 +30,6 @@ from dsexplore.aio.backends.base import Engine, Requests
 
 _PATIENCE = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
-_LARGE = 512 << 10
-"""Bytes of a request from which on a system call more is nothing beside what the disk does meanwhile."""
 
 
 class Policy(NamedTuple):
@@ -86,7 +84,7 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
         return
     engine.load(requests)
     submit, wait, take, lengths = engine.submit, engine.wait, engine.take, requests.lengths.tolist()
-    large = lengths[0] >= _LARGE
+    flows = slots is None and not single
     odd: list[tuple[int, int]] = []
     following = pending = 0
     try:
@@ -97,7 +95,7 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
                     want = total - following
                 if slots is not None:
                     want = _lend(engine, requests, slots, following, want)
-                accepted = submit(following, 1 if single or (large and not pending) else want) if want else 0
+                accepted = submit(following, 1 if single else want) if want else 0
                 if accepted < want:
                     accepted += _submit_rest(engine, following + accepted, want - accepted, single)
                     if slots is not None:
@@ -110,7 +108,9 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
                     odd.append((index, result))
                 elif slots is not None:
                     slots.give(index, moved=True)
-            if pending:
+            if pending == depth and flows and following < total and not odd:
+                following, pending = engine.flow(following, total, 1 if overlap else depth)
+            elif pending:
                 pending -= wait(1 if overlap else pending)
             elif odd:
                 _settle(requests, odd, plain_fd, slots)
@@ -135,7 +135,6 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
         requests.addresses[:] = np.resize(np.array(ring, np.int64), total)
     engine.load(requests)
     submit, clock, lengths = engine.submit, watch.clock, requests.lengths.tolist()
-    large = lengths[0] >= _LARGE
     begun, where, free, latencies = [0.0] * total, requests.addresses.tolist(), deque(ring or ()), watch.latencies
     following, submitted, moved, pending = watch.first % total, 0, 0, 0
     deadline, most = watch.deadline, sys.maxsize if watch.most is None else watch.most
@@ -160,7 +159,7 @@ def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch
                 note()  # what has finished lends its memory to what follows
             room = min(depth - pending, most - submitted) if running and (overlap or not pending) else 0
             while room > 0:
-                want = 1 if single or (large and not pending) else min(room, total - following)
+                want = 1 if single else min(room, total - following)
                 if begun[following] or (want > 1 and (want := _idle(begun, following, want)) == 0):
                     break
                 if ring is not None:

@@ -96,15 +96,14 @@ def memory_of(buffer: Any, *, writable: bool) -> Memory:
 
 
 def _memory_of_tensor(tensor: Any) -> Memory:
-    kind = tensor.device.type
     if not tensor.is_contiguous():
         raise UsageError(f"{_told(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise UsageError(f"{_told(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
-    if kind == "meta":
+    if tensor.is_cpu:
+        return HostMemory(tensor.data_ptr(), tensor.nbytes, tensor.untyped_storage())
+    if tensor.is_meta:
         raise UsageError(f"{_told(tensor)} on the meta device has no memory: use a real device")
-    if kind == "cpu":
-        return HostMemory(tensor.data_ptr(), tensor.nbytes, tensor.detach())
     return DeviceMemory(tensor)
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio.backends.base import Completions, Requests, split
+from dsexplore.aio.backends.base import Completions, Engine, Requests, split
 from dsexplore.aio.driver import Policy, Watch, drive, drive_until
 
 BLOCK = 4096
 
 
-class Scripted:
+class Scripted(Engine):
     """Finishes requests in order; ``refuse`` and ``results`` say what goes otherwise."""
 
     name = "scripted"
@@ -109,20 +109,6 @@ def test_with_overlap_the_queue_is_kept_full() -> None:
     assert engine.calls[0] == ("submit", 4)
     assert engine.calls[1:10] == [("wait", 1), ("submit", 1), ("take", 1)] * 3
     assert engine.calls[10:] == [("wait", 1), ("take", 1)] * 4
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_an_empty_queue_gets_the_first_large_request_alone(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
-    monkeypatch.setattr("dsexplore.aio.driver._LARGE", BLOCK)
-    engine = Scripted(4)
-    if measured:
-        drive_until(engine, requests_on(-1, 9)[0], Policy(False, False), Watch(1e9, most=9, clock=Ticks()), None)
-    else:
-        run(engine, requests_on(-1, 9)[0], Policy(False, False))
-    batch = [("submit", 1), ("submit", 3)]
-    assert engine.calls == [
-        *batch, ("wait", 4), *batch, ("take", 4), ("wait", 4), ("submit", 1), ("take", 4), ("wait", 1), ("take", 1)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("overlap", [True, False])

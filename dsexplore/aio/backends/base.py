@@ -44,7 +44,8 @@ def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_si
 class Engine(Protocol):
     """One queue of at most ``depth`` requests in flight, used by one thread at a time.
 
-    Waiting and looking at what came are two calls, so that the disk gets its next requests in between.
+    Waiting and looking at what came are two calls, so that the disk gets its next requests in between. `flow` is
+    both that matter to the disk in one: what runs between a completion and the next submission is time that it idles.
     """
 
     name: ClassVar[str]
@@ -60,15 +61,32 @@ class Engine(Protocol):
 
     def submit(self, first: int, count: int) -> int:
         """Start requests ``first … first + count − 1``; the number accepted, 0 when the system is out of room."""
+        ...
 
     def wait(self, minimum: int) -> int:
         """Wait until at least ``minimum`` have finished, fewer after a signal; how many have.
 
         What the wait before brought has been taken.
         """
+        ...
+
+    def flow(self, first: int, end: int, minimum: int) -> tuple[int, int]:
+        """Replace what finishes: wait as `wait` does, and start as many of the requests from ``first`` on.
+
+        An engine may repeat this for as long as all goes well: no signal, every request accepted, every result as
+        long as the first request of the table. What finished last is then still to be taken; of what finished
+        before, every result has been looked at.
+
+        Returns:
+            The index after the last request started, at most ``end``, and the number of requests unfinished.
+        """
+        finished = self.wait(minimum)
+        started = self.submit(first, min(finished, end - first)) if finished >= minimum else 0
+        return first + started, self.in_flight - finished
 
     def take(self) -> Completions:
-        """What the last wait brought, to be looked at before the next one; nothing when called again."""
+        """What has finished, to be looked at before the next wait; nothing when called again."""
+        ...
 
     def close(self) -> None:
         """Give everything back; waits for requests in flight. Harmless when repeated."""

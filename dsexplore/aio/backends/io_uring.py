@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.backends.base import Completions, Requests
+from dsexplore.aio.backends.base import Completions, Engine, Requests
 
 _READ, _WRITE, _READ_FIXED, _WRITE_FIXED = 22, 23, 4, 5
 _COOP_TASKRUN, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 8, 1 << 12, 1 << 13
@@ -49,7 +49,7 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", c_uint64), ("length", c_uint64))
 
 
-class IoUring:
+class IoUring(Engine):
     """One ring of at least ``depth`` entries, used only by the thread that made it.
 
     Raises:

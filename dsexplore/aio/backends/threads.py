@@ -9,12 +9,12 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import ClassVar
 
-from dsexplore.aio.backends.base import Completions, Requests
+from dsexplore.aio.backends.base import Completions, Engine, Requests
 
 LARGEST_DEPTH = 1024
 
 
-class Threads:
+class Threads(Engine):
     """``depth`` blocking threads behind one queue; they start as they are first needed.
 
     Raises:
