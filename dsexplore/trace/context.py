@@ -11,6 +11,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -49,9 +50,13 @@ def cause_text(cause: Cause) -> str:
     return f"{within}: {change}" if within else change
 
 
+@dataclass(slots=True, eq=False)
 class Context:
     """What the stack says about one collective; it holds on to what is running, so it must not be kept."""
 
+    depth: int
+    modules: Modules
+    sources: list[Source] = field(default_factory=list)
     phase: Phase = "other"
     trigger: Module | None = None
     """The module that was running."""
@@ -60,11 +65,11 @@ class Context:
     owner: nn.Module | None = None
     """The module whose parameters move, where the stack knows it."""
     cause: Cause = ""
-    implicit = False
-    is_object = False
-    is_blocking = False
+    implicit: bool = False
+    is_object: bool = False
+    is_blocking: bool = False
     """``send`` and ``recv``, which wait; their op is that of ``isend`` and ``irecv``."""
-    batch = 0
+    batch: int = 0
     """1 for the first member of a batch of point-to-point operations, 2 for the next ones."""
     mesh: DeviceMesh | None = None
     schedule: tuple[dict[str, Any], ...] = ()
@@ -77,24 +82,20 @@ class Context:
     """Where autograd was called, in backward."""
     site: Source | None = None
     """The user's line that called the module, in backward."""
-    found = False
+    found: bool = False
     """Whether nothing further out can tell more."""
-
-    graph_task = -1
+    graph_task: int = -1
     """The number of the backward that is running; -1 for none."""
-    in_backward = False
-    settled = False
+    in_backward: bool = False
+    settled: bool = False
     """The innermost of module call, autograd engine and optimizer decides phase and module."""
     redistribute: dict[str, Any] | None = None
     """Local names of the innermost redistribute."""
-    redistribute_backward = False
-    op = ""
+    redistribute_backward: bool = False
+    op: str = ""
     """The innermost op on DTensors."""
 
-    def __init__(self, depth: int, modules: Modules) -> None:
-        self.depth = depth
-        self.modules = modules
-        self.sources: list[Source] = []
+    def __post_init__(self) -> None:
         task = _current_graph_task_id()
         if task != -1:
             self.graph_task = task
