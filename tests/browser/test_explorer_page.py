@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from plotly.offline import get_plotlyjs
 
+from dsexplore.views.figures import finished
 from dsexplore.views.widgets.explorer import ExplorerWidget
+from dsexplore.views.widgets.plot import PlotWidget
 
 pytestmark = pytest.mark.browser
 
@@ -92,3 +95,43 @@ def test_html_that_is_put_in_anew_keeps_the_elements_that_stay(
 ) -> None:
     page.goto("about:blank")
     assert page.evaluate(REWRITING, [ExplorerWidget._esm, before, after]) == [after, kept]
+
+
+DRAWING = """
+async ([source, spec]) => {
+  const react = Plotly.react, listeners = {}, state = { spec, spoken: "a figure" };
+  window.calls = [];
+  Plotly.react = (box, data, layout, settings) => {
+    calls.push([Boolean(settings), Boolean(layout.xaxis.automargin), Boolean(layout.yaxis.automargin)]);
+    return react(box, data, layout, settings);
+  };
+  window.draw = (changed) => { state.spec = changed; listeners["change:spec"](); };
+  const model = { get: (name) => state[name], send() {}, on(name, f) { listeners[name] = f; }, off() {} };
+  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  module.default.render({ model, el: document.body });
+}
+"""
+
+
+def figure_of(names: list[str]) -> dict[str, Any]:
+    data = [{"type": "heatmap", "z": [list(range(len(names)))], "x": names, "y": ["layers.*"], "showscale": False}]
+    return finished({"data": data, "layout": {}})
+
+
+def test_a_figure_is_drawn_anew_in_idle_time_and_with_room_for_names_that_fit(page: Any) -> None:
+    page.set_viewport_size({"width": 500, "height": 500})
+    page.set_content("<body></body>")
+    page.add_script_tag(content=get_plotlyjs())
+    page.evaluate(DRAWING, [PlotWidget._esm, figure_of(["dp", "tp"])])
+    page.wait_for_function("calls.length === 2")
+    page.wait_for_selector(".dsx-plot[data-drawn='1']")
+    assert page.evaluate("calls") == [[True, False, False], [False, False, False]]
+    labels = "[...document.querySelectorAll('.xtick text, .ytick text')].map((text) => text.getBoundingClientRect())"
+    inside = f"{labels}.every((at) => at.left >= 8 && at.right <= 492 && at.bottom <= 368)"
+    assert page.evaluate(f"{labels}.length") == 3
+    assert page.evaluate(inside)
+    page.evaluate("spec => draw(spec)", figure_of([f"a long name {i}" for i in range(9)]))
+    page.wait_for_selector(".dsx-plot[data-drawn='2']")
+    assert page.evaluate("calls[2]") == [False, True, False]
+    assert page.evaluate(inside)
+    assert page.errors == []

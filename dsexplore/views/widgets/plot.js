@@ -49,14 +49,14 @@ function makeRoom(data, layout, width) {
     if (name.includes("&")) decode.innerHTML = name;
     return pen.measureText(name.includes("&") ? decode.value : name).width;
   }));
-  const below = names("x"), beside = names("y"), margin = layout.margin = { l: 0, r: 0, b: 0, ...layout.margin };
+  const below = names("x"), beside = names("y"), margin = layout.margin = { ...layout.margin };
   if (beside.size) {
-    margin.l = Math.max(margin.l, Math.ceil(widest(beside)) + 18);
+    margin.l = Math.max(margin.l ?? 0, Math.ceil(widest(beside)) + 18);
     for (const [key, axis] of Object.entries(layout)) if (key.startsWith("yaxis") && !axis.title) axis.automargin = false;
   }
-  const fit = (width - margin.l - margin.r) / below.size > widest(below) + 8;
+  const fit = (width - (margin.l ?? 80) - (margin.r ?? 80)) / below.size > widest(below) + 8;
   if (below.size && fit && !layout.xaxis2 && !(layout.xaxis ||= {}).title) {
-    margin.b = Math.max(margin.b, 28);
+    margin.b = Math.max(margin.b ?? 80, 28);
     Object.assign(layout.xaxis, { automargin: false, tickangle: 0 });
   }
 }
@@ -85,16 +85,23 @@ export function plot({ model, el }) {
       zoom = setTimeout(() => send({ type: "zoom", range }), 120);
     });
   }
-  async function draw() {
+  async function figure() {
     const { data, layout } = structuredClone(model.get("spec"));
-    if (!data) return;
-    plotly ??= await library(model);
-    box.setAttribute("aria-label", model.get("spoken"));
     width ||= box.clientWidth;
     if (width) makeRoom(data, Object.assign(layout, { width }), width);
     // Told its settings again, plotly would have the page laid out before it begins.
     await plotly.react(box, data, layout, bound ? undefined : SETTINGS);
-    if (!bound) bind();
+  }
+  async function draw() {
+    if (!model.get("spec").data) return;
+    plotly ??= await library(model);
+    box.setAttribute("aria-label", model.get("spoken"));
+    await figure();
+    if (!bound) {
+      bind();
+      // Once more in idle time: else the first choice waits until the browser has compiled what drawing anew takes.
+      requestIdleCallback(() => after(figure));
+    }
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
   }
   // Drawn at once where nothing is being drawn: what plotly asks of the page has the browser lay it out first.
