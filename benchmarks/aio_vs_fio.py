@@ -13,8 +13,9 @@ goals. Without huge pages for fio both sides use ordinary ones, and the table sa
 ``own-ring`` is our own engine in tensor mode beside itself in ring mode: what moving into one large buffer, with
 every block cold in the processor's cache, costs whoever does it. At depth 1 fio cannot be made to pay it: its free
 requests lie on a stack, so that the one in flight is always the same one, with the same memory. Held at depth 1 by
-``--latency_target``, ``--iodepth=64`` moves 256 MiB through one of its 64 blocks. So tensor mode beside fio is fair
-where depth × block × threads outgrows the cache; below that, DeepSpeed's handle on the same tensor is the measure.
+``--latency_target``, or by a ``--thinktime`` of 1 µs after each block, ``--iodepth=64`` moves 256 MiB through one of
+its 64 blocks. So tensor mode beside fio is fair where depth × block × threads outgrows the cache; below that,
+DeepSpeed's handle on the same tensor is the measure.
 """
 
 from __future__ import annotations
