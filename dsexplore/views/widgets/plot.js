@@ -1,5 +1,7 @@
 // Draws a plotly figure with the plotly.js that is there already: the page's, JupyterLab's, or the installed package's.
 const MIME = "application/vnd.plotly.v1+json";
+// Safari has no idle callbacks.
+const whenIdle = globalThis.requestIdleCallback ?? ((run) => setTimeout(run, 200));
 const SETTINGS = { displaylogo: false, showSendToCloud: false };
 
 async function fromLab() {
@@ -100,7 +102,7 @@ export function plot({ model, el }) {
     if (!bound) {
       bind();
       // Once more in idle time: else the first choice waits until the browser has compiled what drawing anew takes.
-      requestIdleCallback(() => after(figure));
+      whenIdle(() => { if (box.isConnected) after(figure); });
     }
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
   }
