@@ -251,9 +251,8 @@ class EventCodes:
     def _in_columns(self) -> tuple[Codes, Codes]:
         """The place of each cell in a table of (axis, module), and in one of (phase, module)."""
         n, cells = len(self.tree), self.cells
-        return self.tree.columns_of(self.facets["axis"].labels)[
-            cells.axis
-        ] * n + cells.owner, cells.phase * n + cells.owner
+        axis_column = self.tree.columns_of(self.facets["axis"].labels)[cells.axis]
+        return axis_column * n + cells.owner, cells.phase * n + cells.owner
 
     def columns(self, sums: Sums) -> Sizes:
         """(columns, modules): count, bytes, bytes per axis, bytes per phase, own bytes; see `titles`."""
