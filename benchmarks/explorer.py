@@ -200,7 +200,11 @@ class Chromium:
         with (home / "log").open("wb") as log:
             self.process = subprocess.Popen([executable, *arguments, *options, "about:blank"], stdout=log, stderr=log)
         told = home / "DevToolsActivePort"
-        _until(lambda: told.exists() and "\n" in told.read_text())
+        try:
+            _until(lambda: told.exists() and "\n" in told.read_text())
+        except BaseException:
+            self.close()
+            raise
         self.address = f"http://127.0.0.1:{told.read_text().splitlines()[0]}"
 
     def take(self, playwright: Any) -> tuple[Any, Any]:
