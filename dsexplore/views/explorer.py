@@ -27,6 +27,7 @@ from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap
 from dsexplore.views.filters import Filters, Passed, choices, chosen, lists
 from dsexplore.views.picking import Picked, Shown, picked
 from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
+from dsexplore.views.tally import is_timed
 from dsexplore.views.widgets.explorer import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])
@@ -198,9 +199,7 @@ class Explorer:
             self.filter()
 
     def _zoom(self, extent: list[float] | None) -> None:
-        events = self._events(self._inside(self._drawn_rows))
-        timed = events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
-        scale = 1e6 if timed else 1.0
+        scale = 1e6 if is_timed(self._events(self._inside(self._drawn_rows))) else 1.0
         self._window = None if extent is None else (float(extent[0]) * scale, float(extent[1]) * scale)
         self._draw_again()
 

@@ -123,13 +123,18 @@ class Lanes:
         return self.first + column * self.width, self.first + (column + 1) * self.width
 
 
+def is_timed(events: pl.DataFrame) -> bool:
+    """Whether there are events and every one has its times: else they are shown in program order."""
+    return events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
+
+
 def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[float, float] | None = None) -> Lanes:
     """Bin the events by time where every one was timed, else by program order.
 
     Args:
         window: only this part of the axis, in its unit.
     """
-    timed = events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
+    timed = is_timed(events)
     at = (pl.col("start") - pl.col("start").min()) if timed else pl.col("seq")
     lane = pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane")
     rows = events.select("rank", "op", "phase", "message_bytes", lane, at.cast(pl.Float64).alias("at"))
