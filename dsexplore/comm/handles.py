@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,23 @@ def finish(records: Sequence[Record], copies: list[CopyBack]) -> None:
     copy_back(copies)
 
 
+def fail(records: Sequence[Record], error: BaseException) -> None:
+    """A call raised."""
+    for record in records:
+        comms_logger.fail(record, error)
+
+
+def note_outcome(records: Sequence[Record], future: Any) -> Any:
+    """What a future that is done gave, once the log knows how its call ended."""
+    try:
+        value = future.value()
+    except Exception as error:
+        fail(records, error)
+        raise
+    finish(records, [])
+    return value
+
+
 class Handle(td.Work):
     """The handle of an asynchronous call; torch's own, which tells where an error happened and when it was over."""
 
@@ -52,7 +70,12 @@ class Handle(td.Work):
         future = self._future()
         if future is not None:
             records = self._records
-            future.add_done_callback(lambda _: finish(records, []))
+
+            def done(future: Any) -> None:
+                with contextlib.suppress(Exception):  # torch would print it; who waits gets it raised
+                    note_outcome(records, future)
+
+            future.add_done_callback(done)
 
     def _future(self) -> Any:
         if isinstance(self._work, torch._C.Future):
@@ -68,8 +91,7 @@ class Handle(td.Work):
         try:
             done = self._work.wait(*timeout, **named)
         except Exception as error:
-            for record in self._records:
-                comms_logger.fail(record, error)
+            fail(self._records, error)
             explain(error, self._call, self._group)
             raise
         self._over()
@@ -84,15 +106,15 @@ class Handle(td.Work):
         return done
 
     def get_future(self) -> Any:
-        """torch's future of the op."""
+        """torch's future of the op; of one that is logged or has copies, its successor, done once they are."""
         work = self._work
         future: Any = work if isinstance(work, torch._C.Future) else work.get_future()
-        if self._copies:
-            return future.then(self._value_after_copies)
+        if self._copies or self._records:
+            return future.then(self._value_when_over)
         return future
 
-    def _value_after_copies(self, future: Any) -> Any:
-        value = future.value()
+    def _value_when_over(self, future: Any) -> Any:
+        value = note_outcome(self._records, future)
         self._over()
         return value
 

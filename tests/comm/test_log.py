@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import dsexplore.comm as dist
 from dsexplore.comm.bandwidth import bandwidth
 from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.comm.handles import Handle
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.records import GroupInfo, Record
 from dsexplore.comm.spellings import ALL_REDUCE
@@ -331,6 +333,39 @@ def wait_for_nothing_else() -> tuple[float, float]:
 @pytest.mark.processes
 def test_works_are_timed_however_their_end_is_learnt(ranks: Ranks) -> None:
     assert ranks(2, wait_for_nothing_else) == [("all_reduce", "recv", "send")] * 2
+
+
+def futures_waited_for(times: int) -> int:
+    """The work's own thread may tell the log only later: it has to get the interpreter first."""
+    import torch
+
+    import dsexplore.comm as dist
+
+    dist.configure(enabled=True)
+    for _ in range(times):
+        dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()
+        if dist.comms_logger.records[-1].seconds is None:
+            return 1
+    return 0
+
+
+@pytest.mark.processes
+def test_an_op_is_over_in_the_log_when_its_future_is(ranks: Ranks) -> None:
+    assert ranks(2, futures_waited_for, 300) == [0, 0]
+
+
+@pytest.mark.parametrize("ask", [True, False])
+def test_an_op_whose_future_failed_is_no_measurement(ask: bool) -> None:
+    work: torch.futures.Future[None] = torch.futures.Future()
+    record = Record("all_reduce", "all_reduce", "all_reduce", GroupInfo("0", (0, 1), "gloo", "work"), (8, None, ()))
+    record.start = 0
+    handle = Handle(work, "all_reduce", None, [record])
+    successor = handle.get_future() if ask else None
+    work.set_exception(ValueError("on purpose"))
+    if successor is not None:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            successor.wait()
+    assert (record.failed, record.cause, record.seconds) == (True, "failed: ValueError", None)
 
 
 def custom_ops() -> tuple[list[tuple[str, int]], list[float]]:
