@@ -213,6 +213,7 @@ class Recorder:
 
     def tables(self, recording: Recording) -> Tables:
         """The recording's content as of now."""
+        self._in_flight.settle(self._clock)
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
         groups = self._groups.described()

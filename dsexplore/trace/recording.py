@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from dsexplore.progress import Work
 from dsexplore.trace.issued import Issued
-from dsexplore.trace.timing import Clock, InFlight, end_at_completion
+from dsexplore.trace.timing import Clock, InFlight, end_at_completion, work_of
 
 
 @dataclass(eq=False)
@@ -68,5 +68,6 @@ class Timed:
         if self.issued.span is not None:
             self.issued.span.watch(result)
         else:
-            end_at_completion(self.issued, result, self.clock)
-            self.in_flight.add(self.issued, result)
+            work = work_of(result)
+            end_at_completion(self.issued, work, self.clock)
+            self.in_flight.add(self.issued, work)

@@ -51,21 +51,26 @@ def work_of(result: Any) -> Any:
     return None
 
 
-def end_at_completion(event: Timed, result: Any, clock: Clock) -> None:
+def future_of(work: Any) -> Any:
+    """The work's future; None where it has none, as gloo's send and recv."""
+    if work is None:
+        return None
+    try:
+        return work.get_future()
+    except RuntimeError:
+        return None
+
+
+def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
     """Fill in ``event.end`` when the work is done; at once, if it cannot say when."""
-    work = work_of(result)
-    future = None
-    if work is not None:
-        try:
-            future = work.get_future()
-        except RuntimeError:
-            future = None  # gloo's send and recv have none
+    future = future_of(work)
     if future is None:
         event.end = clock()
         return
 
     def done(_future: Any) -> None:
-        event.end = clock()
+        if event.end is None:
+            event.end = clock()
 
     future.add_done_callback(done)
 
@@ -89,14 +94,26 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._works)
 
-    def add(self, event: Timed, result: Any) -> None:
-        """Hold the work in a c10d op's result, and let go of those that ended long ago."""
+    def add(self, event: Timed, work: Any) -> None:
+        """Hold a work, and let go of those that ended long ago."""
         works = self._works
         long_ago = (event.start or 0) - self._held
         with self._lock:
             while works and works[0][0].end is not None and works[0][0].end < long_ago:
                 works.popleft()
-            works.append((event, work_of(result)))
+            works.append((event, work))
+
+    def settle(self, clock: Clock) -> None:
+        """Fill in the end of works that are done, but whose thread has not got Python's lock yet to say so.
+
+        Who waits for a work's future, as DDP does, goes on before its callbacks are called.
+        """
+        with self._lock:
+            running = [(event, work) for event, work in self._works if event.end is None]
+        for event, work in running:
+            future = future_of(work)
+            if future is not None and future.done() and event.end is None:
+                event.end = clock()
 
     def release(self) -> None:
         """Let go of all, once torch calls its kernels itself again."""

@@ -4,12 +4,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from dsexplore.trace import recorder
+from dsexplore.trace.model import Trace
 from dsexplore.trace.recorder import Recorder, record
 from dsexplore.trace.timing import InFlight, end_at_completion, timing_of
 from dsexplore.worlds.simulate import simulate
@@ -19,6 +21,17 @@ from dsexplore.worlds.simulate import simulate
 class Timed:
     start: int | None = None
     end: int | None = None
+
+
+class FutureWork(dist.Work):
+    """A work whose end a test decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: torch.futures.Future[None] = torch.futures.Future()
+
+    def get_future(self) -> Any:
+        return self.future
 
 
 @pytest.fixture
@@ -75,6 +88,27 @@ def test_an_op_without_a_work_ends_when_it_returns() -> None:
     event = Timed(start=1)
     end_at_completion(event, None, lambda: 7)
     assert event.end == 7
+
+
+@pytest.mark.usefixtures("ticking")
+def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -> None:
+    work, event, seen = FutureWork(), Timed(start=1), list[tuple[int | None, int | None]]()
+
+    def go_on(trace: Trace) -> None:
+        """What a thread that waited for the future does before its callbacks are called."""
+        before = event.end
+        trace.tables  # noqa: B018  reading it settles
+        seen.append((before, event.end))
+
+    with record() as trace:
+        work.future.add_done_callback(lambda _future: go_on(trace))
+        end_at_completion(event, work, recorder._recorder._clock)
+        recorder._recorder._in_flight.add(event, work)
+        trace.tables  # noqa: B018
+        assert event.end is None  # running
+        work.future.set_result(None)
+    assert seen == [(None, 100)]
+    assert event.end == 100
 
 
 def test_a_work_is_held_until_a_while_after_its_end() -> None:
