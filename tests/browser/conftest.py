@@ -43,7 +43,7 @@ ARGUMENTS = [
 
 
 _LONG = 180_000
-"""Milliseconds that Lab, a kernel or a whole notebook may take where other work keeps the machine busy."""
+"""Milliseconds that anything may take where other work keeps the machine busy: all waits of these tests end by then."""
 
 _ENDING_WITH_US = """
 import ctypes, os, signal, sys
@@ -53,6 +53,13 @@ if os.getppid() == int(sys.argv[1]):
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 """Runs what follows on the command line, and has the system end it when the test run ends, in whatever way."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give a test in a browser the time of several such waits."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(5 * _LONG / 1e3))
 
 
 def chromium() -> str:
@@ -65,7 +72,7 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     with playwright_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS, timeout=_LONG)
         yield opened
         opened.close()
 
@@ -92,6 +99,7 @@ def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(
         viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
     )
+    context.set_default_timeout(_LONG)
     opened = context.new_page()
     opened.errors = []
     opened.on("pageerror", lambda error: opened.errors.append(str(error)))
@@ -103,8 +111,8 @@ def page(browser: Any) -> Iterator[Any]:
 class Lab:
     """A running JupyterLab."""
 
-    def __init__(self, folder: Path, port: int, pid: int) -> None:
-        self.folder, self.address, self.pid = folder, f"http://127.0.0.1:{port}", pid
+    def __init__(self, folder: Path, address: str, pid: int) -> None:
+        self.folder, self.address, self.pid = folder, address, pid
 
     def write(self, name: str, cells: list[str]) -> Path:
         """A notebook of code cells."""
@@ -120,9 +128,14 @@ class Lab:
     def open(self, page: Any, name: str, dark: bool = False) -> None:
         page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=_LONG)
+        self.set_theme(page, dark)
+        page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
+
+    def set_theme(self, page: Any, dark: bool) -> None:
+        """Choose a theme, and wait until the page has it."""
         theme = "JupyterLab Dark" if dark else "JupyterLab Light"
         page.evaluate("t => void jupyterapp.commands.execute('apputils:change-theme', { theme: t })", theme)
-        page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
+        page.wait_for_function("t => document.body.dataset.jpThemeName === t", arg=theme, timeout=_LONG)
 
     def wait_for_kernel(self, page: Any) -> None:
         """Until the open notebook's kernel is idle."""
@@ -130,10 +143,14 @@ class Lab:
             "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=_LONG
         )
 
-    def run_all(self, page: Any) -> None:
-        """Run every cell and wait for the last; a cell that raises fails the test."""
+    def start_all(self, page: Any) -> None:
+        """Begin to run every cell."""
         self.wait_for_kernel(page)
         page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
+
+    def run_all(self, page: Any) -> None:
+        """Run every cell and wait for the last; a cell that raises fails the test."""
+        self.start_all(page)
         page.wait_for_function(
             "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
             ".every((prompt) => /[0-9]/.test(prompt.textContent))",
@@ -162,12 +179,32 @@ class Lab:
         )
 
     def save(self, page: Any) -> None:
-        page.evaluate("() => void jupyterapp.commands.execute('docmanager:save')")
+        """Save the open notebook, and wait until it is saved."""
+        page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
+        page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=_LONG)
+
+    def end_kernels(self) -> None:
+        """Shut down what still runs: each kernel has torch loaded."""
+        for kernel in self._ask("/api/kernels"):
+            self._ask(f"/api/kernels/{kernel['id']}", "DELETE")
+
+    def _ask(self, path: str, method: str = "GET") -> Any:
+        request = urllib.request.Request(f"{self.address}{path}", method=method)
+        with urllib.request.urlopen(request, timeout=_LONG / 1e3) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def one_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     yield from running_lab(tmp_path_factory)
+
+
+@pytest.fixture
+def lab(one_lab: Lab) -> Iterator[Lab]:
+    """The JupyterLab of all tests; the kernels of each end with it."""
+    yield one_lab
+    one_lab.end_kernels()
 
 
 def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
@@ -191,8 +228,9 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
         "OMP_NUM_THREADS": "1",
     }
     options = {
-        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0, "IdentityProvider.token": "",
+        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "IdentityProvider.token": "",
         "ServerApp.password": "", "ServerApp.root_dir": folder, "ServerApp.allow_root": True,
+        "ServerApp.disable_check_xsrf": True,  # else none but a page may end a kernel
     }  # fmt: skip
     command = [sys.executable, "-c", _ENDING_WITH_US, str(os.getpid()), "-m", "jupyter", "lab"]
     command += ["--no-browser", "--expose-app-in-browser"]
@@ -205,28 +243,29 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
             start_new_session=True,
         )
         try:
-            _wait_for(f"http://127.0.0.1:{port}/api", server, home / "log")
-            yield Lab(folder, port, server.pid)
+            yield Lab(folder, _address(server, home), server.pid)
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
             try:
-                server.wait(15)
+                server.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(server.pid, signal.SIGKILL)
-                server.wait(5)
+                server.wait(60)
 
 
-def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _address(server: subprocess.Popen[bytes], home: Path) -> str:
+    """Where the server listens, when it does: it takes another port where its own was taken meanwhile."""
     deadline = time.monotonic() + _LONG / 1e3
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
+    told = home / "run" / f"jpserver-{server.pid}.json"
+    while time.monotonic() < deadline and server.poll() is None:
         try:
-            urllib.request.urlopen(address, timeout=2).close()
-            return
-        except OSError:
+            address = f"http://127.0.0.1:{json.loads(told.read_text())['port']}"
+            urllib.request.urlopen(f"{address}/api", timeout=2).close()
+            return address
+        except (OSError, ValueError):
             time.sleep(0.1)
-    pytest.fail(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+    pytest.fail(f"JupyterLab did not start:\n{(home / 'log').read_text()[-2000:]}")
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def explored(lab: Any, make_layered: Any) -> str:
+def explored(one_lab: Any, make_layered: Any) -> str:
     """The cells that explore a small trace."""
-    save(make_layered(8, odd=3), lab.folder / "layered.trace")
+    save(make_layered(8, odd=3), one_lab.folder / "layered.trace")
     return "import dsexplore\ntrace = dsexplore.load('layered.trace')\nexplorer = trace.explore()\nexplorer"
 
 
@@ -27,15 +27,15 @@ def opened(lab: Any, page: Any, name: str, cell: str, dark: bool = False) -> Non
     lab.write(name, [cell])
     lab.open(page, name, dark=dark)
     lab.run_all(page)
-    page.wait_for_selector(".dsx-tree[data-ready]", timeout=20_000)
-    page.wait_for_selector(".dsx-plot[data-drawn]", timeout=20_000)
+    page.wait_for_selector(".dsx-tree[data-ready]")
+    page.wait_for_selector(".dsx-plot[data-drawn]")
 
 
 def redrawn(page: Any, action: Any) -> None:
     """Do something that draws the figure anew, and wait for it."""
     before = int(page.get_attribute(".dsx-plot", "data-drawn"))
     action()
-    page.wait_for_function("n => +document.querySelector('.dsx-plot').dataset.drawn > n", arg=before, timeout=10_000)
+    page.wait_for_function("n => +document.querySelector('.dsx-plot').dataset.drawn > n", arg=before)
 
 
 def row(page: Any, text: str) -> Any:
@@ -64,12 +64,9 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
     redrawn(page, lambda: page.click("text=clear"))
     assert lab.evaluate(page, "len(explorer.selection)") == 25
 
-    page.wait_for_timeout(100)
     box = page.locator(".dsx-plot .hm, .dsx-plot .plot").first.bounding_box()
     page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.2 * box["height"])
-    page.wait_for_function(
-        "() => document.querySelector('.dsx-explorer').innerText.includes('train.py:10')", timeout=10_000
-    )
+    page.wait_for_function("() => document.querySelector('.dsx-explorer').innerText.includes('train.py:10')")
     assert lab.evaluate(page, "explorer.widget.selected") >= 0
     shot(page, "explorer_clicked")
     assert page.requests.foreign == []
@@ -79,7 +76,7 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
 def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
     page.set_viewport_size({"width": 800, "height": 1250})
     opened(lab, page, "dark.ipynb", explored, dark=True)
-    page.wait_for_timeout(300)
+    page.wait_for_function("() => document.querySelector('.dsx-plot').dataset.drawn === '2'")
     shot(page, "explorer_800_dark")
     assert page.evaluate("getComputedStyle(document.querySelector('.dsx-tree')).color") != "rgb(0, 0, 0)"
     assert page.locator(".dsx-tree.dsx-dark").count() == 1
@@ -87,23 +84,23 @@ def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
 
 
 def test_saved_small_reopened_without_a_kernel_and_exported(lab: Any, page: Any, explored: str, shot: Any) -> None:
+    empty = lab.write("empty.ipynb", [explored]).stat().st_size
     opened(lab, page, "saved.ipynb", explored)
     assert page.locator(".dsx .tree").first.is_visible() is False
     path: Path = lab.folder / "saved.ipynb"
-    empty = path.stat().st_size
     lab.save(page)
-    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=10_000)
     grown = path.stat().st_size - empty
     assert 0 < grown <= 50_000
     assert "widgets" not in json.loads(path.read_text())["metadata"]
 
     reopened = page.context.new_page()
-    page.evaluate("() => void jupyterapp.commands.execute('kernelmenu:shutdown')")
+    page.close()
+    lab.end_kernels()
     reopened.goto(f"{lab.address}/lab/workspaces/again/tree/saved.ipynb?reset")
-    reopened.wait_for_selector(".jp-RenderedHTMLCommon .dsx .tree", timeout=30_000)
+    reopened.wait_for_selector(".jp-RenderedHTMLCommon .dsx .tree")
     assert "Net" in reopened.inner_text(".dsx .tree")
     absent = reopened.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
-    absent.wait_for(state="attached", timeout=20_000)
+    absent.wait_for(state="attached")
     assert not absent.is_visible()
     shot(reopened, "explorer_reopened")
 
@@ -113,9 +110,8 @@ def test_exported_as_a_page_or_as_plain_html(lab: Any, page: Any, explored: str,
     name = f"exported_{template}"
     opened(lab, page, f"{name}.ipynb", explored)
     lab.save(page)
-    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=10_000)
     command = [sys.executable, "-m", "nbconvert", "--to", "html", "--template", template, "--log-level=ERROR"]
-    subprocess.run([*command, str(lab.folder / f"{name}.ipynb")], check=True, timeout=120)
+    subprocess.run([*command, str(lab.folder / f"{name}.ipynb")], check=True)
     exported = page.context.new_page()
     exported.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
     exported.goto((lab.folder / f"{name}.html").as_uri())
@@ -161,13 +157,13 @@ def test_a_row_of_the_table_of_causes_selects_its_module(lab: Any, page: Any, ex
     opened(lab, page, "causes.ipynb", explored)
     told = "text => document.querySelector('.dsx-status').innerText.includes(text)"
     page.locator(".dsx-details tr[data-cause]", has_text="S(0)→R").click()
-    page.wait_for_function(told, arg="in S(0)→R in Net.layers.*.up", timeout=10_000)
+    page.wait_for_function(told, arg="in S(0)→R in Net.layers.*.up")
     assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.up"]
     page.keyboard.press("Escape")
-    page.wait_for_function(told, arg="25 of 25", timeout=10_000)
+    page.wait_for_function(told, arg="25 of 25")
     page.locator(".dsx-details tr[data-cause]", has_text="P→R").focus()
     page.keyboard.press("Enter")
-    page.wait_for_function(told, arg="in P→R in Net.layers.*.down", timeout=10_000)
+    page.wait_for_function(told, arg="in P→R in Net.layers.*.down")
     assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.down"]
     assert page.errors == []
 

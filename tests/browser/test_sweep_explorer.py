@@ -22,7 +22,7 @@ def opened(lab: Any, page: Any, name: str, dark: bool = False) -> None:
     lab.write(name, [CELL])
     lab.open(page, name, dark=dark)
     lab.run_all(page)
-    page.wait_for_selector(".dsx-plot[data-drawn] .heatmaplayer image", timeout=30_000)
+    page.wait_for_selector(".dsx-plot[data-drawn] .heatmaplayer image")
 
 
 def test_a_click_on_a_point_gives_its_block(lab: Any, page: Any, shot: Any) -> None:
@@ -35,7 +35,6 @@ def test_a_click_on_a_point_gives_its_block(lab: Any, page: Any, shot: Any) -> N
             page.wait_for_function(
                 "wanted => wanted.every((w) => document.querySelector('.widget-textarea textarea').value.includes(w))",
                 arg=[f'"block_size": {block},', f'"queue_depth": {depth},'],
-                timeout=10_000,
             )
             shown = json.loads(page.input_value(".widget-textarea textarea"))
             assert lab.evaluate(page, "explorer.selection.to_ds_config()") == shown
@@ -50,7 +49,7 @@ def test_every_picture_dark_and_narrow(lab: Any, page: Any, shot: Any) -> None:
     shot(page, "sweep_explorer_800_dark")
     for number, kind in enumerate(("depth", "latency", "parallel"), 2):
         page.locator(".widget-dropdown select").first.select_option(label=kind)
-        page.wait_for_selector(f".dsx-plot[data-drawn='{number}']", timeout=20_000)
+        page.wait_for_selector(f".dsx-plot[data-drawn='{number}']")
         shot(page, f"sweep_explorer_{kind}_dark")
         drawn = page.locator(".dsx-plot .main-svg").first.bounding_box()
         assert drawn["width"] == page.locator(".dsx-plot").bounding_box()["width"] <= 640
