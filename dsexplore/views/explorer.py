@@ -44,7 +44,6 @@ _ABSENT = (
 )
 """Beside the static view, the output of a widget that does not live is hidden: JupyterLab would write there
 "Loading widget…" for as long as no kernel runs."""
-_INK_ON_DARK, _INK_ON_LIGHT = "#c8c8c8", "#444444"
 
 
 def _in_one_message(change: Change) -> Change:
@@ -149,7 +148,6 @@ class Explorer:
             "selected": self._on_selected,
             "folding": self._on_folding,
             "kind": self._draw_again,
-            "dark": self._draw_again,
         }.items():
             self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
 
@@ -233,12 +231,11 @@ class Explorer:
 
     @_in_one_message
     def _draw_again(self) -> None:
-        """The figure of the same events: in another kind, range or ink."""
+        """The figure of the same events: in another kind or range."""
         kind = str(self.widget.kind)
         if kind != "sequence":
             self._window = None
-        spec = finished(self._spec(kind), _INK_ON_DARK if self.widget.dark else _INK_ON_LIGHT)
-        self.widget.show(spec, f"{_TITLES[kind]} of {self._of_what()}")
+        self.widget.show(finished(self._spec(kind)), f"{_TITLES[kind]} of {self._of_what()}")
 
     def _spec(self, kind: str) -> Spec:
         tables = self._trace.tables

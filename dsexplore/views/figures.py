@@ -61,14 +61,14 @@ def trace_figure(tables: Tables, kind: str = "modules", window: tuple[float, flo
     return go.Figure(finished(KINDS[kind](tables, window)))
 
 
-def finished(spec: Spec, ink: str = INK) -> Spec:
+def finished(spec: Spec) -> Spec:
     """A figure with what all of them share: no background, legible ink, room for its labels."""
     line = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)", "automargin": True}
     layout = {
         "template": {},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": ink, "size": 12},
+        "font": {"color": INK, "size": 12},
         "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
         "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         "height": 360,

@@ -138,3 +138,21 @@ def test_a_figure_is_drawn_anew_in_idle_time_and_with_room_for_names_that_fit(pa
     assert page.evaluate("calls[2]") == [False, True, False]
     assert page.evaluate(inside)
     assert page.errors == []
+
+
+def test_the_words_of_a_figure_have_the_ink_of_the_page_whatever_becomes_of_its_theme(page: Any) -> None:
+    page.set_content("<body></body>")
+    page.add_script_tag(content=get_plotlyjs())
+    page.evaluate(DRAWING, [PlotWidget._esm, figure_of(["dp", "tp"])])
+    written = "ink => getComputedStyle(document.querySelector('.ytick text')).fill === ink"
+    page.wait_for_selector(".dsx-plot[data-drawn='1']")
+    assert page.evaluate(written, "rgb(0, 0, 0)")
+    page.evaluate("document.body.style.colorScheme = 'dark'")
+    page.wait_for_function(written, arg="rgb(255, 255, 255)")
+    page.evaluate("document.body.style.colorScheme = 'light dark'")
+    page.wait_for_function(written, arg="rgb(0, 0, 0)")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(written, arg="rgb(255, 255, 255)")
+    page.evaluate("document.documentElement.style.setProperty('--jp-content-font-color1', 'rgba(0, 128, 0, 0.87)')")
+    page.wait_for_function(written, arg="rgb(0, 128, 0)")
+    assert page.errors == []

@@ -76,11 +76,16 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
 def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
     page.set_viewport_size({"width": 800, "height": 1250})
     opened(lab, page, "dark.ipynb", explored, dark=True)
-    page.wait_for_function("() => document.querySelector('.dsx-plot').dataset.drawn === '2'")
     shot(page, "explorer_800_dark")
-    assert page.evaluate("getComputedStyle(document.querySelector('.dsx-tree')).color") != "rgb(0, 0, 0)"
-    assert page.locator(".dsx-tree.dsx-dark").count() == 1
-    assert lab.evaluate(page, "explorer.widget.dark") is True
+    brightness = """() => [".dsx-tree", ".dsx-plot .ytick text"].map((place) => {
+        const { color, fill } = getComputedStyle(document.querySelector(place));
+        return (place === ".dsx-tree" ? color : fill).match(/[0-9.]+/g).slice(0, 3).reduce((a, b) => a + +b, 0);
+    })"""
+    assert min(page.evaluate(brightness)) > 600
+    lab.set_theme(page, dark=False)
+    page.wait_for_function(f"() => ({brightness})().every((sum) => sum < 150)")
+    shot(page, "explorer_800_dark_then_light")
+    assert page.errors == []
 
 
 def test_saved_small_reopened_without_a_kernel_and_exported(lab: Any, page: Any, explored: str, shot: Any) -> None:

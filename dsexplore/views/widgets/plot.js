@@ -3,6 +3,8 @@ const MIME = "application/vnd.plotly.v1+json";
 // Safari has no idle callbacks.
 const whenIdle = globalThis.requestIdleCallback ?? ((run) => setTimeout(run, 200));
 const SETTINGS = { displaylogo: false, showSendToCloud: false };
+// Of text: that of the notebook's theme, else that of the page.
+const INK = "var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText))";
 
 async function fromLab() {
   const container = globalThis._JUPYTERLAB && globalThis._JUPYTERLAB["jupyterlab-plotly"];
@@ -68,10 +70,11 @@ export function plot({ model, el }) {
   box.className = "dsx-plot";
   box.style.width = "100%";
   box.style.minHeight = "360px";
+  box.style.color = INK;
   box.style.contain = "layout paint style"; // what plotly measures inside lays out nothing outside
   box.setAttribute("role", "img");
   el.append(box);
-  let plotly = null, bound = false, zoom = 0, width = 0;
+  let plotly = null, bound = false, zoom = 0, width = 0, ink = "";
   const send = (message) => model.send(message);
   function bind() {
     bound = true;
@@ -90,6 +93,8 @@ export function plot({ model, el }) {
   async function figure() {
     const { data, layout } = structuredClone(model.get("spec"));
     width ||= box.clientWidth;
+    ink ||= getComputedStyle(box).color;
+    layout.font = { ...layout.font, ...(ink && { color: ink }) };
     if (width) makeRoom(data, Object.assign(layout, { width }), width);
     // Told its settings again, plotly would have the page laid out before it begins.
     await plotly.react(box, data, layout, bound ? undefined : SETTINGS);
@@ -116,12 +121,23 @@ export function plot({ model, el }) {
   }
   const show = () => after(draw);
   show();
-  // Told by the browser when it lays out, where asking would have it lay out once more.
-  const seen = new ResizeObserver(() => {
-    if (!box.clientWidth || box.clientWidth === width) return;
+  function fit() {
+    const now = getComputedStyle(box).color;
+    if (!box.clientWidth || (box.clientWidth === width && now === ink)) return;
     width = box.clientWidth;
-    if (bound) after(async () => { await plotly.relayout(box, { width }); });
-  });
+    ink = now;
+    if (bound) after(async () => { await plotly.relayout(box, { width, "font.color": ink }); });
+  }
+  // Told by the browser when it lays out, where asking would have it lay out once more.
+  const seen = new ResizeObserver(fit), themed = new MutationObserver(fit);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
   seen.observe(box);
-  return { names: ["spec"], show, end() { seen.disconnect(); if (plotly) plotly.purge(box); } };
+  for (const root of [document.documentElement, document.body]) themed.observe(root, { attributes: true });
+  scheme.addEventListener("change", fit);
+  function end() {
+    for (const observer of [seen, themed]) observer.disconnect();
+    scheme.removeEventListener("change", fit);
+    if (plotly) plotly.purge(box);
+  }
+  return { names: ["spec"], show, end };
 }

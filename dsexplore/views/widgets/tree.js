@@ -114,14 +114,6 @@ export class Rows {
   }
 }
 
-function isDark(el) {
-  for (let at = el; at; at = at.parentElement) {
-    const found = getComputedStyle(at).backgroundColor.match(/[\d.]+/g);
-    if (found && (found.length < 4 || +found[3] > 0.5)) return 0.3 * found[0] + 0.59 * found[1] + 0.11 * found[2] < 110;
-  }
-  return matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
 function copyText(text, near) {
   const fallback = () => {
     const area = element("textarea");
@@ -339,12 +331,7 @@ export function tree({ model, el }) {
   seen.observe(port);
   fit();
   refresh();
-  requestAnimationFrame(() => {
-    const dark = isDark(el);
-    el.classList.toggle("dsx-dark", dark);
-    if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); }
-    requestAnimationFrame(() => { el.dataset.ready = "1"; });
-  });
+  requestAnimationFrame(() => requestAnimationFrame(() => { el.dataset.ready = "1"; }));
   window.addEventListener("keydown", ownKeys, true);
   function end() {
     window.removeEventListener("keydown", ownKeys, true);

@@ -36,8 +36,6 @@ class TreeWidget(anywidget.AnyWidget):
     """Pixels that the rows take at most."""
     selected = traitlets.Int(-1).tag(sync=True, echo_update=False)
     folding = traitlets.Bool(True).tag(sync=True, echo_update=False)
-    dark = traitlets.Bool(False).tag(sync=True, echo_update=False)
-    """What the browser found its surroundings to be."""
     twin = traitlets.Unicode("").tag(sync=True)
     """Class of the static view that is hidden while this widget lives."""
 
