@@ -60,11 +60,10 @@ class Groups:
 
     def described(self) -> list[Group]:
         """All groups met so far, with their axes."""
-        groups = [group for _, group in self._groups.values()]
-        self._name_axes(self._meshes.values())
+        groups = [group for _, group in list(self._groups.values())]  # other threads meet more meanwhile
+        self._name_axes(list(self._meshes.values()))
         if any(not group.mesh and _may_be_axis(group) for group in groups):
-            # Meshes are not registered anywhere: find those that no parameter and no redistribute has shown.
-            self._name_axes([mesh for mesh in gc.get_objects() if type(mesh) is DeviceMesh])
+            self._name_axes(_all_meshes())
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
                 group.axis = group.description.removeprefix("mesh_")
@@ -84,6 +83,15 @@ class Groups:
         self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
         self._by_identity.clear()
         self._meshes.clear()
+
+
+def _all_meshes() -> list[DeviceMesh]:
+    """Those too that no parameter and no redistribute has shown: meshes are not registered anywhere.
+
+    All objects must never be listed for this: that list would hold tuples which other threads are only just making,
+    and a tuple that is held elsewhere cannot be finished (``SystemError``).
+    """
+    return [mesh for mesh in gc.get_referrers(DeviceMesh) if type(mesh) is DeviceMesh]
 
 
 def _name_parts(groups: list[Group]) -> None:

@@ -1,5 +1,6 @@
 """A process group is named by the mesh axis that it is, never by that of another world."""
 
+import gc
 import sys
 
 import polars as pl
@@ -33,6 +34,13 @@ def test_axes_of_a_mesh() -> None:
 def test_an_axis_that_spans_the_world_is_named_though_its_group_is_the_default_one() -> None:
     with simulate(4, "tp=4") as mesh:
         assert mesh.get_group() is dist.group.WORLD
+        assert axis_of(None) == "tp"
+
+
+def test_meshes_are_found_without_a_list_of_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold tuples that other threads are only just making, and those fail then."""
+    with simulate(4, "tp=4"):
+        monkeypatch.delattr(gc, "get_objects")
         assert axis_of(None) == "tp"
 
 
