@@ -85,7 +85,8 @@ def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collec
         mine: of this thread.
         waiting: threads that wait for a backward; empty where this thread called it itself.
     """
-    for found in ([b for b in everyone if b.thread in waiting], [mine], everyone):
+    latest = {b.thread: b for b in everyone}  # an ended thread's number is given to a new one
+    for found in ([latest[thread] for thread in waiting if thread in latest], [mine], everyone):
         numbered = [b for b in found if b.numbers]
         if len(numbered) == 1:
             return numbered[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,24 @@ class Issued:
         if self.span is not None:
             self.start, self.end = self.span.read()
             self.span = None
+
+
+class Batches(threading.local):
+    """Numbers batches as they begin, in any thread; the later members of one come in the thread that began it.
+
+    Args:
+        numbers: to take from.
+    """
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+        self._current = 0
+
+    def of(self, position: int) -> int:
+        """The number of a batch: a new one, unless its member at that position is a later one of the last."""
+        if position < 2:
+            self._current = next(self._numbers)
+        return self._current
 
 
 def is_async(entry: Communication, args: tuple[Any, ...]) -> bool:

@@ -112,17 +112,18 @@ class Modules:
     def uninstall(self) -> None:
         """Remove every hook."""
         global _following
-        _following = None
         _global_forward_pre_hooks.pop(_HOOK, None)
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # a list, whatever typeshed says
-        for reference in self._hooked.values():
-            hooked = reference()
-            if hooked is not None:
-                hooked._forward_hooks.pop(_HOOK, None)
-                hooked._forward_hooks_always_called.pop(_HOOK, None)
-        self._hooked.clear()
-        self._meshes.clear()
+        with self._lock:
+            _following = None
+            for reference in self._hooked.values():
+                hooked = reference()
+                if hooked is not None:
+                    hooked._forward_hooks.pop(_HOOK, None)
+                    hooked._forward_hooks_always_called.pop(_HOOK, None)
+            self._hooked.clear()
+            self._meshes.clear()
 
     def enter(self, called: nn.Module) -> None:
         """A forward begins."""
@@ -131,10 +132,7 @@ class Modules:
         module = self.find(called)
         identity = id(called)
         if _HOOK not in called._forward_hooks:
-            # The module's own last hook: what earlier hooks communicate still belongs to the module.
-            called._forward_hooks[_HOOK] = _leaving
-            called._forward_hooks_always_called[_HOOK] = True
-            self._hooked[identity] = weakref.ref(called)
+            self._hook(called)
         boundaries = self._here.mine
         stack = boundaries.stack
         if module.root is None and stack:
@@ -144,6 +142,15 @@ class Modules:
             module.calls += 1
         stack.append((module, identity, *frames.caller(sys._getframe(3))))
         boundaries.mark()
+
+    def _hook(self, called: nn.Module) -> None:
+        """Be told when its forward ends, unless the recording ended meanwhile, in another thread."""
+        with self._lock:
+            if _following is self:
+                # The module's own last hook: what earlier hooks communicate still belongs to the module.
+                called._forward_hooks[_HOOK] = _leaving
+                called._forward_hooks_always_called[_HOOK] = True
+                self._hooked[id(called)] = weakref.ref(called)
 
     def leave(self, called: nn.Module) -> None:
         """A forward ended, with or without an exception."""
@@ -197,7 +204,7 @@ class Modules:
 
     def _holder(self, variable: torch.Tensor) -> Module | None:
         """The module that has this very parameter."""
-        for reference, module in self._known.values():
+        for reference, module in self._entries():
             alive = reference()
             if alive is not None and any(own is variable for own in alive._parameters.values()):
                 return module
@@ -304,10 +311,16 @@ class Modules:
 
     def meshes(self) -> list[DeviceMesh]:
         """Meshes that parameters lie on."""
-        return [mesh for mesh, _ in self._meshes.values()]
+        with self._lock:
+            return [mesh for mesh, _ in self._meshes.values()]
 
     def _all(self) -> list[Module]:
-        return list(dict.fromkeys(module for _, module in self._known.values()))
+        return list(dict.fromkeys(module for _, module in self._entries()))
+
+    def _entries(self) -> list[tuple[weakref.ref[nn.Module], Module]]:
+        """All that is known as of now: other threads go on meeting modules."""
+        with self._lock:
+            return list(self._known.values())
 
     def calls(self) -> dict[int, int]:
         """Calls so far, by identity of the entry."""
@@ -316,16 +329,19 @@ class Modules:
     def in_order(self) -> Iterator[Module]:
         """All modules, each model's in the order of ``named_modules``, parents before children."""
         parts: dict[int, list[Module]] = {}
-        for module in self._all():
+        with self._lock:
+            met, roots = self._all(), list(self._roots)
+        for module in met:
             if module.root is not None:
                 parts.setdefault(id(module.root), []).append(module)
-        for root in self._roots:
+        for root in roots:
             yield root
             yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
 
     def parameters(self) -> list[Parameter]:
         """All parameters of all models met."""
-        return list(self._parameters.values())
+        with self._lock:
+            return list(self._parameters.values())
 
 
 _following: Modules | None = None
@@ -335,15 +351,17 @@ def _entering(module: nn.Module, _inputs: Any) -> None:
     # Inside a compiled region hooks are replayed out of order: there a collective belongs to the compiled module.
     if torch.compiler.is_dynamo_compiling():
         return
-    if _following is not None:
-        _following.enter(module)
+    following = _following
+    if following is not None:
+        following.enter(module)
 
 
 def _leaving(module: nn.Module, _inputs: Any, _output: Any) -> None:
     if torch.compiler.is_dynamo_compiling():
         return
-    if _following is not None:
-        _following.leave(module)
+    following = _following
+    if following is not None:
+        following.leave(module)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from dsexplore.trace import frames, pipelines
 from dsexplore.trace.context import Context, look
 from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.groups import Group, Groups, own_rank
-from dsexplore.trace.issued import Issued, is_async
+from dsexplore.trace.issued import Batches, Issued, is_async
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.recording import Recording, Timed, Untimed
@@ -57,7 +58,7 @@ class Recorder:
         self._groups = Groups()
         self._modules = Modules()
         self._stack_depth = 1
-        self._batches = 0
+        self._batches = Batches(count(1))
         self._backward = -1, False
         """The last backward that communicated: its number, and whether it is itself differentiable."""
         self._anchor: CudaAnchor | None = None
@@ -75,7 +76,7 @@ class Recorder:
         with self._lock:
             if not self._recordings:
                 self._groups, self._modules, self._warned = Groups(), Modules(), set()
-                self._anchor, self._batches = None, 0
+                self._anchor, self._batches = None, Batches(count(1))
                 substrate = self._make_substrate()
                 try:
                     self._modules.install()
@@ -85,13 +86,13 @@ class Recorder:
                     raise
                 self._substrate = substrate
             recording.earlier_calls = self._modules.calls()
-            self._recordings.append(recording)
+            self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
             self._stack_depth = max(each.stack_depth for each in self._recordings)
 
     def close(self, recording: Recording) -> Tables:
         """End it and return its content; the last one removes everything that was installed."""
         with self._lock:
-            self._recordings.remove(recording)
+            self._recordings = [each for each in self._recordings if each is not recording]
             self._stack_depth = max((each.stack_depth for each in self._recordings), default=1)
             if self._recordings:
                 return self.tables(recording)
@@ -135,7 +136,7 @@ class Recorder:
         issued = self._issued(context, raw_op, messages, group)
         issued.is_async = not context.is_blocking and is_async(entry, args)
         if context.batch or "coalesced" in raw_op:
-            issued.batch = self._batch(context.batch)
+            issued.batch = self._batches.of(context.batch)
         return issued
 
     def switched_off(self, op: str, process_group: Any, switch: str) -> None:
@@ -193,12 +194,6 @@ class Recorder:
             self._modules.note_node(trigger, context.sources[0] if context.sources else None)
         return trigger
 
-    def _batch(self, position: int) -> int:
-        """The number of a batch, a new one unless this is a later member of the last."""
-        if position < 2:
-            self._batches += 1
-        return self._batches
-
     def _warn(self, about: str, message: str) -> None:
         if about not in self._warned:
             self._warned.add(about)
@@ -214,14 +209,15 @@ class Recorder:
     def tables(self, recording: Recording) -> Tables:
         """The recording's content as of now."""
         self._in_flight.settle(self._clock)
+        # In this order, as other threads go on: no step without its events, no event without its group.
+        steps, issued = list(recording.steps), list(recording.issued)
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
         groups = self._groups.described()
-        issued = list(recording.issued)  # other threads may go on
         ranks = _ranks(issued)
         used = {id(one.group) for one in issued}
         return Tables(
-            events=events_frame(issued, recording.steps, recording.stack_depth),
+            events=events_frame(issued, steps, recording.stack_depth),
             parameters=parameters_frame(self._modules, ranks[0] if ranks else 0),
             modules=modules_frame(self._modules, recording.earlier_calls),
             groups=groups_frame(group for group in groups if id(group) in used),

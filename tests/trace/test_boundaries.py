@@ -29,6 +29,10 @@ class TestWhoseForwardItWas:
     def test_a_thread_without_forwards_takes_the_only_one_there_was(self) -> None:
         assert of_forward([self.forward, self.device], self.device, ()) is self.forward
 
+    def test_a_number_of_an_ended_thread_is_that_of_the_thread_that_has_it_now(self) -> None:
+        ended, again = boundaries(1, 0, 2), self.forward
+        assert of_forward([ended, again, self.device], self.device, {1}) is again
+
     def test_nothing_is_guessed_among_several(self) -> None:
         everyone = [self.forward, self.other, self.device]
         assert of_forward(everyone, self.device, ()) is self.device
