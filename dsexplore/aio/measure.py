@@ -98,9 +98,10 @@ class _Slice:
         self._left, self._guard = len(tables), threading.Lock()
 
     def abandon(self) -> None:
-        """End as soon as what is in flight has finished."""
+        """End as soon as what is in flight has finished, also where not every thread has been given its share."""
         for watch in self.watches:
             watch.stopped = True
+        self._gate.abort()
 
     def _open_gate(self) -> None:
         self.cpu = time.process_time()
@@ -233,12 +234,12 @@ class Bench:
         for share, table in enumerate(tables):
             measured.watches[share].first = self._turn * 7919 % len(table)
             measured.watches[share].most = len(table) if self._renew is not None else None
-            pool.start(measured, share, share)
         try:
+            for share in range(len(tables)):
+                pool.start(measured, share, share)
             measured.finished.wait()
-        except BaseException:
+        except BaseException:  # Ctrl-C: `close` waits for what is in flight
             measured.abandon()
-            measured.finished.wait()
             raise
         if measured.tables[0].write:
             self.bytes_written += sum(watch.bytes for watch in measured.watches)

@@ -15,6 +15,7 @@ from dsexplore.aio.config import AioConfig
 from dsexplore.aio.driver import Policy, drive, move_plainly
 from dsexplore.aio.files import Target
 from dsexplore.aio.memory import Memory, Stage
+from dsexplore.aio.workers import started
 
 _SPAN = 65536
 """Requests laid out at a time: a table of 4 MiB. The queue drains between spans."""
@@ -168,7 +169,7 @@ class Pool:
     """``config.thread_count`` threads, each with an engine of depth ``config.queue_depth``.
 
     Raises:
-        OSError: the system refuses an engine; those already open are closed.
+        OSError: the system refuses a thread or an engine; those already there are ended.
     """
 
     def __init__(self, backend: str, config: AioConfig) -> None:
@@ -176,17 +177,17 @@ class Pool:
         self._inboxes: list[_Inbox] = []
         self._threads: list[threading.Thread] = []
         answers: SimpleQueue[BaseException | None] = SimpleQueue()
-        for number in range(config.thread_count):
-            inbox: _Inbox = SimpleQueue()
-            name = f"dsexplore-aio-{number}"
-            thread = threading.Thread(target=_work, args=(backend, config, inbox, answers), name=name, daemon=True)
-            thread.start()
-            self._inboxes.append(inbox)
-            self._threads.append(thread)
-        failures = [answer for _ in self._threads if (answer := answers.get()) is not None]
-        if failures:
+        try:
+            for number in range(config.thread_count):
+                inbox: _Inbox = SimpleQueue()
+                self._inboxes.append(inbox)
+                self._threads.append(started(f"dsexplore-aio-{number}", _work, backend, config, inbox, answers))
+            failures = [answer for _ in self._threads if (answer := answers.get()) is not None]
+            if failures:
+                raise failures[0]
+        except BaseException:  # Ctrl-C, too: a thread that nobody knows would wait for ever
             self.close()
-            raise failures[0]
+            raise
 
     def start(self, job: Task, share: int, thread: int) -> None:
         """Give one share of a job to one thread."""

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import ClassVar
 
 from dsexplore.aio.backends.base import Completions, Engine, Requests
+from dsexplore.aio.workers import started
 
 LARGEST_DEPTH = 1024
 
@@ -47,9 +48,8 @@ class Threads(Engine):
         self._addresses[index] = address
 
     def submit(self, first: int, count: int) -> int:
+        self._start(min(self.in_flight + count, self.depth))
         self.in_flight += count
-        while len(self._threads) < min(self.in_flight, self.depth):
-            self._start()
         for i in range(first, first + count):
             self._todo.put((i, self._write, self._fd, self._addresses[i], self._lengths[i], self._offsets[i]))
         return count
@@ -77,11 +77,15 @@ class Threads(Engine):
             for thread in threads:
                 thread.join()
 
-    def _start(self) -> None:
-        name = f"dsexplore-aio-io-{len(self._threads)}"
-        thread = threading.Thread(target=_serve, args=(self._todo, self._done), name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
+    def _start(self, count: int) -> None:
+        """Let so many threads run; fewer where the system has no more, which then serve the same requests."""
+        try:
+            while len(self._threads) < count:
+                name = f"dsexplore-aio-io-{len(self._threads)}"
+                self._threads.append(started(name, _serve, self._todo, self._done))
+        except OSError:
+            if not self._threads:
+                raise
 
 
 def _serve(todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None], done: SimpleQueue[tuple[int, int]]) -> None:
