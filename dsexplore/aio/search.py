@@ -70,22 +70,24 @@ def descend(
 ) -> dict[AioConfig, float]:
     """Move along one axis at a time to the best value on it, until a whole turn brings nothing or time is up.
 
+    However short the time, one axis is measured; where no axis has a choice, the start alone.
+
     Returns:
         The last ratio of every setting measured.
     """
     scores: dict[AioConfig, float] = {}
     best, moved = start, True
-    while moved and more():
+    while moved and (more() or not scores):
         moved = False
         for key, values in axes.items():
             line = [config for value in values if fits(config := best.with_(**{key: value}))]
-            if len(line) < 2 or not more():
+            if len(line) < 2 or (scores and not more()):
                 continue
             scores.update(measure(line))
             winner = max(line, key=lambda config: scores.get(config, 0.0))
             if winner != best and scores[winner] > scores.get(best, 0.0) * _WORTH_MOVING:
                 best, moved = winner, True
-    return scores
+    return scores or dict(measure([start]))
 
 
 def finals(

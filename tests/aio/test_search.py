@@ -69,9 +69,18 @@ def test_descent_asks_little_and_stops_when_nothing_improves() -> None:
     assert disk.asked < len(search.grid(search.AXES, anything)) / 5
 
 
-def test_descent_ends_when_time_is_up() -> None:
+def test_descent_measures_one_axis_however_short_the_time() -> None:
     disk = Disk(4, 1 << 20, 0.1, 0.0)
-    assert search.descend(CONTROL, search.AXES, disk.measure, lambda: False, anything) == {}
+    scores = search.descend(CONTROL, search.AXES, disk.measure, lambda: False, anything)
+    assert scores.keys() == {CONTROL.with_(queue_depth=depth) for depth in search.AXES["queue_depth"]}
+
+
+def test_descent_without_a_choice_measures_its_start() -> None:
+    disk, only = Disk(4, 1 << 20, 0.1, 0.0), AioConfig(queue_depth=32, thread_count=2)
+    axes = {key: (getattr(only, key),) for key in search.AXES}
+    scores = search.descend(only, axes, disk.measure, lambda: True, anything)
+    assert scores[only] == pytest.approx(disk.true(only) / disk.true(CONTROL))
+    assert set(scores) <= {only, CONTROL}
 
 
 def test_settings_that_do_not_fit_are_never_measured() -> None:

@@ -62,6 +62,14 @@ def test_the_full_grid(tmp_path: Path) -> None:
     assert result.operations == ["read"]
 
 
+@pytest.mark.parametrize("setting", [AioConfig(queue_depth=2), AioConfig()], ids=["other", "default"])
+def test_one_setting_is_compared_with_the_default(tmp_path: Path, setting: AioConfig) -> None:
+    axes = ("block_size", "queue_depth", "thread_count", "single_submit", "overlap_events")
+    result = sweep(tmp_path, "16MiB", 0.3, **{key: [getattr(setting, key)] for key in axes})  # type: ignore[arg-type]
+    assert {m.sample.config for m in result.measured} == {setting, AioConfig()}
+    assert set(result.best().tied) <= {setting, AioConfig()}
+
+
 @pytest.mark.parametrize("around", [0.5, 4.0])
 def test_a_sweep_keeps_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: float) -> None:
     """However long what goes on around a slice takes: ``around`` times the slice."""
