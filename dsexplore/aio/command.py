@@ -5,8 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsexplore.errors import UsageError
+
+if TYPE_CHECKING:
+    from dsexplore.aio.result import SweepResult
 
 DESCRIPTION = (
     "Measure the disk under PATH and print the aio block for a DeepSpeed config. PATH is a directory, where one "
@@ -41,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from dsexplore.aio.sweeping import sweep
 
     try:
+        _check_folders(args)
         result = sweep(
             args.path,
             args.size,
@@ -53,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             references=args.reference,
             progress=False if args.json else None,
         )
+        _print(result, as_json=args.json)
         if args.save:
             result.save(args.save)
         if args.html:
@@ -63,11 +70,21 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("dsexplore aio: interrupted before anything was measured", file=sys.stderr)
         return 130
-    if args.json:
+    return 130 if result.interrupted else 0
+
+
+def _check_folders(args: argparse.Namespace) -> None:
+    """Refuse what cannot be saved before a minute is spent on measuring it."""
+    for option, file in (("--save", args.save), ("--html", args.html)):
+        if file and not Path(file).absolute().parent.is_dir():
+            raise UsageError(f"{option} {file}: there is no folder {Path(file).absolute().parent}")
+
+
+def _print(result: SweepResult, *, as_json: bool) -> None:
+    if as_json:
         verdict = {"aio": result.to_ds_config()["aio"] if result.rounds else None}
         print(json.dumps({**verdict, **result.to_json()}, indent=1))
-    else:
-        print("\n".join(result.lines()))
-        if result.rounds:
-            print(json.dumps(result.to_ds_config(), indent=2))
-    return 130 if result.interrupted else 0
+        return
+    print("\n".join(result.lines()))
+    if result.rounds:
+        print(json.dumps(result.to_ds_config(), indent=2))

@@ -210,6 +210,23 @@ def test_the_command_tells_what_went_wrong(tmp_path: Path, capsys: pytest.Captur
     assert "too small" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--save", "--html"])
+def test_the_command_checks_first_where_results_go(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "sweep", pytest.fail)
+    assert run_command(str(tmp_path), option, str(tmp_path / "none" / "result")) == 1
+    told = capsys.readouterr().err
+    assert told == f"dsexplore aio: {option} {tmp_path}/none/result: there is no folder {tmp_path}/none\n"
+
+
+def test_the_command_prints_what_it_cannot_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(str(tmp_path), "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path)) == 1
+    captured = capsys.readouterr()
+    assert '"block_size"' in captured.out
+    assert captured.err.startswith("dsexplore aio: ")
+
+
 def test_importing_and_sweeping_need_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys, dsexplore.aio as aio\n"
