@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dsexplore.aio.config import as_integer
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
 
@@ -160,9 +161,10 @@ def new_locked_tensor(num_elem: int, example_tensor: Any) -> Any:
         UsageError: a negative count.
         OSError: no memory, or ``RLIMIT_MEMLOCK`` does not allow to lock it.
     """
-    if isinstance(num_elem, bool) or not isinstance(num_elem, int) or num_elem < 0:
+    count = as_integer(num_elem)
+    if count is None or count < 0:
         raise UsageError(f"num_elem {num_elem!r} is not a number of elements: give a whole number, at least 0")
-    buffer = Buffer(num_elem * example_tensor.element_size()).lock()
+    buffer = Buffer(count * example_tensor.element_size()).lock()
     key = buffer.address
     memory = weakref.ref(buffer.bytes, lambda _: _forget(key))
     with _locked_guard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ class AioConfig:
 
     def __post_init__(self) -> None:
         for key in (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT):
-            _check_integer(key, getattr(self, key))
+            object.__setattr__(self, key, _checked_integer(key, getattr(self, key)))
         for key in _BOOLEANS:
             _check_boolean(key, getattr(self, key))
         if self.block_size % c.SECTOR:
@@ -134,11 +135,21 @@ class AioConfig:
         )
 
 
-def _check_integer(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def as_integer(value: object) -> int | None:
+    """A whole number of whatever kind, numpy's too, as Python's own; None for all else, truth values included."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # it is the judge
+    except TypeError:
+        return None
+
+
+def _checked_integer(key: str, value: object) -> int:
+    number = as_integer(value)
+    if number is None:
         raise UsageError(f"aio {key} {value!r} is {type(value).__name__}: it must be a whole number, at least 1")
-    if value < 1:
-        raise UsageError(f"aio {key} {value} is too small: it must be at least 1")
+    if number < 1:
+        raise UsageError(f"aio {key} {number} is too small: it must be at least 1")
+    return number
 
 
 def _check_boolean(key: str, value: object) -> None:
@@ -148,7 +159,7 @@ def _check_boolean(key: str, value: object) -> None:
 
 def _merge_thread_count(values: dict[str, Any]) -> None:
     newer = values.pop(c.AIO_INTRA_OP_PARALLELISM)
-    _check_integer(c.AIO_INTRA_OP_PARALLELISM, newer)
+    _checked_integer(c.AIO_INTRA_OP_PARALLELISM, newer)
     older = values.setdefault(c.AIO_THREAD_COUNT, newer)
     if older != newer:
         raise UsageError(

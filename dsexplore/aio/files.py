@@ -98,10 +98,6 @@ class Target:
         """Direct requests begin and end on multiples of this, so that they share no page with a tail."""
         return max(PAGE, self.alignment.offset) if self.direct else 1
 
-    def size(self) -> int:
-        """Bytes in the file now."""
-        return os.fstat(self.fd).st_size
-
     def plain_fd(self) -> int:
         """A descriptor of the same file through the page cache, opened when first asked for."""
         if not self.direct:

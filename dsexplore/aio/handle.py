@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 import weakref
 from types import TracebackType
@@ -16,7 +17,7 @@ from typing import Any, Self
 
 from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.config import AioConfig, as_integer
 from dsexplore.aio.constants import SECTOR
 from dsexplore.aio.files import Target
 from dsexplore.aio.memory import Memory, memory_of
@@ -164,9 +165,17 @@ class aio_handle:
         """Begin to fill ``buffer``, which the handle keeps alive; returns 0. `wait` for it before using the buffer."""
         return self._parallel(buffer, filename, False, True, file_offset, write=False)
 
-    def async_pwrite(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
-        """Begin to write ``buffer``, which the handle keeps alive; returns 0. `wait` for it before changing it."""
-        return self._parallel(buffer, filename, False, True, file_offset, write=True)
+    def async_pwrite(
+        self, buffer: Any, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+    ) -> int:
+        """Begin to write ``buffer``, which the handle keeps alive; returns 0. `wait` for it before changing it.
+
+        ``fd`` is DeepSpeed's other name for a ``filename`` that is a descriptor.
+        """
+        given = [file for file in (filename, fd) if file is not None]
+        if len(given) != 1:
+            raise TypeError("async_pwrite() takes either filename or fd: one of the two")
+        return self._parallel(buffer, given[0], False, True, file_offset, write=True)
 
     def wait(self) -> int:
         """Wait for all pending operations; returns how many completed.
@@ -233,15 +242,16 @@ class aio_handle:
         return 0
 
     def _begin(self, buffer: Any, file: File, validate: bool, offset: int, write: bool, threads: range) -> Job:
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        begin = as_integer(offset)
+        if begin is None or begin < 0:
             raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
         pool = self._threads()
         memory = memory_of(buffer, writable=not write)
         target = _opened(file, write)
         try:
             if not write:
-                _check_length(target, memory, offset)
-            job = Job(memory, target, offset, len(threads), bool(validate))
+                _check_length(target, memory, begin)
+            job = Job(memory, target, begin, len(threads), bool(validate))
         except BaseException:
             target.close()
             raise
@@ -307,9 +317,11 @@ def _opened(file: File, write: bool) -> Target:
 
 
 def _check_length(target: Target, memory: Memory, offset: int) -> None:
-    size = target.size()
-    if memory.nbytes and offset + memory.nbytes > size and os.path.isfile(target.path):  # noqa: PTH113 - a device tells no size
-        text = f"read of {memory.nbytes} bytes at offset {offset}: the file holds {size} bytes"
+    state = os.fstat(target.fd)
+    if stat.S_ISDIR(state.st_mode):
+        raise IsADirectoryError(errno.EISDIR, f"open for read: {os.strerror(errno.EISDIR)}", target.path)
+    if memory.nbytes and offset + memory.nbytes > state.st_size and stat.S_ISREG(state.st_mode):
+        text = f"read of {memory.nbytes} bytes at offset {offset}: the file holds {state.st_size} bytes"
         raise OSError(errno.ENODATA, text, target.path)
 
 

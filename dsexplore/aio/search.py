@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -46,12 +46,10 @@ def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...
     for key, values in given.items():
         if key not in axes:
             raise UsageError(f"axis {key!r} is unknown: sweep over {', '.join(AXES)}")
-        listed = tuple(values) if isinstance(values, (list, tuple, range)) else (values,)
+        listed = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
         if not listed:
             raise UsageError(f"axis {key!r} has no values: give at least one, or leave it out for {AXES[key]}")
-        for value in listed:
-            AioConfig(**{key: value})
-        axes[key] = tuple(dict.fromkeys(listed))
+        axes[key] = tuple(dict.fromkeys(getattr(AioConfig(**{key: value}), key) for value in listed))
     return axes
 
 

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dsexplore import aio
@@ -35,6 +36,15 @@ def test_round_trip() -> None:
     assert AioConfig.from_dict(block) == config
     assert AioConfig.from_dict(json.loads(config.to_json())) == config
     assert [type(value) for value in block["aio"].values()] == [int, int, int, int, bool, bool]
+
+
+def test_whole_numbers_of_numpy_become_pythons() -> None:
+    config = AioConfig(np.int64(4096), np.int32(4), np.uint8(2))  # type: ignore[arg-type]
+    assert config == AioConfig(4096, 4, 2)
+    assert {type(value) for value in config.to_ds_config()["aio"].values()} == {int, bool}
+    assert AioConfig.from_dict({"intra_op_parallelism": np.int64(3)}).to_json() == AioConfig(thread_count=3).to_json()
+    with pytest.raises(UsageError, match=r"queue_depth np.float64\(8.0\) is float64"):
+        AioConfig(queue_depth=np.float64(8))  # type: ignore[arg-type]
 
 
 def test_both_names_of_the_thread_count() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,27 @@ def test_a_descriptor_instead_of_a_path(file: str, tmp_path: Path, flags: int) -
     assert (tmp_path / "b").read_bytes() == b"\0\0\0" + Path(file).read_bytes()
 
 
+def test_offsets_and_counts_of_numpy_are_taken(file: str, tmp_path: Path) -> None:
+    with aio_handle(4096, 4) as handle:
+        tensor = handle.new_cpu_locked_tensor(np.int64(1000), torch.empty(0, dtype=torch.uint8))  # type: ignore[arg-type]
+        assert handle.sync_pread(tensor, file, np.int64(5000)) == 1  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"num_elem 1\.5 is not a number"):
+            handle.new_cpu_locked_tensor(1.5, tensor)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"file_offset 4096\.0 is not a position"):
+            handle.sync_pread(tensor, file, 4096.0)  # type: ignore[arg-type]
+    assert tensor.numpy().tobytes() == Path(file).read_bytes()[5000:6000]
+
+
+def test_a_descriptor_by_deepspeeds_name(tmp_path: Path) -> None:
+    with aio_handle(4096, 4) as handle, (tmp_path / "b").open("wb") as target:
+        assert handle.async_pwrite(buffer=torch.ones(5000, dtype=torch.uint8), fd=target.fileno(), file_offset=7) == 0
+        assert handle.wait() == 1
+        for wrong in ({}, {"filename": "x", "fd": 3}):
+            with pytest.raises(TypeError, match="either filename or fd"):
+                handle.async_pwrite(torch.ones(4), **wrong)  # type: ignore[arg-type]
+    assert (tmp_path / "b").read_bytes() == bytes(7) + bytes([1]) * 5000
+
+
 def test_functions(tmp_path: Path) -> None:
     path = str(tmp_path / "b")
     tensor = torch.arange(12_345)
@@ -117,6 +139,13 @@ def test_a_missing_file(tmp_path: Path, method: str) -> None:
     with aio_handle(queue_depth=2) as handle, pytest.raises(FileNotFoundError, match="open for read") as caught:
         getattr(handle, method)(torch.empty(4), str(tmp_path / "none"))
     assert caught.value.filename == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize("method", ["sync_pread", "sync_pwrite", "read"])
+def test_a_directory_is_no_file(tmp_path: Path, method: str) -> None:
+    with aio_handle(queue_depth=2) as handle, pytest.raises(IsADirectoryError, match=r"open for .*directory") as caught:
+        getattr(handle, method)(torch.empty(4), str(tmp_path))
+    assert caught.value.filename == str(tmp_path)
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:

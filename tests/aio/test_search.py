@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,6 +126,8 @@ def test_cost_counts_threads_first_then_memory() -> None:
 def test_axes() -> None:
     assert search.checked_axes({"queue_depth": [4, 8, 4]})["queue_depth"] == (4, 8)
     assert search.checked_axes({"thread_count": 2})["thread_count"] == (2,)
+    powers = search.checked_axes({"queue_depth": 2 ** np.arange(3)})["queue_depth"]
+    assert [(value, type(value)) for value in powers] == [(1, int), (2, int), (4, int)]
     assert len(search.grid(search.checked_axes({"queue_depth": [4, 8]}), anything)) == 2 * 3 * 7 * 2 * 2
     with pytest.raises(UsageError, match="axis 'depth' is unknown: sweep over queue_depth"):
         search.checked_axes({"depth": [1]})
