@@ -15,7 +15,8 @@ from dsexplore.worlds.rank_client import server
 from dsexplore.worlds.rank_outcomes import RankOutcome, RanksRun, Reason, Status
 from dsexplore.worlds.rank_server import LENGTH, Job, Reap, Report, Start
 
-_STACK_WAIT = 0.3  # seconds that a hung rank gets to write its stack
+_STACK_WAIT = 2.0  # seconds that hung ranks get to write their stacks, all together
+_EXIT_WAIT = 10.0  # seconds that a rank that has finished gets to end by itself
 _NOTICED_LATE = 0.25  # a killed process closes its sockets, which its peers see, before it counts as ended
 
 
@@ -80,22 +81,35 @@ class Rank:
             self._shown = end + 1
             self._on_line(self.rank, line)
 
-    def settle(self) -> None:
-        """Its process has ended, which decides the status."""
+    def settle(self, looked_at: float) -> None:
+        """Its process has ended, which decides the status.
+
+        Args:
+            looked_at: when it was last known to run. One that died cannot tell when, and its peers may fail because of
+                it long before a busy launcher gets to look: so it counts as the first that failed since.
+        """
         self.read()
-        self.failed_at = self._report.at if self._report is not None else time.monotonic() - _NOTICED_LATE
+        unknown = min(looked_at, time.monotonic() - _NOTICED_LATE)
+        self.failed_at = self._report.at if self._report is not None else unknown
         if self.status is None:
             self.status = "died" if self._report is None else "error"
 
-    def locate(self) -> None:
+    def ask_where(self) -> None:
         """It hangs: have it write its stack."""
         os.kill(self._pid, signal.SIGUSR1)
-        until = time.monotonic() + _STACK_WAIT
-        while time.monotonic() < until and not os.fstat(self._stack.fileno()).st_size:
+
+    def locate(self, until: float) -> None:
+        """Take the stack that it was asked for, waiting no longer than that for the whole of it."""
+        stack = self._stack_text()
+        while not _is_whole(stack) and time.monotonic() < until:
             time.sleep(0.01)
+            stack = self._stack_text()
+        lines = stack.splitlines(keepends=True)
+        self._hung_at = "".join(line for line in lines if "rank_server.py" not in line and _OUTERMOST not in line)
+
+    def _stack_text(self) -> str:
         self._stack.seek(0)
-        lines = self._stack.read().decode(errors="replace").splitlines(keepends=True)
-        self._hung_at = "".join(line for line in lines if "rank_server.py" not in line and "<string>" not in line)
+        return self._stack.read().decode(errors="replace")
 
     def let_go(self) -> None:
         """Let a rank that finished end by itself."""
@@ -105,7 +119,7 @@ class Rank:
     def end(self) -> RankOutcome:
         """End the process and all that it started, collect it, give the descriptors back."""
         if self.status == "ok":
-            _wait_readable(self.ended, seconds=2.0)
+            _wait_readable(self.ended, _EXIT_WAIT)
         for kill in (os.killpg, os.kill):
             with suppress(ProcessLookupError):  # a rank that has only just been forked leads no session yet
                 kill(self._pid, signal.SIGKILL)
@@ -123,6 +137,16 @@ class Rank:
             stack=self._hung_at,
             exit_code=exit_code,
         )
+
+
+_OUTERMOST = '"<string>"'
+"""The file of a rank's outermost frame: the server was started by ``python -c``."""
+
+
+def _is_whole(stack: str) -> bool:
+    """Whether a stack that is written bit by bit has its last line: the outermost frame, or dots where it is deep."""
+    *_, last = ["", *stack.splitlines(keepends=True)]
+    return last.endswith("\n") and (_OUTERMOST in last or last.strip() == "...")
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
@@ -187,20 +211,24 @@ class Run:
             for rank in self._ranks:
                 for descriptor in (rank.output.descriptor, rank.result.descriptor, rank.ended):
                     selector.register(descriptor, selectors.EVENT_READ, rank)
+            looked_at = self._began
             while any(rank.status is None for rank in self._ranks):
                 left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                for key, _ in selector.select(left):
+                ready = selector.select(max(left, 0))
+                ready_at = time.monotonic()
+                for key, _ in ready:
                     rank = key.data
                     if key.fd == rank.ended:
-                        rank.settle()
+                        rank.settle(looked_at)
                         selector.unregister(key.fd)
                     else:
                         reader = rank.output if key.fd == rank.output.descriptor else rank.result
                         rank.read()
                         if reader.at_end:
                             selector.unregister(key.fd)
+                if left <= 0:
+                    break
+                looked_at = ready_at
                 if not failed and any(rank.status in ("error", "died") for rank in self._ranks):
                     failed = True
                     deadline = min(deadline, time.monotonic() + grace)
@@ -210,8 +238,12 @@ class Run:
     def close(self) -> tuple[RankOutcome, ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""
         ranks, self._ranks = self._ranks, []
+        hung = [rank for rank in ranks if rank.status is None]
+        for rank in hung:
+            rank.ask_where()
+        until = time.monotonic() + _STACK_WAIT
+        for rank in hung:
+            rank.locate(until)
         for rank in ranks:
-            if rank.status is None:
-                rank.locate()
             rank.let_go()
         return tuple(rank.end() for rank in ranks)

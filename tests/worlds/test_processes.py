@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds import processes
+from dsexplore.worlds import processes, rank_run
 from dsexplore.worlds.processes import RanksFailedError, run_ranks
 
 pytestmark = pytest.mark.processes
@@ -126,20 +126,75 @@ def test_a_killed_rank_ends_the_run_and_its_peers() -> None:
     assert not any(is_running(int(outcome.output.split()[0])) for outcome in run.outcomes)
 
 
-def test_a_hung_rank_is_ended_with_its_stack() -> None:
+def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the launcher is busy rank 1 dies, rank 0 fails because of it, and tells so."""
+    monkeypatch.setattr(rank_run, "_NOTICED_LATE", 0)
+    pids: dict[int, int] = {}
+
+    def busy(rank: int, line: str) -> None:
+        pids[rank] = int(line)
+        if len(pids) == 2:
+            while any(map(is_running, pids.values())):
+                threading.Event().wait(0.01)
+
+    def program() -> None:
+        import torch.distributed as td
+
+        print(os.getpid(), flush=True)
+        td.barrier()
+        if td.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        td.barrier()
+
+    run = run_ranks(program, 2, on_line=busy)
+    assert [outcome.status for outcome in run.outcomes] == ["error", "died"]
+    assert run.first_failure == 1
+
+
+@pytest.fixture
+def patience() -> float:
+    """Seconds in which two ranks start and meet on this machine, as it is now, with room to spare."""
+    return 1 + 8 * run_ranks("1", 2).seconds
+
+
+def test_a_hung_rank_is_ended_with_its_stack(patience: float) -> None:
     def wait_for_nobody() -> None:
         import torch.distributed as td
 
         if td.get_rank() == 0:
             td.barrier()
 
-    run = run_ranks(wait_for_nobody, 2, timeout=1.5)
+    run = run_ranks(wait_for_nobody, 2, timeout=patience)
     assert run.reason == "timeout"
     assert [outcome.status for outcome in run.outcomes] == ["stuck", "ok"]
     assert "in barrier" in run.outcomes[0].stack
     assert "in wait_for_nobody" in run.outcomes[0].stack
     with pytest.raises(RanksFailedError, match="time ran out"):
         _ = run.values
+
+
+def test_the_stack_of_a_rank_that_hangs_deep_down_ends_with_dots(patience: float) -> None:
+    def dive(depth: int) -> None:
+        if depth:
+            dive(depth - 1)
+        threading.Event().wait()
+
+    (outcome,) = run_ranks(dive, 1, args=(300,), backend=None, timeout=patience).outcomes
+    assert outcome.stack.count("in dive") > 50
+    assert outcome.stack.splitlines()[-1].strip() == "..."
+
+
+WHOLE_STACK = """\
+Stack (most recent call first):
+  File "/usr/lib/python3/threading.py", line 324 in wait
+  File "train.py", line 7 in step
+  File "<string>", line 1 in <module>
+"""
+
+
+def test_a_stack_is_whole_only_with_its_last_line() -> None:
+    whole = [end for end in range(len(WHOLE_STACK) + 1) if rank_run._is_whole(WHOLE_STACK[:end])]
+    assert whole == [len(WHOLE_STACK)]
 
 
 def test_ctrl_c_ends_the_ranks_and_tells_where_they_were() -> None:
