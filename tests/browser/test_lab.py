@@ -145,6 +145,14 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
         if page.evaluate("document.activeElement.classList.contains('dsx-port')"):
             break
         assert page.evaluate("document.activeElement.closest('.dsx-explorer') !== null")
+    page.focus("input[aria-label='module pattern']")
+    page.keyboard.type("layers.3")
+    redrawn(page, lambda: page.keyboard.press("Enter"))
+    assert lab.evaluate(page, "len(explorer.selection)") == 3
+    page.keyboard.press("Control+A")
+    page.keyboard.press("Delete")
+    redrawn(page, lambda: page.keyboard.press("Enter"))
+    page.focus(".dsx-port")
     before = page.locator(".dsx-body .dsx-row").count()
     redrawn(page, lambda: page.keyboard.press("End"))
     page.keyboard.press("ArrowLeft")

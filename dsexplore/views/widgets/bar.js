@@ -8,18 +8,24 @@ export function bar({ model, el }) {
     lists.set(name, list);
   }
   const pattern = element("input");
-  pattern.placeholder = "module pattern, *.mlp";
+  pattern.placeholder = "module pattern: *.mlp";
+  pattern.title = "only what such modules send, and all inside them: layers.0, *.mlp (* is any text); then Enter";
   pattern.setAttribute("aria-label", "module pattern");
-  pattern.addEventListener("change", () => tell("pattern", pattern.value.trim()));
+  const match = () => tell("pattern", pattern.value.trim());
+  pattern.addEventListener("change", match);
+  // JupyterLab keeps the Enter for itself that would have the browser tell of a change.
+  pattern.addEventListener("keydown", (event) => { if (event.key === "Enter") match(); });
   const implicit = element("input"), label = element("label");
   implicit.type = "checkbox";
   implicit.addEventListener("change", () => tell("implicit", implicit.checked));
+  label.title = "only redistributes that the program did not ask for";
   label.append(implicit, "implicit only");
   const clear = element("button", "", "clear");
   clear.title = "clear filters and selection";
   clear.addEventListener("click", () => model.send({ type: "clear" }));
   el.append(...lists.values(), pattern, label, clear);
   function tell(name, value) {
+    if (model.get(name) === value) return;
     model.set(name, value);
     model.save_changes();
   }

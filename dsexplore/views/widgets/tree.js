@@ -141,7 +141,10 @@ export function tree({ model, el }) {
   filter.type = "search";
   filter.placeholder = "filter modules by name";
   filter.setAttribute("aria-label", "filter modules by name");
+  filter.title = "show only modules with this in their name, and what they are in";
   const fold = element("button", "dsx-fold"), copy = element("button", "dsx-copy", "copy name");
+  fold.title = "show modules that are the same as one row, or each by itself";
+  copy.title = "copy the full names of all modules that the selected row stands for (key c)";
   const count = element("span", "dsx-count");
   count.setAttribute("aria-live", "polite");
   const wide = element("button", "dsx-wide");
