@@ -114,14 +114,15 @@ def _sequence(tables: Tables) -> tuple[str, str]:
 
 def _peers(tables: Tables) -> tuple[str, str]:
     title = "Who talks to whom"
-    grid = tally.between_ranks(tables)
-    if not grid.columns:
+    found = tally.between_ranks(tables)
+    if not found.receivers:
         return title, ""
     note = (
         '<p class="dim">The least on the wire from each recorded rank; '
         "a group's traffic is shared equally among its other ranks. Peers that get the same, each, are one column.</p>"
     )
-    return title, f"<div>{note}{draw.heatmap(grid, format_bytes, 'to rank')}</div>"
+    hidden = f'<p class="dim">{found.hidden:,} more rows and columns are not drawn.</p>' if found.hidden else ""
+    return title, f"<div>{note}{draw.heatmap(found.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
 def _sizes(tables: Tables) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dsexplore.views import html
 from dsexplore.views.palette import PHASES, phase_mark
-from dsexplore.views.tally import Grid, Lanes, phase_runs
+from dsexplore.views.tally import Grid, Lanes, lane_names, phase_runs
 
 STYLE = (
     """
@@ -116,15 +116,13 @@ def lanes_html(lanes: Lanes) -> str:
     """One strip per rank, group and op; the colour and the hatch of a mark tell the phase, as in the key above."""
     if not lanes.labels:
         return ""
-    several = len({rank for rank, _, _ in lanes.labels}) > 1
-    rows = "".join(_lane(lanes, row, several) for row in range(len(lanes.labels)))
+    rows = "".join(_lane(lanes, row, name) for row, name in enumerate(lane_names(lanes)))
     hidden = f'<p class="dim">{lanes.hidden:,} more lanes are not drawn.</p>' if lanes.hidden else ""
     return f'<div class="scroll"><div style="min-width:420px">{rows}</div></div>{hidden}'
 
 
-def _lane(lanes: Lanes, row: int, several: bool) -> str:
-    rank, lane, op = lanes.labels[row]
-    label = (f"rank {rank} · " if several else "") + f"{lane} · {op}" if lane else op
+def _lane(lanes: Lanes, row: int, label: str) -> str:
+    _, lane, op = lanes.labels[row]
     paths: dict[str, list[str]] = {}
     hatches: list[str] = []
     top = int(lanes.bytes.max()) or 1

@@ -23,7 +23,7 @@ from dsexplore.views.cells import Mask
 from dsexplore.views.codes import FACETS, EventCodes
 from dsexplore.views.communication import MOST_CAUSES, causes_html
 from dsexplore.views.explorer_rows import ModuleRows, rows_of
-from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap
+from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap, why_empty
 from dsexplore.views.filters import Filters, Passed, choices, chosen, lists
 from dsexplore.views.picking import Picked, Shown, picked
 from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
@@ -235,7 +235,8 @@ class Explorer:
         kind = str(self.widget.kind)
         if kind != "sequence":
             self._window = None
-        self.widget.show(finished(self._spec(kind)), f"{_TITLES[kind]} of {self._of_what()}")
+        empty = why_empty(kind, filtered=self._passed.filters != Filters())
+        self.widget.show(finished(self._spec(kind), empty), f"{_TITLES[kind]} of {self._of_what()}")
 
     def _spec(self, kind: str) -> Spec:
         tables = self._trace.tables
@@ -257,13 +258,20 @@ class Explorer:
         """The line above and the tables below: collectives with cause and source line, parameters, redistributes."""
         title = self._picked.title if self._picked is not None else self._rows.title
         place = f" in {html.name(title, 200)}" if title else ""
-        self.widget.status = f"<span>{self._of_what()}{place}</span>"
+        self.widget.status = f"<span>{self._of_what()}{place}</span>{self._no_such_module()}"
         mask = self._chosen()
         body = self._collectives(title, mask) if title else ""
         if (causes := self._codes.causes(mask, MOST_CAUSES)).lines:
             told = f"Redistributes that the program did not ask for: {causes.events:,}"
             body += draw.part(told, causes_html(causes.shown, causes.lines), not title)
         self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
+
+    def _no_such_module(self) -> str:
+        """Said where the pattern is the name of no module."""
+        if self._passed.is_known:
+            return ""
+        pattern = html.name(self._passed.filters.module, 80)
+        return f'<span class="dsx-dim"> – no module is called {pattern}; * stands for any text, as in *.mlp</span>'
 
     def _collectives(self, title: str, mask: Mask) -> str:
         body = f"<p><b>{html.name(title, 400)}</b></p>"

@@ -19,6 +19,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html, tally
+from dsexplore.views.fold import ranges
 from dsexplore.views.module_tree import OUTSIDE
 from dsexplore.views.palette import BLUE, OPS, OTHER_OP, PHASES, SKY, phase_mark
 
@@ -40,6 +41,8 @@ _PATTERNS = {
     "reduce": "|",
 }
 _LONGEST_LABEL = 34
+_MOST_SENDERS, _MOST_TARGETS = 8, 10
+"""Of a Sankey: so many labels stand one below the other in its height."""
 _MOST_LETTERS = 40
 
 
@@ -58,11 +61,23 @@ def trace_figure(tables: Tables, kind: str = "modules", window: tuple[float, flo
 
     if kind not in KINDS:
         raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
-    return go.Figure(finished(KINDS[kind](tables, window)))
+    return go.Figure(finished(KINDS[kind](tables, window), why_empty(kind)))
 
 
-def finished(spec: Spec) -> Spec:
-    """A figure with what all of them share: no background, legible ink, room for its labels."""
+def why_empty(kind: str, filtered: bool = False) -> str:
+    """What stands in the place of a figure that has nothing to show."""
+    if filtered:
+        return "nothing of this kind is left by the filters"
+    return "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
+
+
+def finished(spec: Spec, empty: str = "") -> Spec:
+    """A figure with what all of them share: no background, legible ink, room for its labels.
+
+    Args:
+        spec: its data, and what of its layout is its own.
+        empty: said in its place where it has no data.
+    """
     line = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)", "automargin": True}
     layout = {
         "template": {},
@@ -78,7 +93,7 @@ def finished(spec: Spec) -> Spec:
     for axis in ("xaxis", "yaxis"):
         layout[axis] = {**line, **layout.get(axis, {}), **({} if spec["data"] else {"visible": False})}
     if not spec["data"]:
-        layout["annotations"] = [{"text": "nothing of this kind in the trace", "showarrow": False}]
+        layout["annotations"] = [{"text": empty, "showarrow": False}]
     return {"data": spec["data"], "layout": layout}
 
 
@@ -100,7 +115,7 @@ def module_heatmap(grid: tally.Grid) -> Spec:
 
 def peers(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Matrix of wire bytes from recorded ranks to their peers."""
-    grid = tally.between_ranks(tables)
+    grid = tally.between_ranks(tables).grid()
     return _heatmap(grid, "rank_peer", grid.rows, [f"to rank {column}" for column in grid.columns])
 
 
@@ -143,7 +158,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
         return {"data": [], "layout": {}}
     scale = 1e6 if found.unit == "ns" else 1.0
     places = ((found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale).tolist()
-    names = _unique(f"{rank} · {lane} · {op}" if lane else f"{rank} · {op}" for rank, lane, op in found.labels)
+    names = _unique(tally.lane_names(found))
     hover = [
         [
             f"{phase} · {count:,} × · {format_bytes(size)}" if count else ""
@@ -199,7 +214,7 @@ def sizes(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
             }
         )
     axes = {
-        "xaxis": {"type": "category", "title": {"text": "message bytes, from"}},
+        "xaxis": {"type": "category", "title": {"text": "message size, at least"}},
         "yaxis": {"title": {"text": "collectives"}},
     }
     return {"data": data, "layout": {"barmode": "stack", **axes}}
@@ -238,24 +253,42 @@ def bandwidth(tables: Tables, _window: tuple[float, float] | None = None) -> Spe
 
 
 def sankey(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
-    """Wire bytes flowing from recorded ranks to their peers, equal peers joined."""
-    grid = tally.between_ranks(tables)
-    if not grid.rows or not grid.columns:
+    """All wire bytes flowing from recorded ranks to their peers: ranks that get the same are one target."""
+    found = tally.between_ranks(tables, _MOST_SENDERS, None)
+    if not found.receivers:
         return {"data": [], "layout": {}}
-    links = [(i, j, v) for i, row in enumerate(grid.values.tolist()) for j, v in enumerate(row) if v]
-    names = [label(r) for r in grid.rows] + [label(f"to {c}") for c in grid.columns]
+    totals = found.bytes * [len(ranks) for ranks in found.receivers]
+    target_of = _targets(found.receivers, totals.sum(axis=0).tolist())
+    targets = list(dict.fromkeys(target_of))
+    joined = np.stack([totals[:, [t == target for t in target_of]].sum(axis=1) for target in targets], axis=1)
+    links = [(i, j, int(v)) for i, row in enumerate(joined.tolist()) for j, v in enumerate(row) if v]
+    names = [*(f"rank {rank}" for rank in found.senders), *targets]
     link = {
         "source": [i for i, _, _ in links],
-        "target": [len(grid.rows) + j for _, j, _ in links],
+        "target": [len(found.senders) + j for _, j, _ in links],
         "value": [v for _, _, v in links],
         "label": [format_bytes(v) for _, _, v in links],
         "color": "rgba(86,180,233,0.4)",
         "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
     }
+    more = f"{found.hidden:,} more recorded ranks are not drawn" if found.hidden else ""
+    note = {"text": more, "showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1.09}
     return {
         "data": [{"type": "sankey", "node": {"label": names, "color": BLUE, "pad": 20}, "link": link}],
-        "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}},
+        "layout": {
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False},
+            **({"annotations": [note]} if more else {}),
+        },
     }
+
+
+def _targets(receivers: list[list[int]], totals: list[float]) -> list[str]:
+    """What each target is called; those that get least share a name where there are too many to be told apart."""
+    large = sorted(range(len(totals)), key=lambda j: (-totals[j], j))
+    large = large if len(large) <= _MOST_TARGETS else large[: _MOST_TARGETS - 1]
+    called = (f"to rank{'s' if len(ranks) > 1 else ''} {ranges(ranks, 4)}" for ranks in receivers)
+    return [name if j in large else "to all others" for j, name in enumerate(called)]
 
 
 KINDS: dict[str, Callable[[Tables, tuple[float, float] | None], Spec]] = {

@@ -10,6 +10,7 @@ from typing import Any
 from dsexplore.views import html
 from dsexplore.views.cells import Mask, Sums
 from dsexplore.views.codes import FACETS, EventCodes, Matched
+from dsexplore.views.fold import ranges
 
 _MOST_OPTIONS = 500
 
@@ -37,6 +38,11 @@ class Passed:
     def _matched(self) -> Matched | None:
         return self._codes.matched(self.filters.module) if self.filters.module else None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the pattern matches any module, or there is none."""
+        return self._matched is None or bool(self._matched.owners.any() or self._matched.triggers.any())
+
     @cached_property
     def mask(self) -> Mask:
         """The events."""
@@ -55,7 +61,12 @@ def lists(codes: EventCodes) -> list[list[object]]:
 
     A facet with one value only needs no list.
     """
-    return [[name, ["all", *map(_text, labels)]] for name in FACETS if len(labels := _labels(codes, name)) > 1]
+    told = _ranks_of_groups(codes)
+    return [
+        [name, ["all", *(_text(label, told.get(label, "") if name == "group" else "") for label in labels)]]
+        for name in FACETS
+        if len(labels := _labels(codes, name)) > 1
+    ]
 
 
 def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
@@ -73,5 +84,16 @@ def _labels(codes: EventCodes, name: str) -> list[Any]:
     return codes.facets[name].labels[:_MOST_OPTIONS]
 
 
-def _text(label: object) -> str:
-    return html.plain("none" if label == "" else label, 40)
+def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
+    """Group → its axis and ranks: names of groups are made by programs and tell people little."""
+    groups = codes.tables.groups.select("group", "axis", "ranks")
+    return {
+        group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {ranges(list(ranks), 3)}"])
+        for group, axis, ranks in groups.iter_rows()
+        if ranks is not None and len(ranks)
+    }
+
+
+def _text(label: object, more: str) -> str:
+    name = html.plain("none" if label == "" else label, 40)
+    return f"{more} ({name})" if more else name

@@ -160,6 +160,13 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
     return Lanes(list(row_of), size, count, phases, "ns" if timed else "seq", first, last, width, hidden)
 
 
+def lane_names(found: Lanes) -> list[str]:
+    """What each lane is called; its rank is left out where all are of one."""
+    several = len({rank for rank, _, _ in found.labels}) > 1
+    parts = (((f"rank {rank}" if several else ""), lane, op) for rank, lane, op in found.labels)
+    return [" · ".join(part for part in named if part) for named in parts]
+
+
 def phase_runs(found: Lanes) -> list[tuple[str, int, int]]:
     """(phase, first bin, end): the bins cut where the phase of what was sent changes; "" before the first event."""
     runs: list[tuple[str, int, int]] = []
@@ -186,31 +193,55 @@ def _bins(first: float, last: float, most: int, timed: bool) -> tuple[float, int
     return float(width), -(-places // width)
 
 
-def between_ranks(tables: Tables, most: int = MOST_ROWS) -> Grid:
+@dataclass(frozen=True)
+class Flows:
+    """Wire bytes from recorded ranks to their peers."""
+
+    senders: list[int]
+    receivers: list[list[int]]
+    """Ranks that get the same from every sender, together."""
+    bytes: npt.NDArray[np.float64]
+    """(senders, receivers) to each one of those ranks."""
+    hidden: int
+    """Senders and receivers that are left out, because there are too many."""
+
+    def grid(self) -> Grid:
+        """The same as a grid."""
+        return Grid([f"rank {rank}" for rank in self.senders], [ranges(r, 4) for r in self.receivers], self.bytes)
+
+
+def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | None = 2 * MOST_ROWS) -> Flows:
     """Wire bytes from each recorded rank to each peer, a group's traffic shared equally among its other ranks.
 
     Equal peers are one column, equal senders are not joined. Point-to-point in a group of more than two ranks
     counts the same way, because a trace does not hold the peer.
+
+    Args:
+        tables: what was recorded.
+        senders: how many are kept at most.
+        receivers: how many columns; None for all of them.
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     sent = tables.events.group_by("rank", "group").agg(pl.col("wire_bytes").sum()).sort("rank", "group")
     sent = sent.filter(pl.col("wire_bytes") > 0)
-    senders = sent["rank"].unique().sort().to_list()[:most]
-    row_of = {rank: row for row, rank in enumerate(senders)}
+    every = sent["rank"].unique().sort().to_list()
+    row_of = {rank: row for row, rank in enumerate(every[:senders])}
     world = max([tables.info.world_size, *(max(ranks, default=0) + 1 for ranks in members.values())])
-    matrix = np.zeros((len(senders), world))
+    matrix = np.zeros((len(row_of), world))
     for rank, group, total in sent.iter_rows():
         peers = [peer for peer in members.get(group, ()) if peer != rank]
         if rank in row_of and peers:
             matrix[row_of[rank], peers] += total / len(peers)
     columns: dict[tuple[float, ...], list[int]] = {}
-    for peer in range(world if len(senders) else 0):
+    for peer in range(world if row_of else 0):
         columns.setdefault(tuple(matrix[:, peer]), []).append(peer)
-    kept = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])[: 2 * most]
-    return Grid(
-        [f"rank {rank}" for rank in senders],
-        [ranges(peers, 4) for _, peers in kept],
-        np.array([values for values, _ in kept]).T.reshape(len(senders), len(kept)),
+    found = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])
+    kept = found[:receivers]
+    return Flows(
+        list(row_of),
+        [peers for _, peers in kept],
+        np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
+        len(every) - len(row_of) + len(found) - len(kept),
     )
 
 

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from ipywidgets import Widget
 
@@ -149,6 +151,48 @@ def test_a_click_selects_the_module_and_shows_the_line(
     assert "train.py:10" in explorer.widget.details
 
 
+def test_filters_that_leave_nothing_say_so_and_a_name_that_no_module_has_is_told(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(phase="backward", op="all_gather")
+    assert explorer.widget.status == "<span>0 of 25 collectives, 0 B</span>"
+    assert explorer.widget.spec["layout"]["annotations"][0]["text"] == "nothing of this kind is left by the filters"
+    for pattern in ("up", "[", "<b>"):
+        explorer.widget.pattern = pattern
+        assert f"no module is called <bdi>{escape(pattern)}</bdi>; * stands for any text" in explorer.widget.status
+    explorer.widget.pattern = "*up"
+    assert "no module" not in explorer.widget.status
+
+
+def test_groups_are_told_by_axis_and_ranks(trace: Trace) -> None:
+    assert dict(trace.explore().widget.lists)["group"] == [
+        "all", "dp ranks 0, 4 (g_dp)", "tp ranks 0–3 (g_tp)",
+    ]  # fmt: skip
+
+
+def test_a_sankey_shows_all_that_a_rank_sends_and_joins_the_least_of_many_targets(traces: ModuleType) -> None:
+    flows = traces.layered(2).explore(figure="sankey").widget.spec["data"][0]
+    assert flows["node"]["label"] == ["rank 0", "to ranks 1–3", "to rank 4"]
+    wire = traces.layered(2).events.group_by("axis").agg(pl.col("wire_bytes").sum())
+    assert dict(zip(["tp", "dp"], flows["link"]["value"], strict=True)) == dict(wire.iter_rows())
+    assert flows["link"]["label"] == ["18 KiB", "8 KiB"]
+
+    pairs = [{"group": f"g{i}", "axis": "", "mesh": "", "ranks": [0, i], "size": 2, "backend": "", "timing": "none"}
+             for i in range(1, 40)]  # fmt: skip
+    events = [traces.event("Net", i, group=f"g{i}", wire_bytes=10**6 * i) for i in range(1, 40)]
+    frames = {"events": traces.frame("events", events), "groups": traces.frame("groups", pairs)}
+    spec = Trace(Tables(**frames, info=TraceInfo(world_size=40))).explore(figure="sankey").widget.spec
+    assert spec["data"][0]["node"]["label"] == ["rank 0", "to all others", *(f"to rank {i}" for i in range(31, 40))]
+    assert spec["data"][0]["link"]["value"] == [sum(range(31)) * 10**6, *(i * 10**6 for i in range(31, 40))]
+    assert "annotations" not in spec["layout"]
+    recorded = [traces.event("Net", i, rank=i, group="g0", wire_bytes=100) for i in range(20)]
+    whole = [{**pairs[0], "group": "g0", "ranks": list(range(20)), "size": 20}]
+    frames = {"events": traces.frame("events", recorded), "groups": traces.frame("groups", whole)}
+    trace = Trace(Tables(**frames, info=TraceInfo(world_size=20)))
+    spec = trace.explore(figure="sankey").widget.spec
+    assert spec["layout"]["annotations"][0]["text"] == "12 more recorded ranks are not drawn"
+    assert "4 more rows and columns are not drawn" in trace._repr_mimebundle_()["text/html"]
+
+
 def test_a_click_is_counted_in_the_figure_that_was_clicked(trace: Trace) -> None:
     explorer = trace.explore(figure="ops")
     explorer.filter(axis="tp")
@@ -239,9 +283,8 @@ def test_what_a_trace_lacks_is_said(traces: ModuleType, kind: str) -> None:
         explorer = Trace(Tables(**tables, info=whole.info)).explore(figure=kind)
         spec = explorer.widget.spec
         empty = missing == "events" or kind == "bandwidth" or (missing == "groups" and kind in ("ranks", "sankey"))
-        assert (
-            [a["text"] for a in spec["layout"].get("annotations", ())] == ["nothing of this kind in the trace"]
-        ) is empty
+        why = "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
+        assert ([a["text"] for a in spec["layout"].get("annotations", ())] == [why]) is empty
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -288,8 +331,8 @@ def test_a_bin_of_a_lane_is_picked_by_time(traces: ModuleType) -> None:
             explorer._on_event({"type": "click", "kind": "sequence", "index": [row, column]})
             rank, lane, op = explorer.widget.spec["data"][1]["y"][row].split(" · ")
             found = explorer.selection.events
-            assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank), op)}
-            assert explorer.widget.status.endswith(f"in <bdi>{op} of rank {rank} on {lane}</bdi></span>")
+            assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank.removeprefix("rank ")), op)}
+            assert explorer.widget.status.endswith(f"in <bdi>{op} of {rank} on {lane}</bdi></span>")
 
 
 def test_zoom_bins_anew(traces: ModuleType) -> None:

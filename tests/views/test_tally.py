@@ -49,7 +49,9 @@ def test_a_window_is_binned_anew(traces: ModuleType) -> None:
 
 
 def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: ModuleType) -> None:
-    grid = tally.between_ranks(traces.layered(2).tables)
+    found = tally.between_ranks(traces.layered(2).tables)
+    assert (found.senders, found.receivers, found.hidden) == ([0], [[1, 2, 3], [4]], 0)
+    grid = found.grid()
     assert grid.rows == ["rank 0"]
     assert grid.columns == ["1–3", "4"]
     all_reduce_and_scatter = 2 * (6144 + 3072) / 3
@@ -57,7 +59,7 @@ def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: Module
 
 
 def test_nobody_talks_in_an_empty_trace() -> None:
-    grid = tally.between_ranks(Tables(info=TraceInfo(world_size=16_384)))
+    grid = tally.between_ranks(Tables(info=TraceInfo(world_size=16_384))).grid()
     assert (grid.rows, grid.columns, grid.values.shape) == ([], [], (0, 0))
 
 
