@@ -7,6 +7,7 @@ import polars as pl
 from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views import draw, html, tally
+from dsexplore.views.lanes import lanes
 from dsexplore.views.palette import PHASES
 
 MOST_CAUSES = 20
@@ -99,7 +100,7 @@ def _ops(tables: Tables) -> tuple[str, str]:
 
 
 def _sequence(tables: Tables) -> tuple[str, str]:
-    found = tally.lanes(tables.events)
+    found = lanes(tables.events)
     span = (
         format_seconds((found.last - found.first) / 1e9)
         if found.unit == "ns"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dsexplore.views import html
+from dsexplore.views.lanes import Lanes, lane_names, phase_runs
 from dsexplore.views.palette import PHASES, phase_mark
-from dsexplore.views.tally import Grid, Lanes, lane_names, phase_runs
+from dsexplore.views.tally import Grid
 
 STYLE = (
     """
@@ -134,7 +135,7 @@ def _lane(lanes: Lanes, row: int, label: str) -> str:
             hatches.append(_hatch(phase_mark(phase).pattern, column, height))
     marks = "".join(f'<path class="q{_INDEX.get(p, 4)}" d="{"".join(d)}"/>' for p, d in sorted(paths.items()))
     hatch = "".join(hatches)
-    spoken = f"{lanes.counts[row].sum():,} × {op} on {lane}"
+    spoken = f"{lanes.events[row]:,} × {op} on {lane}"
     return (
         f'<div class="lane"><span>{html.name(label, 60)}</span>'
         f'<svg viewBox="0 0 {lanes.bytes.shape[1]} 12" preserveAspectRatio="none" role="img" '

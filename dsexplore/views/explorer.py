@@ -25,9 +25,9 @@ from dsexplore.views.communication import MOST_CAUSES, causes_html
 from dsexplore.views.explorer_rows import ModuleRows, rows_of
 from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap, why_empty
 from dsexplore.views.filters import Filters, Passed, choices, chosen, lists
+from dsexplore.views.lanes import is_timed
 from dsexplore.views.picking import Picked, Shown, picked
 from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
-from dsexplore.views.tally import is_timed
 from dsexplore.views.widgets.explorer import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])

@@ -20,6 +20,7 @@ from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html, tally
 from dsexplore.views.fold import ranges
+from dsexplore.views.lanes import Lanes, lane_names, lanes, phase_runs
 from dsexplore.views.module_tree import OUTSIDE
 from dsexplore.views.palette import BLUE, OPS, OTHER_OP, PHASES, SKY, phase_mark
 
@@ -40,6 +41,7 @@ _PATTERNS = {
     "broadcast": ".",
     "reduce": "|",
 }
+_STRIP: Spec = {"type": "category", "anchor": "x", "automargin": True, "showgrid": False, "zeroline": False}
 _LONGEST_LABEL = 34
 _MOST_SENDERS, _MOST_TARGETS = 8, 10
 """Of a Sankey: so many labels stand one below the other in its height."""
@@ -153,12 +155,12 @@ def ops(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
 
 def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
     """Bytes in program order (or in time where measured): a lane per rank, group and op, binned, phases on top."""
-    found = tally.lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, window)
+    found = lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, window)
     if not found.labels:
         return {"data": [], "layout": {}}
     scale = 1e6 if found.unit == "ns" else 1.0
     places = ((found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale).tolist()
-    names = _unique(tally.lane_names(found))
+    names = _unique(lane_names(found))
     hover = [
         [
             f"{phase} · {count:,} × · {format_bytes(size)}" if count else ""
@@ -167,7 +169,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
         for p, c, b in zip(found.phases, found.counts.tolist(), found.bytes.tolist(), strict=True)
     ]
     values = np.where(found.counts > 0, np.log10(found.bytes + 1.0), np.nan)
-    lanes = {
+    marks = {
         "type": "heatmap",
         "x": places,
         "y": names,
@@ -188,9 +190,9 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
         "annotations": letters,
         "xaxis": {"title": {"text": f"{title}{more}"}},
         "yaxis": {"autorange": "reversed", "type": "category", "domain": [0, 1 - 1.4 * room]},
-        "yaxis2": {"type": "category", "domain": [1 - room, 1], "anchor": "x", "automargin": True},
+        "yaxis2": {**_STRIP, "domain": [1 - room, 1]},
     }
-    return {"data": [strip, lanes], "layout": layout}
+    return {"data": [strip, marks], "layout": layout}
 
 
 def sizes(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
@@ -331,10 +333,10 @@ def _heatmap(grid: tally.Grid, kind: str, rows: list[str], columns: list[str]) -
     return {"data": [trace], "layout": {"xaxis": category, "yaxis": {**category, "autorange": "reversed"}}}
 
 
-def _phase_strip(found: tally.Lanes, places: list[float]) -> tuple[Spec, list[Spec]]:
+def _phase_strip(found: Lanes, places: list[float]) -> tuple[Spec, list[Spec]]:
     """The lane above the others: which phase each bin belongs to, in its colour, its letter on every long run."""
     order = list(PHASES)
-    runs = tally.phase_runs(found)
+    runs = phase_runs(found)
     codes = [order.index(phase) if phase in order else len(order) - 1 if phase else None for phase, _, _ in runs]
     z = [code for code, (_, first, end) in zip(codes, runs, strict=True) for _ in range(first, end)]
     strip = {

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from dsexplore.units import format_seconds
 from dsexplore.views import tally
 from dsexplore.views.cells import Mask
 from dsexplore.views.codes import EventCodes
 from dsexplore.views.figures import SEQUENCE_BINS, SEQUENCE_LANES, Spec
+from dsexplore.views.lanes import Lanes, lanes, phase_runs, placed
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,40 @@ def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 
 def _bin(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    events = shown.codes.tables.events
-    held = events.filter(pl.Series(shown.mask))
-    found = tally.lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window)
+    found = _lanes(shown)
     row, column = click["index"]
     if row >= len(found.labels):
         return None
     rank, lane, op = found.labels[row]
-    low, high = found.edges(column)
-    at = pl.col("start") - held["start"].min() if found.unit == "ns" else pl.col("seq")
-    name = pl.when(pl.col("axis") != "").then("axis").otherwise("group")
-    before_end = at <= found.last if column == found.bytes.shape[1] - 1 else at < high
-    inside = (pl.col("rank") == rank) & (pl.col("op") == op) & (name == lane) & (at >= low) & before_end
-    chosen: Mask = shown.mask & events.select(inside.fill_null(False)).to_series().to_numpy()
-    return Picked(chosen, f"{op} of rank {rank}" + (f" on {lane}" if lane else ""))
+    here = (pl.col("rank") == rank) & (pl.col("op") == op) & (pl.col("lane") == lane)
+    title = f"{op} of rank {rank}" + (f" on {lane}" if lane else "")
+    return Picked(_placed(shown, here & found.holds(column)), title)
+
+
+def _run(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    """What begins in one run of a phase."""
+    found, column = _lanes(shown), click["index"][1]
+    run = next((run for run in phase_runs(found) if run[1] <= column < run[2]), None)
+    if run is None:
+        return None
+    phase, first, end = run
+    low = found.edges(first)[0]
+    since = format_seconds(low / 1e9) if found.unit == "ns" else f"{low:,.0f}"
+    mask = _placed(shown, (pl.col("phase") == phase) & found.begins(first, end))
+    return Picked(mask, f"{phase} from {since} on")
+
+
+def _lanes(shown: Shown) -> Lanes:
+    held = shown.codes.tables.events.filter(pl.Series(shown.mask))
+    return lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window)
+
+
+def _placed(shown: Shown, meant: pl.Expr) -> Mask:
+    """Which events of a sequence are meant."""
+    at = np.flatnonzero(shown.mask)
+    chosen: Mask = np.zeros(len(shown.mask), bool)
+    chosen[at] = placed(shown.codes.tables.events[at]).select(meant.fill_null(False)).to_series().to_numpy()
+    return chosen
 
 
 def _cause(shown: Shown, click: dict[str, Any]) -> Picked | None:
@@ -94,5 +117,6 @@ _FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
     "op_phase": _op,
     "size": _size,
     "sequence": _bin,
+    "phases": _run,
     "cause": _cause,
 }

@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from dsexplore.views import draw, tally
+from dsexplore.views import draw
+from dsexplore.views.lanes import lanes as lanes_of
+from dsexplore.views.lanes import phase_runs
 from dsexplore.views.palette import PHASES
 
 
@@ -22,7 +24,7 @@ from dsexplore.views.palette import PHASES
     ],
 )
 def test_a_mark_in_a_lane_has_the_hatch_of_its_phase(traces: ModuleType, phase: str, stripe: str | None) -> None:
-    lanes = tally.lanes(traces.frame("events", [traces.event("Net", 0, phase=phase)]))
+    lanes = lanes_of(traces.frame("events", [traces.event("Net", 0, phase=phase)]))
     page = draw.phase_strip(lanes) + draw.lanes_html(lanes)
     assert f'<path class="q{list(PHASES).index(phase)}" d="M0 0h1v12h-1z"/>' in page
     assert re.findall('<path class="h" d="(.*?)"/>', page) == ([stripe] if stripe else [])
@@ -32,5 +34,5 @@ def test_a_mark_in_a_lane_has_the_hatch_of_its_phase(traces: ModuleType, phase: 
 def test_runs_of_a_phase_cover_all_bins(traces: ModuleType) -> None:
     phases = ["forward"] * 3 + ["backward"] * 2 + ["forward"]
     events = [traces.event("Net", 2 * i, phase=phase) for i, phase in enumerate(phases)]
-    runs = tally.phase_runs(tally.lanes(traces.frame("events", events)))
+    runs = phase_runs(lanes_of(traces.frame("events", events)))
     assert runs == [("forward", 0, 6), ("backward", 6, 10), ("forward", 10, 11)]

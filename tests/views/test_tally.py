@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy as np
-import polars as pl
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,25 +24,6 @@ def test_many_places_end_in_all_others(traces: ModuleType) -> None:
     assert len(grid.rows) == 5
     assert grid.rows[-1] == tally.OTHERS
     assert grid.values.sum() == 26 * 4096
-
-
-@pytest.mark.parametrize("count", [1, 95, 96, 97, 1000])
-@pytest.mark.parametrize("bins", [10, 96])
-def test_every_event_is_in_the_bin_whose_edges_hold_it(traces: ModuleType, count: int, bins: int) -> None:
-    events = traces.frame("events", [traces.event("Net", i) for i in range(count)])
-    found = tally.lanes(events, bins)
-    assert found.bytes.shape[1] <= bins
-    assert found.counts.sum() == count
-    for column in range(found.bytes.shape[1]):
-        low, high = found.edges(column)
-        assert found.counts[0, column] == events.filter((pl.col("seq") >= low) & (pl.col("seq") < high)).height
-
-
-def test_a_window_is_binned_anew(traces: ModuleType) -> None:
-    events = traces.frame("events", [traces.event("Net", i) for i in range(1000)])
-    found = tally.lanes(events, 10, window=(100, 119))
-    assert found.counts.sum() == 20
-    assert found.width == 2
 
 
 def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: ModuleType) -> None:
@@ -101,7 +79,5 @@ def test_ranges_hold_exactly_the_numbers(numbers: set[int]) -> None:
 def test_no_rows_give_empty_tables() -> None:
     events = Tables().events
     assert tally.module_by_axis(events).values.shape == (0, 0)
-    assert tally.lanes(events).labels == []
     for count in (tally.op_by_phase, tally.message_sizes, tally.bus_bandwidth, tally.implicit):
         assert count(events).is_empty()
-    assert np.all(tally.lanes(events).counts == 0)

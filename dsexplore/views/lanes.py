@@ -1,0 +1,169 @@
+"""Who sends when: events laid out in lanes and cut into bins, in program order or in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+_LANE = ("rank", "lane", "op")
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Who sent when: one row per rank, group and op, columns are equal bins of program order or time.
+
+    In time, an event is in every bin from its start to its end.
+    """
+
+    labels: list[tuple[int, str, str]]
+    """(rank, axis or group, op) per row."""
+    events: list[int]
+    """How many collectives a row holds."""
+    bytes: npt.NDArray[np.int64]
+    """(rows, bins) message bytes of what is under way."""
+    counts: npt.NDArray[np.int64]
+    """(rows, bins) collectives under way."""
+    phases: list[list[str]]
+    """(rows, bins) the phase of the first collective that begins in a bin, else of those under way; "" without any."""
+    unit: str
+    """``seq`` for program order, ``ns`` for time since the first start."""
+    first: float
+    last: float
+    width: float
+    """Of a bin, in the unit: a whole number of collectives in program order."""
+    hidden: int
+    """Rows left out."""
+
+    def edges(self, column: int) -> tuple[float, float]:
+        """Where a bin begins, and where the next does."""
+        return self.first + column * self.width, self.first + (column + 1) * self.width
+
+    def begins(self, first: int, end: int) -> pl.Expr:
+        """Whether an event of `placed` begins in the bins ``[first, end)``."""
+        begin = pl.col("begin")
+        before_end = begin <= self.last if end == self.bytes.shape[1] else begin < self.edges(end)[0]
+        return (begin >= self.edges(first)[0]) & before_end
+
+    def holds(self, column: int) -> pl.Expr:
+        """Whether an event of `placed` is in a bin."""
+        earlier = (pl.col("begin") < self.edges(column)[0]) & (pl.col("end") > self.edges(column)[0])
+        return earlier | self.begins(column, column + 1)
+
+
+def is_timed(events: pl.DataFrame) -> bool:
+    """Whether there are events and every one has its times: else they are shown in program order."""
+    return events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
+
+
+def placed(events: pl.DataFrame) -> pl.DataFrame:
+    """The lane of each event, and where it begins and ends on the axis.
+
+    Columns: rank, lane, op, phase, message_bytes, begin, end (ns since the first start where every event was timed,
+    else the place in program order).
+    """
+    if is_timed(events):
+        begin, end = (pl.col(name) - pl.col("start").min() for name in ("start", "end"))
+    else:
+        begin = end = pl.col("seq")
+    lane = pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane")
+    at = begin.cast(pl.Float64).alias("begin"), end.cast(pl.Float64).alias("end")
+    return events.select("rank", lane, "op", "phase", "message_bytes", *at)
+
+
+def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[float, float] | None = None) -> Lanes:
+    """Bin the events by time where every one was timed, else by program order.
+
+    Args:
+        events: what is shown.
+        bins: at most so many columns.
+        most: rows at most.
+        window: only this part of the axis, in its unit.
+    """
+    timed, rows = is_timed(events), placed(events)
+    first, last = window or _extent(rows)
+    width, bins = _bins(first, last, bins, timed)
+    rows = rows.filter((pl.col("begin") <= last) & ((pl.col("begin") >= first) | (pl.col("end") > first)))
+    every = rows.group_by(_LANE).agg(pl.len().alias("events")).sort(_LANE)
+    kept = every.head(most)
+    rows = rows.join(kept.select(_LANE).with_row_index("row"), on=_LANE, how="inner", maintain_order="left")
+    last_bin = ((pl.col("end") - first) / width).ceil() - 1
+    first_bin = ((pl.col("begin") - first) / width).floor().clip(0, bins - 1)
+    rows = rows.with_columns(
+        first_bin.cast(pl.Int32).alias("bin"),
+        pl.max_horizontal(first_bin, last_bin.clip(0, bins - 1)).cast(pl.Int32).alias("until"),
+    )
+    counts = _under_way(rows, (kept.height, bins), np.ones(rows.height))
+    return Lanes(
+        kept.select(_LANE).rows(),
+        kept["events"].to_list(),
+        _under_way(rows, (kept.height, bins), rows["message_bytes"].to_numpy().astype(np.float64)),
+        counts,
+        _phases(rows, counts),
+        "ns" if timed else "seq",
+        first,
+        last,
+        width,
+        every.height - kept.height,
+    )
+
+
+def _under_way(rows: pl.DataFrame, shape: tuple[int, int], values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """(lanes, bins) the sum of what is under way in each bin: what begins in it or before, less what ended before."""
+    lanes_, bins = shape
+    at = rows["row"].to_numpy().astype(np.int64) * (bins + 1)
+    begun, ended = (
+        np.bincount(at + place, values, lanes_ * (bins + 1)).reshape(lanes_, bins + 1)
+        for place in (rows["bin"].to_numpy(), rows["until"].to_numpy() + 1)
+    )
+    total: npt.NDArray[np.int64] = np.cumsum(begun - ended, axis=1)[:, :bins].astype(np.int64)
+    return total
+
+
+def _phases(rows: pl.DataFrame, counts: npt.NDArray[np.int64]) -> list[list[str]]:
+    phases = [[""] * counts.shape[1] for _ in range(counts.shape[0])]
+    for row, place, phase in rows.group_by("row", "bin").agg(pl.col("phase").first()).iter_rows():
+        phases[row][place] = phase
+    for row, names in enumerate(phases):
+        for before, place in pairwise(range(len(names))):
+            if counts[row, place] and not names[place]:
+                names[place] = names[before]
+    return phases
+
+
+def lane_names(found: Lanes) -> list[str]:
+    """What each lane is called; its rank is left out where all are of one."""
+    several = len({rank for rank, _, _ in found.labels}) > 1
+    parts = (((f"rank {rank}" if several else ""), lane, op) for rank, lane, op in found.labels)
+    return [" · ".join(part for part in named if part) for named in parts]
+
+
+def phase_runs(found: Lanes) -> list[tuple[str, int, int]]:
+    """(phase, first bin, end): the bins cut where the phase of what was sent changes; "" before the first event."""
+    runs: list[tuple[str, int, int]] = []
+    for column in range(found.bytes.shape[1]):
+        phase = next((row[column] for row in found.phases if row[column]), "")
+        if runs and (runs[-1][0] == phase or not phase):
+            runs[-1] = (runs[-1][0], runs[-1][1], column + 1)
+        else:
+            runs.append((phase, column, column + 1))
+    return runs
+
+
+def _extent(rows: pl.DataFrame) -> tuple[float, float]:
+    if rows.is_empty():
+        return 0.0, 0.0
+    first, last = rows.select(pl.col("begin").min(), pl.col("end").max()).row(0)
+    return float(first), float(last)
+
+
+def _bins(first: float, last: float, most: int, timed: bool) -> tuple[float, int]:
+    """(width, how many): program order is cut into whole numbers of collectives."""
+    if timed:
+        return max(last - first, 1.0) / most, most
+    places = int(last - first) + 1
+    width = -(-places // most)
+    return float(width), -(-places // width)
