@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +39,20 @@ def random_bytes() -> Callable[[int], bytes]:
 @pytest.fixture
 def open_files() -> Iterator[None]:
     """Fails the test if it leaves a descriptor open."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    gc.collect()  # what other tests left must not be closed, and its numbers used again, while this one runs
+    before = descriptors()
     yield
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    gc.collect()
+    assert descriptors() - before == set()
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """The open descriptors of this process, each with what it is open on."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor that lists this folder
+            found.add((link.name, str(link.readlink())))
+    return found
 
 
 @pytest.fixture
@@ -59,7 +73,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     yield mount
     for point in points:
-        subprocess.run(["umount", str(point)], check=True)
+        unmount(point)
 
 
 @pytest.fixture
@@ -74,4 +88,12 @@ def loop_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode != 0:
         pytest.skip(f"this user may not mount a loop device: {done.stderr.strip()}")
     yield point
-    subprocess.run(["umount", str(point)], check=True)
+    unmount(point)
+
+
+def unmount(point: Path) -> None:
+    """Unmount what nothing uses any more: the kernel may let go of a file a moment after its request has finished."""
+    deadline = time.monotonic() + 10
+    while (done := subprocess.run(["umount", str(point)], capture_output=True, text=True, check=False)).returncode:
+        assert time.monotonic() < deadline, done.stderr
+        time.sleep(0.02)

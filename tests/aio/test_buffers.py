@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsexplore.aio import aio_handle
-from dsexplore.aio.buffers import HUGE_PAGE, Buffer, huge_share
+from dsexplore.aio.buffers import HUGE_PAGE, Buffer
 from dsexplore.errors import UsageError
 
 
@@ -21,12 +21,20 @@ def test_buffers_are_aligned_zeroed_and_as_long_as_asked() -> None:
     assert Buffer(0).nbytes == 0
 
 
+def refused() -> int:
+    """How often the kernel had no huge page for whoever asked."""
+    counted = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return int(counted["thp_fault_fallback"])
+
+
 def test_buffers_lie_on_huge_pages_where_the_kernel_gives_them() -> None:
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     if "[never]" in setting:
         pytest.skip("transparent huge pages are switched off here")
+    before = refused()
     huge, ordinary = Buffer(16 << 20).populate(), Buffer(16 << 20, huge=False).populate()
-    assert (huge.huge_share() or 0) > 0.5
+    if refused() == before:
+        assert (huge.huge_share() or 0) > 0.5
     if "[madvise]" in setting:
         assert ordinary.huge_share() == 0.0
 
@@ -50,15 +58,14 @@ def test_memory_goes_back_with_the_last_reference() -> None:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmLck:")[1].split()[0])
 
+    gc.collect()  # what other tests left must not go while this one counts
     before = locked_kib()
     with aio_handle(queue_depth=2) as handle:
         tensor = handle.new_cpu_locked_tensor(4 << 20, torch.empty(0, dtype=torch.uint8))
-        address = tensor.data_ptr()
         assert locked_kib() == before + 4096
         del tensor
         gc.collect()
         assert locked_kib() == before
-        assert huge_share(address, 1) in (None, 0.0) or locked_kib() == before
 
 
 def test_bad_counts() -> None:
