@@ -1,7 +1,8 @@
 """Files that a sweep makes for itself, with a recognisable name, removed whatever happens.
 
 The owner holds a lock on its file, which the kernel lets go however the owner dies. So the next start can tell an
-abandoned file from one in use, also across containers that do not see each other's processes.
+abandoned file from one in use, also across containers that do not see each other's processes. On a filesystem without
+such locks (Lustre as it is often mounted) nothing is taken for abandoned.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def remove_abandoned(directory: str | os.PathLike[str]) -> list[Path]:
     removed = []
     for path in sorted(Path(directory).glob(f"{PREFIX}*{_SUFFIX}")):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS locks only what may be written
         except OSError:
             continue
         try:
@@ -94,7 +95,8 @@ def _create(folder: str) -> tuple[str, int]:
     while True:
         path = str(Path(folder) / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}")
         fd = os.open(path, flags, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:  # not taken for abandoned between the two calls
             return path, fd
         os.close(fd)

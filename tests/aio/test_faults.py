@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dsexplore.aio import Buffer, aio_handle, sweep
+from dsexplore.aio import Buffer, aio_handle, scratch, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
@@ -32,19 +33,31 @@ def python(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[
     return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def start(program: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+Start = Callable[[str], subprocess.Popen[str]]
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Until a started program has done something that others can see."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """``start(program)``: a process of its own, ended with the test at the latest."""
+    with ExitStack() as stack:
+
+        def begin(program: str) -> subprocess.Popen[str]:
+            words = [sys.executable, "-c", textwrap.dedent(program)]
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    """Until a program has printed a line that begins so."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(words):
+            return
+    pytest.fail(f"it ended without a word of {words!r}: {process.communicate()}")
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -103,13 +116,14 @@ def test_a_read_only_mount(mounted: Callable[..., Path]) -> None:
     assert sweep(point / "data", "16MiB", 0.5, block_size=[1 << 18]).operations == ["read"]
 
 
-def test_a_file_that_someone_else_owns(tmp_path: Path) -> None:
+def test_a_file_that_someone_else_owns(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become someone else")
     tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:
-        if parent.stat().st_mode & 0o005 != 0o005 and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o005)
+    closed = {parent: parent.stat().st_mode for parent in tmp_path.parents if parent.stat().st_mode & 0o005 != 0o005}
+    for parent, mode in closed.items():
+        request.addfinalizer(partial(parent.chmod, mode))
+        parent.chmod(mode | 0o005)
     (tmp_path / "secret").write_bytes(bytes(10 << 20))
     (tmp_path / "secret").chmod(0o600)
     (tmp_path / "abandoned").write_bytes(b"")
@@ -167,6 +181,22 @@ def test_no_descriptors_left() -> None:
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [str(errno.EMFILE)] * 2 + ["clean"], done.stderr
     assert lines[0].endswith("/file")
+
+
+def test_an_engine_that_lacked_a_descriptor_once_runs_later(backend: str) -> None:
+    done = python(f"""
+        import os, resource
+        from dsexplore.aio.backends.choose import choose, why_not
+        import dsexplore.aio.backends.{backend.replace("-", "_")}
+        lowest = os.dup(0)
+        os.close(lowest)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+        why_not({backend!r})
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        print(choose({backend!r}))
+    """)
+    assert done.stdout == f"{backend}\n", done.stderr
 
 
 def test_few_descriptors_suffice_for_a_transfer(tmp_path: Path) -> None:
@@ -366,32 +396,33 @@ def test_a_program_that_ends_without_closing_ends(tmp_path: Path, backend: str) 
 
 
 def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
-    program = f"""
-        import os, threading
+    done = python(f"""
+        import os, signal, sys, threading
         import numpy as np
         from dsexplore.aio import aio_handle, pool
         drive, gate = pool.drive, threading.Event()
+        main = threading.main_thread().ident
         def slow(*arguments):
-            gate.wait()
+            while sys._current_frames()[main].f_code is not pool.Latch.wait.__code__:
+                pass
+            while not gate.wait(0.01):  # one that comes just before the lock is waited for does not wake it
+                os.kill(os.getpid(), signal.SIGINT)
             drive(*arguments)
+        def once(*_):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, once)
         pool.drive = slow
         handle = aio_handle(4096, 4)
         handle.async_pwrite(np.arange(50_000), {str(tmp_path / "file")!r})
-        print("waiting", flush=True)
         try:
             handle.wait()
         except KeyboardInterrupt:
+            print("interrupted")
             gate.set()
-            print(handle.wait(), flush=True)
-    """
-    process = start(program)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (out, err) == ("1\n", "")
+            print(handle.wait())
+    """)
+    assert (done.stdout, done.stderr) == ("interrupted\n1\n", "")
     assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
 
 
@@ -402,12 +433,9 @@ SWEEP = """
 """
 
 
-def test_ctrl_c_in_a_sweep(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_sweep(tmp_path: Path, start: Start) -> None:
     process = start(SWEEP.format(folder=str(tmp_path)))
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("descent"):
-            break
+    read_until(process, "descent")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert out.splitlines()[-1] == "interrupted True True", err
@@ -415,10 +443,10 @@ def test_ctrl_c_in_a_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_killed_sweep_is_tidied_at_the_next_start(tmp_path: Path) -> None:
+def test_a_killed_sweep_is_tidied_at_the_next_start(tmp_path: Path, start: Start) -> None:
     (tmp_path / "mine.tmp").write_bytes(b"the user's")
     process = start(SWEEP.format(folder=str(tmp_path)))
-    wait_for(lambda: any(entry.name.startswith(PREFIX) for entry in tmp_path.iterdir()), process)
+    read_until(process, "writing")
     with Scratch(tmp_path, 4096) as own:  # one that is in use is left alone, whoever starts beside it
         assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2
         process.send_signal(signal.SIGKILL)
@@ -427,6 +455,18 @@ def test_a_killed_sweep_is_tidied_at_the_next_start(tmp_path: Path) -> None:
         sweep(tmp_path, "16MiB", 0.5, block_size=[1 << 18])
         assert [str(entry) for entry in tmp_path.glob(f"{PREFIX}*")] == [own.path]
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.tmp"]
+
+
+def test_a_filesystem_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There nothing is known of an owner, so nothing is taken for abandoned."""
+
+    def refused(*_: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(scratch.fcntl, "flock", refused)
+    with Scratch(tmp_path, 4096) as one, Scratch(tmp_path, 4096) as other:
+        assert {entry.name for entry in tmp_path.iterdir()} == {Path(one.path).name, Path(other.path).name}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_abandoned_files_are_told_from_others(tmp_path: Path) -> None:

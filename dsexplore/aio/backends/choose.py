@@ -24,7 +24,7 @@ def why_not(name: str) -> str | None:
     try:
         _open(name, 1).close()
     except OSError as error:
-        if error.errno == errno.EAGAIN:  # present, only full at this moment
+        if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):  # present, only no room at this moment
             return None
         return str(error)
     return None
