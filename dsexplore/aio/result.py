@@ -125,9 +125,14 @@ class SweepResult(Displayable):
 
     @property
     def deciding(self) -> list[Measured]:
-        """The slices that the verdict rests on: those of the finals, or all if there were none."""
+        """The slices that the verdict rests on: those of the finals, or all if no round of those was finished."""
+        return self._finals or self.measured
+
+    @property
+    def _finals(self) -> list[Measured]:
         finals = [m for m in self.measured if m.phase == "finals"]
-        return finals or self.measured
+        finished = len({m.round for m in finals}) - self.interrupted
+        return finals if finished > 0 else []
 
     @cached_property
     def rounds(self) -> Rounds:
@@ -158,11 +163,20 @@ class SweepResult(Displayable):
         )
 
     def _contenders(self) -> Rounds:
-        """The settings that stayed to the end of the finals: those dropped on the way met other conditions."""
-        if not any(m.phase == "finals" for m in self.measured):
+        """The settings that stayed to the end of the finals, each in the same rounds.
+
+        Those dropped on the way met other conditions, and a round that was cut short has not seen all.
+        """
+        if not self._finals:
             return self.rounds
-        last = max((number for ratios in self.rounds.values() for number in ratios), default=0)
-        return {config: ratios for config, ratios in self.rounds.items() if max(ratios) >= last - 1}
+        numbers = sorted({number for ratios in self.rounds.values() for number in ratios})
+        if self.interrupted and len(numbers) > 1:
+            numbers.pop()
+        return {
+            config: {number: ratios[number] for number in numbers if number in ratios}
+            for config, ratios in self.rounds.items()
+            if numbers[-1] in ratios
+        }
 
     def mixed_rate(self, config: AioConfig) -> float:
         """Median bytes per second of one setting for the user's mix of reads and writes."""

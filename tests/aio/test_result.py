@@ -110,6 +110,24 @@ def test_a_setting_that_was_dropped_cannot_win_by_the_luck_of_early_rounds() -> 
     assert dropped in result.rounds
 
 
+def test_a_round_that_was_cut_short_does_not_decide() -> None:
+    other = AioConfig(queue_depth=2)
+    whole = {CONTROL: (1.0, 1.0), DEEP: (1.3, 1.3), other: (1.25, 1.25)}
+    result = result_of([whole, whole, {CONTROL: (1.0, 1.0), other: (1.6, 1.6)}])
+    result.interrupted = True
+    best = result.best()
+    assert (best.config, best.fastest, best.tied) == (DEEP, DEEP, (DEEP,))
+    assert best.ratio == pytest.approx((1.3, 1.3, 1.3, 2))
+
+
+def test_before_a_round_of_the_finals_is_finished_the_search_decides() -> None:
+    result = result_of([{CONTROL: (1.0, 1.0), DEEP: (1.3, 1.3)}], "descent")
+    result.measured += [Measured("finals", 1, sample(CONTROL, "read", 1.0))]
+    result.interrupted = True
+    assert result.best().config == DEEP
+    assert result.mixed_rate(DEEP) == pytest.approx(1.3e9)
+
+
 def test_block_has_real_integers_and_booleans(better: SweepResult) -> None:
     block = better.to_ds_config()
     assert AioConfig.from_dict(block) == DEEP
