@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -180,7 +181,10 @@ def _operations(read_share: float, writable: bool) -> list[Operation]:
 
 
 def _usable_size(path: str, wanted: int) -> int:
-    size = os.stat(path).st_size  # noqa: PTH116 - raises FileNotFoundError with the path
+    state = os.stat(path)  # noqa: PTH116 - raises FileNotFoundError with the path
+    if not stat.S_ISREG(state.st_mode):
+        raise UsageError(f"{path} is neither a directory nor a file of data: give a directory on the disk to measure")
+    size = state.st_size
     usable = min(size, wanted) // 4096 * 4096
     if usable < _LEAST_SIZE:
         raise UsageError(

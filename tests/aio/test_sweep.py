@@ -145,6 +145,10 @@ def test_paths_that_cannot_be_swept(tmp_path: Path) -> None:
         sweep(tmp_path / "none", "32MiB", 1)
     with pytest.raises(UsageError, match="path '' is empty"):
         sweep("", "32MiB", 1)
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=f"{path} is neither a directory nor a file of data: give a directory"):
+            sweep(path, "32MiB", 1)
     (tmp_path / "tiny").write_bytes(bytes(100))
     with pytest.raises(UsageError, match=r"tiny holds 100 B.*give a larger file, or a directory"):
         sweep(tmp_path / "tiny", "32MiB", 1)
