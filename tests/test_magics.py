@@ -328,7 +328,7 @@ class TestKernel:
     def test_nbclient_stops_on_an_error(self) -> None:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in KERNEL_CELLS])
         with pytest.raises(CellExecutionError, match="stop here"):
-            NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+            NotebookClient(notebook, timeout=240, startup_timeout=240, kernel_name="python3").execute()
         kinds = [[output["output_type"] for output in cell.outputs] for cell in notebook.cells]
         assert kinds[1:] == [["execute_result", "display_data"], ["error"], []]
         result, trace = notebook.cells[1].outputs
@@ -338,7 +338,7 @@ class TestKernel:
         assert len([line for line in notebook.cells[2].outputs[0]["traceback"] if "Traceback" in line]) <= 1
 
     def test_an_interrupt_leaves_a_kernel_that_works(self) -> None:
-        manager, client = start_new_kernel(kernel_name="python3")
+        manager, client = start_new_kernel(startup_timeout=240, kernel_name="python3")
         try:
             kernel = Kernel(client)
             assert kernel.run("%load_ext dsexplore")["status"] == "ok"
@@ -364,7 +364,7 @@ class Kernel:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def run(self, cell: str, on_output: Any = None, timeout: float = 60) -> dict[str, Any]:
+    def run(self, cell: str, on_output: Any = None, timeout: float = 240) -> dict[str, Any]:
         message = self._client.execute(cell)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

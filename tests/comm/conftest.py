@@ -26,9 +26,15 @@ def ranks() -> Callable[..., list[Any]]:
     """``ranks(n, program, *args)``: what the program returned on each of n gloo ranks."""
 
     def run(world_size: int, program: Callable[..., Any], *args: Any) -> list[Any]:
-        return processes.run_ranks(program, world_size, args=args, timeout=60, group_timeout=20).values
+        return processes.run_ranks(program, world_size, args=args, timeout=240, group_timeout=60).values
 
     return run
+
+
+@pytest.fixture
+def patience() -> float:
+    """Seconds in which two ranks start and meet on this machine, as it is now, with room to spare."""
+    return 1 + 8 * processes.run_ranks("1", 2, timeout=240, group_timeout=120).seconds
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def check_ops(logged: bool, backend: bool) -> dict[str, list[str]]:
 @cache
 def run_of_all(world_size: int, logged: bool = False, backend: bool = False) -> RanksRun:
     """One run of `check_ops`, for all the tests that look at it."""
-    return run_ranks(check_ops, world_size, args=(logged, backend))
+    return run_ranks(check_ops, world_size, args=(logged, backend), timeout=280, group_timeout=120)
 
 
 class Case:

@@ -7,14 +7,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS, wire_bytes
 from dsexplore.trace.model import Tables, TraceInfo
 
-settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples on any machine
+# The same examples on any machine, however slow.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
 DEFAULT = {

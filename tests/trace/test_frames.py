@@ -66,6 +66,6 @@ def test_threads_that_wait_for_their_backward() -> None:
             seen = frames.threads_in_engine()
     finally:
         over.set()
-        thread.join(timeout=20)
+        thread.join(timeout=120)
     assert seen == {thread.ident}
     assert not frames.threads_in_engine()

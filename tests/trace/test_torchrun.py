@@ -61,7 +61,7 @@ def torchrun(tmp_path: Path, save: str, ending: str = "well") -> subprocess.Comp
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 

@@ -118,7 +118,7 @@ def test_a_killed_rank_ends_the_run_and_its_peers() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         td.all_reduce(torch.ones(1))
 
-    run = run_ranks(program, 3, timeout=30)
+    run = run_ranks(program, 3, timeout=240)
     assert run.reason == "failed"
     assert run.first_failure == 1
     assert (run.outcomes[1].status, run.outcomes[1].exit_code) == ("died", -signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_what_a_rank_started_ends_with_it() -> None:
         return subprocess.Popen(["sleep", "300"]).pid
 
     (pid,) = run_ranks(program, 1, backend=None).values
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(pid)
@@ -284,7 +284,7 @@ def test_nothing_outlives_a_launcher_that_was_killed() -> None:
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         assert all(map(is_running, pids))
         launcher.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(is_running, pids))
@@ -301,4 +301,4 @@ assert processes.run_ranks("rank", 2, backend=None).values == ["0", "1"]
 
 
 def test_a_server_that_died_is_replaced() -> None:
-    subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=280)

@@ -189,7 +189,7 @@ def on_real_ranks(per_rank: int) -> list[tuple[Any, ...]]:
 def test_real_ranks_send_what_the_simulation_says(world: Callable[..., DeviceMesh], per_rank: int) -> None:
     """Schedules on gloo, where all receives bring true values: event by event the same on every rank. What torch 2.15
     sends before its first step, and leaves out where ranks are simulated, is 4 bytes at a time."""
-    real = run_ranks(on_real_ranks, REAL, args=(per_rank,), timeout=90).values
+    real = run_ranks(on_real_ranks, REAL, args=(per_rank,), timeout=240).values
     if not VOTES:
         warm_ups = [[event for event in rank if event[4] == WARM_UP] for rank in real]
         assert all(event[3] == 4 for rank in warm_ups for event in rank)
