@@ -35,18 +35,19 @@ def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
 def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
     """A timeline: one process per rank, and in it one track per process group.
 
-    Where every event has times, they are drawn, counted from the first start (``otherData.epoch_ns``). Else
-    every event stands at its place in its rank's program order, one microsecond long, and
+    Measured times are drawn, counted from the first start (``otherData.epoch_ns``). An event that had not ended when
+    the recording did has no length there, and one that was never sent stands at the start of the one before it. Where
+    nothing was measured, every event stands at its place in its rank's program order, one microsecond long, and
     ``otherData.time`` says so. A track cannot show two events at once unless one holds the other, so a group whose
     collectives overlap gets more tracks: each event takes the first one that is free. Worked example: starts and
     ends (0, 10), (2, 5), (6, 12) take tracks 0, 1, 1.
     """
-    times = tables.events.select("start", "end")
-    measured = times.height > 0 and not any(times[name].null_count() for name in times.columns)
+    first = tables.events["start"].min()
+    measured = first is not None
     events = _timed(tables.events, measured)
     other = {
         "time": "measured" if measured else "program order: one microsecond per event, not a duration",
-        "epoch_ns": min(times["start"].to_list()) if measured else 0,
+        "epoch_ns": first or 0,
         "info": asdict(tables.info),
     }
     opener: Callable[..., Any] = partial(gzip.open, compresslevel=3) if Path(path).suffix == ".gz" else open
@@ -68,7 +69,8 @@ def _write_joined(out: IO[str], *parts: Iterable[str]) -> None:
 def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
     """The events with ``ts`` and ``dur`` in nanoseconds, and the track ``tid`` within their rank, from 1."""
     if measured:
-        times = [pl.col("start") - pl.col("start").min(), (pl.col("end") - pl.col("start")).clip(0)]
+        start = pl.col("start").forward_fill().backward_fill().over("rank").fill_null(pl.col("start").min())
+        times = [start - pl.col("start").min(), (pl.col("end") - pl.col("start")).clip(0).fill_null(0)]
     else:
         times = [pl.int_range(pl.len()).over("rank") * _SLICE, pl.lit(_SLICE, pl.Int64)]
     events = events.with_columns(times[0].alias("ts"), times[1].alias("dur"))

@@ -69,6 +69,27 @@ def test_measured_times_count_from_the_first_start(tmp_path: Path, make: Make) -
     assert [(s["ts"], s["dur"]) for s in slices] == [(2.0, 1.5), (0.0, 1.5)]
 
 
+def test_events_without_times_of_their_own_stand_among_the_measured_ones(tmp_path: Path, make: Make) -> None:
+    rows = [
+        {"start": 1000, "end": 3000},
+        {"op": "switched_off:broadcast"},
+        {"start": 5000},  # had not ended
+        {"rank": 1},
+        {"rank": 1, "start": 4000, "end": 4500},
+        {"rank": 2},
+    ]
+    document, slices, _ = timeline(Trace(make(rows, ranks=(0, 1, 2))), tmp_path / "t.json")
+    assert (document["otherData"]["time"], document["otherData"]["epoch_ns"]) == ("measured", 1000)
+    assert [(s["pid"], s["ts"], s["dur"]) for s in slices] == [
+        (0, 0.0, 2.0),
+        (0, 0.0, 0.0),
+        (0, 4.0, 0.0),
+        (1, 3.0, 0.0),
+        (1, 3.0, 0.5),
+        (2, 0.0, 0.0),
+    ]
+
+
 def test_overlapping_collectives_of_a_group_get_tracks_of_their_own(tmp_path: Path, make: Make) -> None:
     rows = [{"start": start, "end": end, "group": "tp"} for start, end in ((0, 10), (2, 5), (6, 12))]
     _, slices, tracks = timeline(Trace(make(rows)), tmp_path / "t.json")
