@@ -276,7 +276,7 @@ def sankey(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     more = f"{found.hidden:,} more recorded ranks are not drawn" if found.hidden else ""
     note = {"text": more, "showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1.09}
     return {
-        "data": [{"type": "sankey", "node": {"label": names, "color": BLUE, "pad": 20}, "link": link}],
+        "data": [{"type": "sankey", "node": {"label": names, "color": BLUE, "pad": 24}, "link": link}],
         "layout": {
             "xaxis": {"visible": False},
             "yaxis": {"visible": False},

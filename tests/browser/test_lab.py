@@ -156,7 +156,7 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
     before = page.locator(".dsx-body .dsx-row").count()
     redrawn(page, lambda: page.keyboard.press("End"))
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function("() => document.querySelector('.dsx-selected .dsx-name').innerText.startsWith('▾3')")
+    page.wait_for_function("() => document.querySelector('.dsx-selected .dsx-name').textContent.startsWith('▾3')")
     page.keyboard.press("ArrowLeft")
     assert page.locator(".dsx-body .dsx-row").count() == before - 2
     page.wait_for_function("() => document.querySelector('.dsx-explorer').innerText.includes('in Net.layers.3')")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from dsexplore.trace.model import Tables, Trace
@@ -175,6 +177,19 @@ def test_nothing_is_clipped(
     )
     assert clipped == []
     shot(page, f"tree_{width}_{'dark' if dark else 'light'}")
+
+
+def test_where_a_line_is_short_the_type_gives_way_and_not_the_placements(
+    draw: Callable[..., Any], make_layered: Callable[..., Trace], page: Any
+) -> None:
+    page.set_viewport_size({"width": 520, "height": 600})
+    trace = make_layered(4)
+    modules = trace.modules.with_columns(type=pl.lit("ARatherLongNameOfALinearLayer"))
+    draw(Trace(replace(trace.tables, modules=modules)))
+    cut = "(place) => [...document.querySelectorAll(place)].map((e) => e.scrollWidth > e.clientWidth + 1)"
+    assert set(page.evaluate(cut, ".dsx-note")) == {False}
+    assert set(page.evaluate(cut, ".dsx-body .dsx-name > bdi:first-of-type")) == {False}
+    assert True in page.evaluate(cut, ".dsx-type")
 
 
 def test_columns_that_do_not_fit_come_with_a_button(

@@ -225,7 +225,7 @@ export function tree({ model, el }) {
     name.append(twist, element("bdi", "", rows.label(i)));
     const many = rows.fold(i), type = types[rows.type(i)];
     if (many) name.append(element("span", "dsx-times", `×${many[1].length}`));
-    if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim", type));
+    if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim dsx-type", type));
     if (notes[i]) name.append(element("bdi", "dsx-dim dsx-note", notes[i]));
     const cells = titles.slice(0, columns).map(() => element("span", "dsx-cell"));
     for (const cell of cells) cell.setAttribute("role", "gridcell");
