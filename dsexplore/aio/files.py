@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.constants import PAGE, SECTOR
+from dsexplore.errors import UsageError
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _STATX_DIOALIGN = 0x2000
@@ -61,6 +62,7 @@ class Target:
 
     Raises:
         OSError: it cannot be opened; names the path.
+        UsageError: a descriptor that would append what is written.
     """
 
     def __init__(self, file: str | os.PathLike[str] | int, *, write: bool, direct: bool = True) -> None:
@@ -74,7 +76,13 @@ class Target:
 
             self.path: str = _path_of(file)
             self.fd = file
-            self.direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & O_DIRECT)
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            if write and flags & os.O_APPEND:
+                raise UsageError(
+                    f"descriptor {file} ({self.path}) is open for appending, which sends each request to the end of "
+                    "the file whatever its offset: open the file without append"
+                )
+            self.direct = bool(flags & O_DIRECT)
         else:
             self.path = os.fspath(file)
             self.fd, self.direct = self._open(direct)

@@ -125,6 +125,17 @@ def test_a_descriptor_by_deepspeeds_name(tmp_path: Path) -> None:
     assert (tmp_path / "b").read_bytes() == bytes(7) + bytes([1]) * 5000
 
 
+def test_a_descriptor_that_appends_is_refused(file: str) -> None:
+    before = Path(file).read_bytes()
+    with (
+        aio_handle(4096, 4) as handle,
+        Path(file).open("ab") as target,
+        pytest.raises(UsageError, match=f"descriptor {target.fileno()} .{file}. is open for appending"),
+    ):
+        handle.async_pwrite(torch.ones(50_000, dtype=torch.uint8), target.fileno(), 0)
+    assert Path(file).read_bytes() == before
+
+
 def test_functions(tmp_path: Path) -> None:
     path = str(tmp_path / "b")
     tensor = torch.arange(12_345)
