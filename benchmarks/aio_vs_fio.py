@@ -7,7 +7,7 @@ root, with nothing else running; root may let the kernel give fio huge pages:
     python -m benchmarks.aio_vs_fio DIRECTORY [--against fio deepspeed own-ring] [--modes ring tensor]
         [--operations read write] [--seconds 0.3] [--pairs 9] [--huge-pages] [--add FILE]
 
-A part at a time: ``--add`` keeps the rows of each part in one file, and ``--report FILE`` prints them all with the
+A part at a time: ``--add`` keeps each row in a file as it is measured, and ``--report FILE`` prints them all with the
 goals. Without huge pages for fio both sides use ordinary ones, and the table says so.
 
 ``own-ring`` is our own engine in tensor mode beside itself in ring mode: what moving into one large buffer, with
@@ -248,6 +248,9 @@ def measure(args: argparse.Namespace) -> list[Row]:
             for row in makers[name]():
                 print(row, flush=True)
                 rows.append(row)
+                if args.add:
+                    with args.add.open("a") as file:
+                        file.write(f"{json.dumps(asdict(row))}\n")
     return rows
 
 
@@ -301,9 +304,6 @@ def main() -> None:
         print(*rows, sep="\n")
     else:
         rows = measure(args)
-    if args.add:
-        with args.add.open("a") as file:
-            file.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
     report(rows)
 
 
