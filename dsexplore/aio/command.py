@@ -85,6 +85,6 @@ def _print(result: SweepResult, *, as_json: bool) -> None:
         verdict = {"aio": result.to_ds_config()["aio"] if result.rounds else None}
         print(json.dumps({**verdict, **result.to_json()}, indent=1))
         return
-    print("\n".join(result.lines()))
+    print(result)
     if result.rounds:
         print(json.dumps(result.to_ds_config(), indent=2))

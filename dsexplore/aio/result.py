@@ -18,9 +18,9 @@ from dsexplore.aio.rounds import Measured, Rounds, mixed_ratios
 from dsexplore.aio.rounds import mix as mix
 from dsexplore.aio.search import paired, tied_with_best
 from dsexplore.aio.statistics import Interval, median, ratio_interval
+from dsexplore.aio.words import surroundings, verdict
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     import polars
@@ -282,27 +282,11 @@ class SweepResult(Displayable):
             raise UsageError(f"{name} is a damaged sweep: {error!r}") from error
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join([*verdict(self), *surroundings(self)])
 
     def lines(self) -> list[str]:
-        """The result as text, a statement a line."""
-        told = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}"]
-        if self.interrupted:
-            told.append("Interrupted: the results so far.")
-        if not self.rounds:
-            return [*told, "No setting was compared with the default yet."]
-        best = self.best()
-        told.append(best.sentence())
-        for operation in self.operations:
-            rates = [
-                m.sample.rate
-                for m in self.deciding
-                if (m.sample.config, m.sample.operation) == (best.config, operation)
-            ]
-            spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, n {len(rates)}"
-            told.append(f"{operation}: median {format_rate(median(rates))}, {spread}")
-        told.append(f"{format_bytes(self.bytes_written)} written in {self.elapsed:.0f} s")
-        return told
+        """What to take and what it gives, a statement a line; ``str`` also tells what was measured beside it."""
+        return verdict(self)
 
 
 def _sample(values: dict[str, Any]) -> Sample:

@@ -38,7 +38,7 @@ class SweepView(View):
         self._result = result
 
     def text(self) -> str:
-        """What to take and what it gives: half a dozen lines."""
+        """What to take and what it gives: some ten lines."""
         return "\n".join(html.plain(line, 200) for line in self._result.lines())
 
     def html(self) -> str:

@@ -192,7 +192,16 @@ def test_text(better: SweepResult) -> None:
     lines = better.lines()
     assert lines[0] == "ext4 on /dev/nvme0n1 (disk, direct I/O); tensor mode by linux-aio"
     assert "read: median 3.08 GB/s (2.86 GiB/s), 3.00–3.15 GB/s, n 4" in lines
-    assert lines[-1] == "5 GiB written in 42 s"
+    assert "write with fsync: median 0.79 GB/s (0.73 GiB/s)" in lines
+    assert not [line for line in lines if line.startswith("read with fsync")]
+    latency = "latency of a request: p50 1.00, p95 2.00, p99 3.00, longest 9.00 ms; 10.0 ms of CPU per GiB"
+    assert {f"read {latency}", f"write {latency}"} <= set(lines)
+    assert lines[-1] == "5 GiB written (overwrite) in 42 s"
+    assert str(better).splitlines() == [
+        *lines,
+        "ring, read: median 3.20 GB/s (2.98 GiB/s), n 3; 1 MiB × depth 32 × 1 thread, block submit, overlap; ring",
+        "io_uring did not run: forbidden",
+    ]
 
 
 def test_a_result_without_a_complete_round() -> None:
