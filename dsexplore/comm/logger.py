@@ -192,9 +192,11 @@ class CommsLogger:
         now: int | None = None
         for record in records:
             if record.end is None and record.device is None:
-                now = record.end = now or self.clock()
-                if self._config.verbose:
-                    self._tell(record)
+                now = now or self.clock()
+                if record.end is None:  # no other thread said so while the clock was read
+                    record.end = now
+                    if self._config.verbose:
+                        self._tell(record)
 
     def fail(self, record: Record, error: BaseException) -> None:
         """The op raised: it counts as a call, not as a measurement."""

@@ -368,6 +368,25 @@ def test_an_op_whose_future_failed_is_no_measurement(ask: bool) -> None:
     assert (record.failed, record.cause, record.seconds) == (True, "failed: ValueError", None)
 
 
+def test_the_first_to_say_that_an_op_is_over_counts_and_alone_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    """The thread of the work says so, and the one that waits for it."""
+    info = GroupInfo("0", (0, 1), "gloo", "work")
+    record = Record("all_reduce", "all_reduce", "all_reduce", info, (8, None, ()))
+    record.start = 0
+    readings = iter([2000, 1000])
+
+    def clock() -> int:
+        now = next(readings)
+        if now == 2000:
+            log.end([record])  # the other thread, meanwhile
+        return now
+
+    log = CommsLogger(CommsLoggerConfig(enabled=True, verbose=True), clock=clock, epoch=0)
+    log.end([record])
+    assert record.times == (0, 1000)
+    assert capsys.readouterr().out.count("all_reduce | group 0") == 1
+
+
 def custom_ops() -> tuple[list[tuple[str, int]], list[float]]:
     import torch
     import torch.distributed as td
