@@ -1,26 +1,42 @@
-"""Ctrl-C that waits, for what must be done wholly or not at all."""
+"""Ctrl-C and SIGTERM that wait, for what must be done wholly or not at all."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a SIGINT back until the block has ended, then deliver it; outside the main thread nothing is held."""
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if handler is None or not callable(handler):
+    """Hold SIGINT and SIGTERM back until the block has ended, then deliver them.
+
+    A launcher sends the second to the ranks that are left once one has failed. Outside the main thread nothing is held.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
+    with ExitStack() as deliver:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            _hold(number, deliver)
         yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])
+
+
+def _hold(number: signal.Signals, deliver: ExitStack) -> None:
+    handler = signal.getsignal(number)
+    if handler is None or handler is signal.SIG_IGN:  # not Python's to replace, or ignored anyway
+        return
+    held: list[FrameType | None] = []
+    signal.signal(number, lambda _number, frame: held.append(frame))
+    deliver.callback(_release, number, handler, held)
+
+
+def _release(number: signal.Signals, handler: Any, held: list[FrameType | None]) -> None:
+    signal.signal(number, handler)
+    if held and callable(handler):
+        handler(number, held[0])
+    elif held:
+        signal.raise_signal(number)

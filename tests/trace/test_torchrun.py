@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,37 @@ def test_a_program_that_fails_leaves_its_traces(tmp_path: Path) -> None:
     assert trace.info.ranks == (0, 1)
     assert trace.by_op()["count"].to_list() == [4]
     assert trace.info.notes == ("the recording ended early, with RuntimeError",)
+
+
+TERMINATED = """
+import os, signal
+from dsexplore.trace import recorder
+save = recorder.save_recording
+
+def terminated(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return save(*arguments)
+
+recorder.save_recording = terminated
+with recorder.record(save="trace/"):
+    print("recorded", flush=True)
+print("not reached", flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_that_its_launcher_ends_while_it_writes_its_file_writes_it_first(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "recorded\n")
+    assert len(dsexplore.load(tmp_path / "trace")) == 0
 
 
 def test_one_file_for_two_processes_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,22 @@ class TestClosing:
             interrupted_at_the_start()
         assert done == ["to the end"]
 
+    def test_delivers_every_signal_that_waited_to_whom_it_would_have_gone(self) -> None:
+        told: list[int] = []
+        before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in (2, 15)}
+        try:
+            with uninterrupted():
+                for number in before:
+                    os.kill(os.getpid(), number)
+                assert told == []
+            assert sorted(told) == [2, 15]
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with uninterrupted():
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def test_keeps_an_excepthook_that_the_user_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def mine(*_: object) -> None: ...
 
