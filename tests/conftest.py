@@ -20,8 +20,18 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor
+from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+# The same examples on any machine, however slow.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
 
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 HOOK_OWNERS = ("torch.nn.modules.module", "torch.optim.optimizer")

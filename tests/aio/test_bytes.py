@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore.aio import Buffer, aio_handle
@@ -16,7 +16,7 @@ SIZES = [0, 1, 511, 512, 513, 4095, 4096, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 10 
 OFFSETS = [0, 1, 511, 512, 4095, 4096, BLOCK, 3 * BLOCK + 5]
 DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64, torch.float8_e4m3fn]
 
-RELAXED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=60)
 
 
 def memory(kind: str, nbytes: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def memory(kind: str, nbytes: int) -> torch.Tensor:
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-@RELAXED
+@FEW
 @given(
     size=st.one_of(st.sampled_from(SIZES), st.integers(0, 40 * BLOCK)),
     offset=st.one_of(st.sampled_from(OFFSETS), st.integers(0, 5 * BLOCK)),

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from dsexplore.sharding.chunks import Cut, borders, held_ranges, nested_borders, part_size, ranges_text
 from dsexplore.sharding.plan import sharding
 
-EXAMPLES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=80)
 
 
 def everywhere(plan):

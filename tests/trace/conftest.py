@@ -7,16 +7,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS, wire_bytes
 from dsexplore.trace.model import Tables, TraceInfo
-
-# The same examples on any machine, however slow.
-settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steady")
 
 DEFAULT = {
     "rank": 0,

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore.trace.model import Tables, Trace
@@ -100,7 +100,7 @@ def test_overlapping_collectives_of_a_group_get_tracks_of_their_own(tmp_path: Pa
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_event_is_drawn_once_and_no_two_overlap(tmp_path: Path, traces: Any, data: st.DataObject) -> None:
     tables = data.draw(traces())

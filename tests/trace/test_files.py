@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -25,9 +25,7 @@ from dsexplore.trace import files, schema, sealed
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 
 Make = Callable[..., Tables]
-ONE_FOLDER = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
-)
+FEW = settings(max_examples=40)
 
 
 def assert_same(a: Tables, b: Tables) -> None:
@@ -36,7 +34,7 @@ def assert_same(a: Tables, b: Tables) -> None:
     assert a.info == b.info
 
 
-@ONE_FOLDER
+@FEW
 @given(data=st.data())
 def test_a_file_gives_back_every_table(tmp_path: Path, traces: Any, data: st.DataObject) -> None:
     tables = data.draw(traces())
@@ -44,7 +42,7 @@ def test_a_file_gives_back_every_table(tmp_path: Path, traces: Any, data: st.Dat
     assert_same(dsexplore.load(path).tables, tables)
 
 
-@ONE_FOLDER
+@FEW
 @given(data=st.data())
 def test_a_directory_of_rank_files_gives_back_every_table(tmp_path: Path, traces: Any, data: st.DataObject) -> None:
     tables = data.draw(traces())
@@ -134,7 +132,7 @@ def test_an_interrupted_save_leaves_the_old_file(
     assert len(Trace.load(path)) == 1
 
 
-@ONE_FOLDER
+@FEW
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_a_trace_file_error(tmp_path: Path, make: Make, share: float) -> None:
     path = Trace(make([{}] * 5)).save(tmp_path / "one.parquet")
@@ -145,7 +143,7 @@ def test_a_truncated_file_is_a_trace_file_error(tmp_path: Path, make: Make, shar
         dsexplore.load(cut)
 
 
-@ONE_FOLDER
+@FEW
 @given(data=st.data())
 def test_any_other_bit_is_a_trace_file_error(tmp_path: Path, make: Make, data: st.DataObject) -> None:
     path = Trace(make([{}] * 5)).save(tmp_path / "one.parquet")
