@@ -42,7 +42,7 @@ class View:
 
     def explore(self, **options: Any) -> Any:
         """An ipywidgets application."""
-        raise TypeError(f"{self.title} has no explorer: show the object itself, or use figure()")
+        raise TypeError(f"{self.title} has no explorer: show the object itself, or write it with to_html(path)")
 
 
 @singledispatch

@@ -16,6 +16,7 @@ import polars as pl
 from IPython.display import display
 
 from dsexplore.errors import UsageError
+from dsexplore.trace import schema
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
@@ -24,7 +25,7 @@ from dsexplore.views.codes import FACETS, EventCodes
 from dsexplore.views.communication import MOST_CAUSES, causes_html
 from dsexplore.views.explorer_rows import ModuleRows, rows_of
 from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap, why_empty
-from dsexplore.views.filters import Filters, Passed, choices, chosen, lists
+from dsexplore.views.filters import Filters, Passed, choices, chosen, lists, several
 from dsexplore.views.lanes import is_timed
 from dsexplore.views.picking import Picked, Shown, picked
 from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
@@ -71,6 +72,8 @@ class Explorer:
     def __init__(self, trace: Trace, figure: str = "modules", height: int = 420) -> None:
         if figure not in KINDS:
             raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
+        if not isinstance(height, int) or height < 1:
+            raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables)
         self._passed = Passed(self._codes, Filters())
@@ -92,6 +95,9 @@ class Explorer:
         self._describe()
         self._follow()
         self._codes.prepare()
+
+    def __repr__(self) -> str:
+        return f"<Explorer: {self._of_what()}{f' in {self._title}' if self._title else ''}>"
 
     # What the user picked
 
@@ -128,11 +134,15 @@ class Explorer:
             facets: phase, op, axis, group, step, rank: a value or a list of values.
 
         Raises:
-            UsageError: no such facet.
+            UsageError: no such facet, or no such phase.
         """
-        for name in facets:
+        if not isinstance(module, str):
+            raise UsageError(f"filter(module={module!r}): give a module's name or a shell pattern, 'layers.0*'")
+        for name, wanted in facets.items():
             if name not in FACETS:
                 raise UsageError(f"filter({name}=…): no such filter; filters are module, implicit, {', '.join(FACETS)}")
+            if name == "phase" and not set(several(wanted)) <= set(schema.PHASES):
+                raise UsageError(f"filter(phase={wanted!r}): no such phase; they are {', '.join(schema.PHASES)}")
         filters = Filters(dict(facets), module, implicit)
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
         self._set_filters(filters)
@@ -256,15 +266,29 @@ class Explorer:
 
     def _describe(self) -> None:
         """The line above and the tables below: collectives with cause and source line, parameters, redistributes."""
-        title = self._picked.title if self._picked is not None else self._rows.title
+        title = self._title
         place = f" in {html.name(title, 200)}" if title else ""
-        self.widget.status = f"<span>{self._of_what()}{place}</span>{self._no_such_module()}"
+        self.widget.status = f"<span>{self._of_what()}{place}</span>{self._only()}{self._no_such_module()}"
         mask = self._chosen()
         body = self._collectives(title, mask) if title else ""
         if (causes := self._codes.causes(mask, MOST_CAUSES)).lines:
             told = f"Redistributes that the program did not ask for: {causes.events:,}"
             body += draw.part(told, causes_html(causes.shown, causes.lines), not title)
         self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
+
+    @property
+    def _title(self) -> str:
+        """What is chosen: a mark or a row; empty for everything."""
+        return self._picked.title if self._picked is not None else self._rows.title
+
+    def _only(self) -> str:
+        """The filters that the lists cannot show: by several values, or by one that the trace does not hold."""
+        told = [
+            f"{name} {' or '.join(html.name(value, 40) for value in several(wanted)[:6])}"
+            for name, wanted in self._passed.filters.facets.items()
+            if name not in self.widget.chosen
+        ]
+        return f'<span class="dsx-dim"> – only {", ".join(told)}</span>' if told else ""
 
     def _no_such_module(self) -> str:
         """Said where the pattern is the name of no module."""

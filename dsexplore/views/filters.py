@@ -71,8 +71,13 @@ def lists(codes: EventCodes) -> list[list[object]]:
 
 def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
     """Facet → index of what is chosen in its list, where one label alone is."""
-    wanted = {n: v for n, v in filters.facets.items() if not isinstance(v, (list, tuple, set))}
+    wanted = {name: several(value)[0] for name, value in filters.facets.items() if len(several(value)) == 1}
     return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
+
+
+def several(wanted: Any) -> list[Any]:
+    """A value or several, as a list."""
+    return list(wanted) if isinstance(wanted, (list, tuple, set)) else [wanted]
 
 
 def chosen(codes: EventCodes, choices: Mapping[str, int]) -> dict[str, Any]:

@@ -164,6 +164,25 @@ def test_filters_that_leave_nothing_say_so_and_a_name_that_no_module_has_is_told
     assert "no module" not in explorer.widget.status
 
 
+def test_filters_by_several_values_are_told_because_no_list_shows_them(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(op=["all_gather", "reduce_scatter"], phase=["forward"])
+    assert explorer.widget.chosen == {"phase": 1}
+    assert "– only op <bdi>all_gather</bdi> or <bdi>reduce_scatter</bdi></span>" in explorer.widget.status
+    explorer.widget.chosen = {}
+    assert "only" not in explorer.widget.status
+    explorer.filter(rank=[7])
+    assert explorer.widget.status.startswith("<span>0 of 25 collectives, 0 B</span>")
+    assert "– only rank <bdi>7</bdi></span>" in explorer.widget.status
+
+
+def test_an_explorer_tells_what_is_chosen_as_text(trace: Trace) -> None:
+    explorer = trace.explore()
+    assert repr(explorer) == "<Explorer: 25 of 25 collectives, 132 KiB>"
+    explorer.select("Net.layers.3.up")
+    assert repr(explorer) == "<Explorer: 2 of 25 collectives, 8 KiB in Net.layers.3.up>"
+
+
 def test_groups_are_told_by_axis_and_ranks(trace: Trace) -> None:
     assert dict(trace.explore().widget.lists)["group"] == [
         "all", "dp ranks 0, 4 (g_dp)", "tp ranks 0–3 (g_tp)",
@@ -369,6 +388,12 @@ def test_unknown_things_are_named(trace: Trace) -> None:
         explorer.select("Net.nothing")
     with pytest.raises(UsageError, match=r"filter\(colour=…\).*phase, op"):
         explorer.filter(colour="red")
+    with pytest.raises(UsageError, match=r"filter\(phase='forwards'\): no such phase; they are forward, backward"):
+        explorer.filter(phase="forwards")
+    with pytest.raises(UsageError, match=r"filter\(module=3\)"):
+        explorer.filter(module=3)
+    with pytest.raises(UsageError, match=r"explore\(height='tall'\).*in pixels"):
+        trace.explore(height="tall")
     with pytest.raises(UsageError, match=r"figure\(kind='pie'\)"):
         trace.figure(kind="pie")
 
