@@ -89,7 +89,8 @@ class Best:
         if self.fastest == AioConfig():
             return "The default is the fastest setting found: nothing to gain."
         if self.config == AioConfig() or gap <= within:
-            return f"The default is already within {gap * 100:.1f} % of the best setting found: nothing to gain."
+            gain = "nothing to gain" if self.config == AioConfig() else f"little to gain by {self.config}"
+            return f"The default is already within {gap * 100:.1f} % of the best setting found: {gain}."
         gain = f"{(self.ratio.value - 1) * 100:+.1f} %"
         if self.ratio.n < 2:
             return f"Take {self.config}: {gain} over the default, measured once."

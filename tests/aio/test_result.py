@@ -83,9 +83,13 @@ def test_an_unsure_gain_is_said_to_be_unsure() -> None:
 
 
 def test_the_default_is_kept_when_it_is_as_good() -> None:
-    result = result_of([{CONTROL: (2.0, 1.0), DEEP: (2.02, 1.01)}] * 3)
-    assert result.best().sentence() == (
-        "The default is already within 1.0 % of the best setting found: nothing to gain."
+    tied = result_of([{CONTROL: (2.0, 1.0), DEEP: (2.008, 1.004)}] * 3).best()
+    assert tied.config == CONTROL
+    assert tied.sentence() == "The default is already within 0.4 % of the best setting found: nothing to gain."
+    near = result_of([{CONTROL: (2.0, 1.0), DEEP: (2.02, 1.01)}] * 3).best()
+    assert near.config == DEEP  # the block that is shown beside the sentence
+    assert (
+        near.sentence() == f"The default is already within 1.0 % of the best setting found: little to gain by {DEEP}."
     )
 
 
