@@ -57,9 +57,9 @@ class Plan:
             raise UsageError(str(error)) from error
         if self.size < _LEAST_SIZE:
             raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
-        if seconds is not None and (not math.isfinite(seconds) or seconds <= 0):
+        if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
             raise UsageError(f"seconds {seconds!r} is no time to spend: give a positive number, or None for the grid")
-        if not 0 <= read_share <= 1:
+        if not (isinstance(read_share, (int, float)) and 0 <= read_share <= 1):
             raise UsageError(
                 f"read_share {read_share!r} is no share: give a number from 0 (only writes) to 1 (only reads)"
             )

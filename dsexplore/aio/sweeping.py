@@ -39,7 +39,7 @@ def sweep(
     write_mode: WriteMode = "overwrite",
     backend: str | None = None,
     direct: bool = True,
-    references: Sequence[str] = (),
+    references: str | Sequence[str] = (),
     progress: bool | Report | None = None,
     seed: int = 0,
     **axes: Sequence[Any],
@@ -68,6 +68,7 @@ def sweep(
         UsageError: an argument out of range.
     """
     plan = Plan(size, seconds, read_share, mode, write_mode, axes)
+    references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
     if not path:
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
     unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
@@ -117,8 +118,13 @@ class _Run:
     def search(self) -> None:
         """Find the best setting: descent or grid, then the finals."""
         plan, bench = self._plan, self._setup.bench
+        every = search.grid(plan.axes, bench.fits)
+        if not every:
+            raise UsageError(
+                f"no setting of these axes fits a size of {format_bytes(bench.size)}: block_size × queue_depth × "
+                "thread_count may be a quarter of it, so give a larger size or smaller values"
+            )
         if plan.seconds is None:
-            every = search.grid(plan.axes, bench.fits)
             self._phase, self._all_steps = "grid", len(every)
             self._shuffle.shuffle(every)
             scores: dict[AioConfig, float] = {}
@@ -128,8 +134,9 @@ class _Run:
         else:
             rounds = 10**6
             until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
-            start = self._start()
-            scores = search.descend(start, plan.axes, self.round, lambda: self.elapsed() < until, bench.fits)
+            scores = search.descend(
+                self._start(every), plan.axes, self.round, lambda: self.elapsed() < until, bench.fits
+            )
         finalists = search.strongest(scores, CONTROL)
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
@@ -138,12 +145,12 @@ class _Run:
             more = lambda: self.elapsed() + self._seconds(slices) < self._limit and self._round < last  # noqa: E731
             search.finals(finalists, self.round, more, self._shuffle)
 
-    def _start(self) -> AioConfig:
+    def _start(self, every: Sequence[AioConfig]) -> AioConfig:
+        """The default as far as the axes have its values, if that fits."""
         axes = self._plan.axes
         values = {key: getattr(CONTROL, key) for key in axes}
-        fixed = {key: value if value in axes[key] else axes[key][0] for key, value in values.items()}
-        start = AioConfig(**fixed)
-        return start if self._setup.bench.fits(start) else CONTROL
+        start = AioConfig(**{key: value if value in axes[key] else axes[key][0] for key, value in values.items()})
+        return start if start in every else every[0]
 
     def _seconds(self, slices: int) -> float:
         """About how long so many slices take, with all that goes on around them, so that none begins too late."""

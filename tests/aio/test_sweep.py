@@ -70,6 +70,13 @@ def test_one_setting_is_compared_with_the_default(tmp_path: Path, setting: AioCo
     assert set(result.best().tied) <= {setting, AioConfig()}
 
 
+def test_only_settings_of_the_axes_that_fit_are_compared_with_the_default(tmp_path: Path) -> None:
+    axes = {"block_size": [1 << 21, 1 << 18], "queue_depth": [16], "thread_count": [2], "overlap_events": [True]}
+    result = sweep(tmp_path, "32MiB", 0.3, **axes)  # type: ignore[arg-type]
+    others = {m.sample.config for m in result.measured} - {AioConfig()}
+    assert {(c.block_size, c.queue_depth, c.thread_count) for c in others} == {(1 << 18, 16, 2)}
+
+
 @pytest.mark.parametrize("around", [0.5, 4.0])
 def test_a_sweep_keeps_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: float) -> None:
     """However long what goes on around a slice takes: ``around`` times the slice."""
@@ -125,11 +132,15 @@ def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -
         ({"size": "much"}, "size 'much' is not a number"),
         ({"seconds": 0}, "seconds 0 is no time"),
         ({"seconds": float("nan")}, "seconds nan is no time"),
+        ({"seconds": "10"}, "seconds '10' is no time"),
         ({"read_share": 1.5}, "read_share 1.5 is no share"),
+        ({"read_share": "half"}, "read_share 'half' is no share"),
         ({"mode": "fast"}, "mode 'fast' is unknown"),
         ({"write_mode": "append"}, "write_mode 'append' is unknown"),
         ({"backend": "libaio"}, "backend 'libaio' is unknown"),
         ({"references": ["dd"]}, "reference 'dd' is unknown"),
+        ({"references": "dd"}, "reference 'dd' is unknown"),
+        ({"block_size": [1 << 30]}, "no setting of these axes fits a size of 32 MiB.*give a larger size"),
         ({"depth": [3]}, "axis 'depth' is unknown"),
         ({"size": "900TiB"}, "more than half of the .* mode='ring'"),
     ],
