@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from nbval.kernel import RunningKernel
+from nbval.plugin import IPyNbCell
 
 
 def execute_numbered(kernel: Any, cell_input: str, allow_stdin: bool | None = None) -> str:
@@ -14,5 +15,15 @@ def execute_numbered(kernel: Any, cell_input: str, allow_stdin: bool | None = No
     return message
 
 
+_made = IPyNbCell.__init__
+
+
+def make_patient(item: Any, /, *given: Any, **named: Any) -> None:
+    """Let a cell's outputs take two minutes after its end: nbval allows five seconds, which a busy machine may need."""
+    _made(item, *given, **named)
+    item.output_timeout = 120
+
+
 RunningKernel.execute_cell_input = execute_numbered
+IPyNbCell.__init__ = make_patient
 os.environ["DSEXPLORE_PROGRESS"] = "0"
