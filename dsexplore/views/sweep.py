@@ -39,7 +39,7 @@ class SweepView(View):
 
     def text(self) -> str:
         """What to take and what it gives: some ten lines."""
-        return "\n".join(html.plain(line, 200) for line in self._result.lines())
+        return "\n".join(html.plain(line, 300) for line in self._result.lines())
 
     def html(self) -> str:
         """The verdict, the block to paste, heatmaps, the finalists, and how it was measured."""

@@ -85,6 +85,12 @@ def test_bundle(result: SweepResult) -> None:
     assert result._repr_mimebundle_() == bundle
 
 
+def test_a_long_sentence_is_told_whole(result: SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = " ".join(["the rates scatter too much to be sure"] * 6)
+    monkeypatch.setattr(SweepResult, "lines", lambda _: [sentence])
+    assert SweepView(result).text() == sentence
+
+
 def test_html_is_complete_and_escaped(result: SweepResult) -> None:
     markup = SweepView(result).html()
     text = read(markup)
