@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import polars as pl
 
-from dsexplore.trace import schema
+from dsexplore.trace import schema, timeline
 from dsexplore.trace.atomic import writing
 from dsexplore.trace.model import Tables
 
@@ -42,12 +42,11 @@ def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
     collectives overlap gets more tracks: each event takes the first one that is free. Worked example: starts and
     ends (0, 10), (2, 5), (6, 12) take tracks 0, 1, 1.
     """
-    first = tables.events["start"].min()
-    measured = first is not None
+    measured = timeline.is_timed(tables.events)
     events = _timed(tables.events, measured)
     other = {
         "time": "measured" if measured else "program order: one microsecond per event, not a duration",
-        "epoch_ns": first or 0,
+        "epoch_ns": tables.events["start"].min() or 0,
         "info": asdict(tables.info),
     }
     opener: Callable[..., Any] = partial(gzip.open, compresslevel=3) if Path(path).suffix == ".gz" else open
@@ -69,8 +68,8 @@ def _write_joined(out: IO[str], *parts: Iterable[str]) -> None:
 def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
     """The events with ``ts`` and ``dur`` in nanoseconds, and the track ``tid`` within their rank, from 1."""
     if measured:
-        start = pl.col("start").forward_fill().backward_fill().over("rank").fill_null(pl.col("start").min())
-        times = [start - pl.col("start").min(), (pl.col("end") - pl.col("start")).clip(0).fill_null(0)]
+        begin = timeline.begin(events)
+        times = [begin, timeline.end(events) - begin]
     else:
         times = [pl.int_range(pl.len()).over("rank") * _SLICE, pl.lit(_SLICE, pl.Int64)]
     events = events.with_columns(times[0].alias("ts"), times[1].alias("dur"))

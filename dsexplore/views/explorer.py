@@ -16,7 +16,7 @@ import polars as pl
 from IPython.display import display
 
 from dsexplore.errors import UsageError
-from dsexplore.trace import schema
+from dsexplore.trace import schema, timeline
 from dsexplore.trace.model import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
@@ -26,7 +26,6 @@ from dsexplore.views.communication import MOST_CAUSES, causes_html
 from dsexplore.views.explorer_rows import ModuleRows, rows_of
 from dsexplore.views.figures import KINDS, Spec, finished, module_heatmap, why_empty
 from dsexplore.views.filters import Filters, Passed, choices, chosen, lists, several
-from dsexplore.views.lanes import is_timed
 from dsexplore.views.picking import Picked, Shown, picked
 from dsexplore.views.static_tree import MOST_TABLE_ROWS, collectives_html, parameters_html
 from dsexplore.views.widgets.explorer import ExplorerWidget
@@ -207,7 +206,7 @@ class Explorer:
             self.filter()
 
     def _zoom(self, extent: list[float] | None) -> None:
-        scale = 1e6 if is_timed(self._events(self._inside(self._drawn_rows))) else 1.0
+        scale = 1e6 if timeline.is_timed(self._events(self._inside(self._drawn_rows))) else 1.0
         self._window = None if extent is None else (float(extent[0]) * scale, float(extent[1]) * scale)
         self._draw_again()
 

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.trace import timeline
+
 _LANE = ("rank", "lane", "op")
 
 
@@ -54,19 +56,14 @@ class Lanes:
         return earlier | self.begins(column, column + 1)
 
 
-def is_timed(events: pl.DataFrame) -> bool:
-    """Whether there are events and every one has its times: else they are shown in program order."""
-    return events.height > 0 and events["start"].null_count() == 0 and events["end"].null_count() == 0
-
-
 def placed(events: pl.DataFrame) -> pl.DataFrame:
     """The lane of each event, and where it begins and ends on the axis.
 
-    Columns: rank, lane, op, phase, message_bytes, begin, end (ns since the first start where every event was timed,
-    else the place in program order).
+    Columns: rank, lane, op, phase, message_bytes, begin, end (ns since the first start where any was measured, else
+    the place in program order).
     """
-    if is_timed(events):
-        begin, end = (pl.col(name) - pl.col("start").min() for name in ("start", "end"))
+    if timeline.is_timed(events):
+        begin, end = timeline.begin(events), timeline.end(events)
     else:
         begin = end = pl.col("seq")
     lane = pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane")
@@ -75,7 +72,7 @@ def placed(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[float, float] | None = None) -> Lanes:
-    """Bin the events by time where every one was timed, else by program order.
+    """Bin the events by time where any was measured, else by program order.
 
     Args:
         events: what is shown.
@@ -83,7 +80,7 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
         most: rows at most.
         window: only this part of the axis, in its unit.
     """
-    timed, rows = is_timed(events), placed(events)
+    timed, rows = timeline.is_timed(events), placed(events)
     first, last = window or _extent(rows)
     width, bins = _bins(first, last, bins, timed)
     rows = rows.filter((pl.col("begin") <= last) & ((pl.col("begin") >= first) | (pl.col("end") > first)))

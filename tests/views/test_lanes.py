@@ -33,6 +33,13 @@ def test_a_window_is_binned_anew(traces: ModuleType) -> None:
     assert found.width == 2
 
 
+def test_one_event_without_times_leaves_the_others_in_time(traces: ModuleType) -> None:
+    spans = [(None, None), (100, 140), (None, None), (120, None), (200, 210)]
+    events = traces.frame("events", [traces.event("Net", i, start=a, end=b) for i, (a, b) in enumerate(spans)])
+    assert placed(events).select("begin", "end").rows() == [(0, 0), (0, 40), (0, 0), (20, 20), (100, 110)]
+    assert lanes(events).unit == "ns"
+
+
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 400)), min_size=1, max_size=12)
 
 
