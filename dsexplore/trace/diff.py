@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
 from dsexplore.trace.merge import merge_modules
 from dsexplore.trace.model import Trace
 
@@ -57,7 +58,14 @@ class TraceDiff(Displayable):
 
 
 def diff(before: Trace, after: Trace) -> TraceDiff:
-    """What ``after`` communicates more and less than ``before``; both as they are now."""
+    """What ``after`` communicates more and less than ``before``; both as they are now.
+
+    Raises:
+        UsageError: one of them is no trace.
+    """
+    for given in (before, after):
+        if not isinstance(given, Trace):
+            raise UsageError(f"a trace is compared with a trace, not with {given!r}: of a saved one, give load(path)")
     return TraceDiff(Trace(before.tables), Trace(after.tables))
 
 

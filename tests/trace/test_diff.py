@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+from dsexplore.errors import UsageError
 from dsexplore.trace.diff import COLUMNS, KEYS
 from dsexplore.trace.model import Tables, Trace
 
@@ -77,3 +79,8 @@ def test_a_difference_holds_what_was_there_when_it_was_made(make: Make) -> None:
     content.pop(0)
     assert len(running) == 2
     assert len(difference) == 0
+
+
+def test_what_is_no_trace_is_named() -> None:
+    with pytest.raises(UsageError, match=r"not with 'plan_b': of a saved one, give load\(path\)"):
+        Trace().diff("plan_b")  # type: ignore[arg-type]
