@@ -38,6 +38,13 @@ def redrawn(page: Any, action: Any) -> None:
     page.wait_for_function("n => +document.querySelector('.dsx-plot').dataset.drawn > n", arg=before)
 
 
+def told(page: Any, pattern: str) -> None:
+    """Wait until the explorer's status line matches."""
+    page.wait_for_function(
+        "pattern => new RegExp(pattern).test(document.querySelector('.dsx-status').innerText.trim())", arg=pattern
+    )
+
+
 def row(page: Any, text: str) -> Any:
     return page.locator(".dsx-body .dsx-row", has_text=text).first
 
@@ -59,7 +66,7 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
     ]
 
     page.locator(".dsx-explorer select").first.select_option(label="phase: backward")
-    page.wait_for_function("() => document.querySelector('.dsx-explorer').innerText.includes('1 of 25 collectives')")
+    told(page, r"^1 of 25 collectives")
     assert lab.evaluate(page, "explorer.selection.events['phase'].to_list()") == ["backward"]
     redrawn(page, lambda: page.click("text=clear"))
     assert lab.evaluate(page, "len(explorer.selection)") == 25
@@ -159,7 +166,7 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
     page.wait_for_function("() => document.querySelector('.dsx-selected .dsx-name').textContent.startsWith('▾3')")
     page.keyboard.press("ArrowLeft")
     assert page.locator(".dsx-body .dsx-row").count() == before - 2
-    page.wait_for_function("() => document.querySelector('.dsx-explorer').innerText.includes('in Net.layers.3')")
+    told(page, r"in Net\.layers\.3$")
     assert len(lab.evaluate(page, "explorer.selection.events['owner'].to_list()")) == 3
     shot(page, "explorer_keyboard")
     redrawn(page, lambda: page.keyboard.press("Escape"))
@@ -168,15 +175,14 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
 
 def test_a_row_of_the_table_of_causes_selects_its_module(lab: Any, page: Any, explored: str) -> None:
     opened(lab, page, "causes.ipynb", explored)
-    told = "text => document.querySelector('.dsx-status').innerText.includes(text)"
     page.locator(".dsx-details tr[data-cause]", has_text="S(0)→R").click()
-    page.wait_for_function(told, arg="in S(0)→R in Net.layers.*.up")
+    told(page, r"in S\(0\)→R in Net\.layers\.\*\.up$")
     assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.up"]
     page.keyboard.press("Escape")
-    page.wait_for_function(told, arg="25 of 25")
+    told(page, r"^25 of 25")
     page.locator(".dsx-details tr[data-cause]", has_text="P→R").focus()
     page.keyboard.press("Enter")
-    page.wait_for_function(told, arg="in P→R in Net.layers.*.down")
+    told(page, r"in P→R in Net\.layers\.\*\.down$")
     assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.down"]
     assert page.errors == []
 
