@@ -2,14 +2,11 @@
 
 A figure is made as plotly's JSON, a plain dict: the explorer sends it as it is, and plotly's own classes, which
 check each of its values for longer than it takes to draw them, are only asked where a user wants a ``Figure``.
-
-Names are data: plotly reads a little HTML in labels, so they are escaped before they become one.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,8 @@ import polars as pl
 from dsexplore.errors import UsageError
 from dsexplore.trace.model import Tables
 from dsexplore.units import format_bytes
-from dsexplore.views import html, tally
+from dsexplore.views import tally
+from dsexplore.views.figure_labels import label, shared_prefix, unique
 from dsexplore.views.fold import ranges
 from dsexplore.views.lanes import Lanes, lane_names, lanes, phase_runs
 from dsexplore.views.module_tree import OUTSIDE
@@ -42,7 +40,6 @@ _PATTERNS = {
     "reduce": "|",
 }
 _STRIP: Spec = {"type": "category", "anchor": "x", "automargin": True, "showgrid": False, "zeroline": False}
-_LONGEST_LABEL = 34
 _MOST_SENDERS, _MOST_TARGETS = 8, 10
 """Of a Sankey: so many labels stand one below the other in its height."""
 _MOST_LETTERS = 40
@@ -99,11 +96,6 @@ def finished(spec: Spec, empty: str = "") -> Spec:
     return {"data": spec["data"], "layout": layout}
 
 
-def label(name: object, longest: int = _LONGEST_LABEL) -> str:
-    """A name as plotly shows it literally."""
-    return html.escape(name, longest)
-
-
 def modules(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Heatmap of message bytes: place in the model × mesh axis."""
     return module_heatmap(tally.module_by_axis(tables.events))
@@ -111,7 +103,7 @@ def modules(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
 
 def module_heatmap(grid: tally.Grid) -> Spec:
     """Heatmap of places in the model; what all their names begin with is left out of the labels."""
-    shared = _shared_prefix([row for row in grid.rows if row not in (OUTSIDE, tally.OTHERS)])
+    shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, tally.OTHERS)])
     return _heatmap(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns)
 
 
@@ -125,7 +117,7 @@ def ops(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Bars of message bytes per op, split by phase with its letter and hatch."""
     totals = tally.op_by_phase(tables.events)
     order = list(dict.fromkeys(totals["op"]))
-    names = _unique(order)
+    names = unique(order)
     data = []
     for phase in [p for p in PHASES if p in set(totals["phase"])]:
         rows = {op: (count, size) for op, p, count, size in totals.iter_rows() if p == phase}
@@ -160,7 +152,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
         return {"data": [], "layout": {}}
     scale = 1e6 if found.unit == "ns" else 1.0
     places = ((found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale).tolist()
-    names = _unique(lane_names(found))
+    names = unique(lane_names(found))
     hover = [
         [
             f"{phase} · {count:,} × · {format_bytes(size)}" if count else ""
@@ -313,8 +305,8 @@ def _heatmap(grid: tally.Grid, kind: str, rows: list[str], columns: list[str]) -
     trace = {
         "type": "heatmap",
         "z": _numbers(np.where(grid.values > 0, np.log10(grid.values + 1), np.nan)),
-        "x": _unique(columns),
-        "y": _unique(rows),
+        "x": unique(columns),
+        "y": unique(rows),
         **shown,
         "customdata": [[[row, column] for column in grid.columns] for row in grid.rows],
         "hovertext": [
@@ -378,39 +370,6 @@ def _hatched(colour: str, pattern: str) -> Spec:
 def _numbers(values: Any) -> list[list[float | None]]:
     """A matrix as JSON has it: nothing where there is no number."""
     return [[None if value != value else round(value, 4) for value in row] for row in values.tolist()]
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    """Labels cut to fit, escaped, and told apart where cutting made two alike (plotly joins equal categories)."""
-    seen: dict[str, int] = {}
-    found = []
-    for name in names:
-        short = label(_tail(name), 0)
-        seen[short] = seen.get(short, 0) + 1
-        found.append(short if seen[short] == 1 else f"{short} ({seen[short]})")
-    return found
-
-
-def _tail(name: str) -> str:
-    """The end of a module's name says more than its beginning; a wide character takes the room of two."""
-    room = _LONGEST_LABEL
-    for at in range(len(name) - 1, -1, -1):
-        room -= 2 if unicodedata.east_asian_width(name[at]) in "WF" else 1
-        if room < (1 if at else 0):
-            return f"…{name[at + 1 :]}"
-    return name
-
-
-def _shared_prefix(names: list[str]) -> str:
-    """What several dotted names begin with, up to and with a dot; what is left begins with a name, not with ``*``."""
-    if len(names) < 2:
-        return ""
-    first, last = min(names).split("."), max(names).split(".")
-    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    shared = min(shared, *(name.count(".") for name in names))
-    while shared and any(name.split(".")[shared] == "*" for name in names):
-        shared -= 1
-    return "".join(f"{part}." for part in first[:shared])
 
 
 def _byte_axis(values: list[float], ticks: int = 4) -> Spec:
