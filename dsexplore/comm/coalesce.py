@@ -11,7 +11,7 @@ import torch.distributed as td
 from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.comm.faults import explain
-from dsexplore.comm.handles import CopyBack, Handle, finish
+from dsexplore.comm.handles import CopyBack, Handle, fail, finish
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.records import Record
 
@@ -70,8 +70,7 @@ def coalescing_manager(
             yield batch
             comms_logger.start_batch(batch.records, async_ops)
     except Exception as error:
-        for record in batch.records:
-            comms_logger.fail(record, error)
+        fail(batch.records, error)
         explain(error, call, group)
         raise
     finally:

@@ -39,14 +39,14 @@ def fail(records: Sequence[Record], error: BaseException) -> None:
         comms_logger.fail(record, error)
 
 
-def note_outcome(records: Sequence[Record], future: Any) -> Any:
-    """What a future that is done gave, once the log knows how its call ended."""
+def note_outcome(records: Sequence[Record], copies: list[CopyBack], future: Any) -> Any:
+    """What a future that is done gave, once the log knows how its call ended and the copies are back."""
     try:
         value = future.value()
     except Exception as error:
         fail(records, error)
         raise
-    finish(records, [])
+    finish(records, copies)
     return value
 
 
@@ -73,7 +73,7 @@ class Handle(td.Work):
 
             def done(future: Any) -> None:
                 with contextlib.suppress(Exception):  # torch would print it; who waits gets it raised
-                    note_outcome(records, future)
+                    note_outcome(records, [], future)
 
             future.add_done_callback(done)
 
@@ -114,13 +114,15 @@ class Handle(td.Work):
         return future
 
     def _value_when_over(self, future: Any) -> Any:
-        value = note_outcome(self._records, future)
-        self._over()
-        return value
+        return note_outcome(self._records, self._copies_left(), future)
 
     def _over(self) -> None:
+        finish(self._records, self._copies_left())
+
+    def _copies_left(self) -> list[CopyBack]:
+        """The copies, which go back once."""
         copies, self._copies = self._copies, []
-        finish(self._records, copies)
+        return copies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

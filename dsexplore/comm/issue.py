@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _world
 
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import check_peers, explain
-from dsexplore.comm.handles import CopyBack, Handle, finish
+from dsexplore.comm.handles import CopyBack, Handle, fail, finish
 from dsexplore.comm.logger import Mode, comms_logger
 from dsexplore.comm.records import Record
 from dsexplore.comm.spellings import Spelling
@@ -122,8 +122,7 @@ def _attended(
     try:
         work = spelling.call(*args)
     except Exception as error:
-        for failed in records:
-            comms_logger.fail(failed, error)
+        fail(records, error)
         explain(error, spelling.name, group)
         raise
     batch = coalesce.open_batch(live)

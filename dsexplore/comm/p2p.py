@@ -10,7 +10,7 @@ import torch.distributed as td
 
 from dsexplore.comm import spellings as s
 from dsexplore.comm.faults import check_peers, explain
-from dsexplore.comm.handles import CopyBack, Handle
+from dsexplore.comm.handles import CopyBack, Handle, fail
 from dsexplore.comm.issue import issue, live_group, stage
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.records import Record
@@ -105,8 +105,7 @@ def batch_isend_irecv(
     try:
         works = td.batch_isend_irecv(operations)
     except Exception as error:
-        for record in records:
-            comms_logger.fail(record, error)
+        fail(records, error)
         explain(error, "batch_isend_irecv", group)
         raise
     return _handles(works, group, records, copies)
