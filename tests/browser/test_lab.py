@@ -91,6 +91,7 @@ def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
     assert min(page.evaluate(brightness)) > 600
     lab.set_theme(page, dark=False)
     page.wait_for_function(f"() => ({brightness})().every((sum) => sum < 150)")
+    page.wait_for_selector("#jupyterlab-splash", state="detached")  # drawn over the page while a theme is loaded
     shot(page, "explorer_800_dark_then_light")
     assert page.errors == []
 
