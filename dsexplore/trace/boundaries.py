@@ -51,6 +51,13 @@ class Boundaries:
             half = _KEPT_BOUNDARIES // 2
             del self.numbers[:half], self.calls[:half]
 
+    def unwind(self, identity: int) -> None:
+        """End the calls inside that object's, and that one; nothing where it is not being called."""
+        stack = self.stack
+        if any(call[1] == identity for call in stack):
+            while stack.pop()[1] != identity:
+                pass
+
     def note(self, call: Call) -> None:
         """The autograd node made last came of that call, which no hook saw."""
         made = _get_sequence_nr() - 1

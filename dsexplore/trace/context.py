@@ -150,9 +150,8 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
         modules: what the hooks have told of module calls; with it, most walks end at the module's call.
     """
     context = Context(depth, modules)
-    if context.in_backward and frames.is_called_by_engine(frame):
-        context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
     kinds = frames.kinds
+    innermost = frame
     while frame is not None and not context.found:
         code = frame.f_code
         kind = kinds.get(id(code))
@@ -162,6 +161,8 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
             _READERS[kind](context, frame)
         frame = frame.f_back
     context.finish()
+    if context.in_backward and not context.cause and frames.is_called_by_engine(innermost):
+        context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
     return context
 
 

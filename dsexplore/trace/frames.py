@@ -111,15 +111,14 @@ def innermost(raw_op: str, inside: int) -> FrameType:
         raw_op: the op.
         inside: how many frames further in than the op's caller this function is called.
     """
-    frame = sys._getframe(inside + 1)
     distance = _redistributes.get(raw_op)
     if distance is None:
-        distance = _redistributes[raw_op] = _distance_to_redistribute(frame)
+        distance = _redistributes[raw_op] = _distance_to_redistribute(sys._getframe(inside + 1))
     try:
-        redistribute = sys._getframe(inside + 1 + distance)
+        frame = sys._getframe(inside + 1 + distance)
     except ValueError:  # not so many frames
-        return frame
-    return redistribute if kinds.get(id(redistribute.f_code)) == REDISTRIBUTE else frame
+        return sys._getframe(inside + 1)
+    return frame if kinds.get(id(frame.f_code)) == REDISTRIBUTE else sys._getframe(inside + 1)
 
 
 def _distance_to_redistribute(frame: FrameType | None) -> int:
@@ -209,20 +208,30 @@ def inside_compiled() -> bool:
     return False
 
 
-def caller(frame: FrameType | None) -> tuple[int, Source | None]:
-    """Of the module call that runs at that frame or above it: the identity of its frame, and the user's line that
-    made it."""
+_CALL_OF_HOOK = 3
+"""How many frames outside a module's hook its call stands, where nothing but torch is between them."""
+
+
+def caller() -> tuple[int, Source | None]:
+    """Asked by a module's hook: the identity of the frame of that module's call, and the user's line that made it."""
+    try:
+        call = sys._getframe(1 + _CALL_OF_HOOK)
+    except ValueError:  # not so many frames
+        return _search_caller(sys._getframe(1))
+    if kinds.get(id(call.f_code)) == OUTER_CALL:
+        user = call.f_back
+        if user is not None and kinds.get(id(user.f_code)) == USER:
+            return id(call), (user.f_code.co_filename, user.f_lineno)
+    return _search_caller(sys._getframe(1))
+
+
+def _search_caller(frame: FrameType | None) -> tuple[int, Source | None]:
     call = 0
-    while frame is not None:
-        code = frame.f_code
-        kind = kinds.get(id(code))
-        if kind is None:
-            kind = kind_of(code)
+    for kind, outer in telling(frame):
         if kind in (USER, USER_HOOK):
-            return call, (code.co_filename, frame.f_lineno)
+            return call, (outer.f_code.co_filename, outer.f_lineno)
         if not call and kind in (MODULE_CALL, OUTER_CALL):
-            call = id(frame)
-        frame = frame.f_back
+            call = id(outer)
     return call, None
 
 

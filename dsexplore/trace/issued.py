@@ -37,6 +37,8 @@ class Issued:
     start: int | None
     end: int | None
     span: CudaSpan | None
+    needs_work: bool
+    """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
 
     def __init__(
         self,
@@ -51,7 +53,12 @@ class Issued:
         self.raw_op = raw_op
         self.messages = messages
         self.group = group
-        self.rank = group.own_rank if group is not None else own_rank()
+        if group is not None:
+            self.rank = group.own_rank
+            self.needs_work = group.timing != "none"
+        else:
+            self.rank = own_rank()
+            self.needs_work = False
         self.phase = context.phase
         self.trigger = trigger
         self.owner = owner or trigger

@@ -11,7 +11,6 @@ gets one tree.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 import weakref
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._autograd import _get_sequence_nr
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.nn.modules.module import _global_forward_pre_hooks
@@ -125,24 +126,6 @@ class Modules:
             self._hooked.clear()
             self._meshes.clear()
 
-    def enter(self, called: nn.Module) -> None:
-        """A forward begins."""
-        if isinstance(called, GraphModule) and frames.inside_compiled():
-            return  # a compiled module's own graph
-        module = self.find(called)
-        identity = id(called)
-        if _HOOK not in called._forward_hooks:
-            self._hook(called)
-        boundaries = self._here.mine
-        stack = boundaries.stack
-        if module.root is None and stack:
-            # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
-            del stack[frames.calls_in_progress() - 1 :]
-        if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
-            module.calls += 1
-        stack.append((module, identity, *frames.caller(sys._getframe(3))))
-        boundaries.mark()
-
     def _hook(self, called: nn.Module) -> None:
         """Be told when its forward ends, unless the recording ended meanwhile, in another thread."""
         with self._lock:
@@ -152,22 +135,10 @@ class Modules:
                 called._forward_hooks_always_called[_HOOK] = True
                 self._hooked[id(called)] = weakref.ref(called)
 
-    def leave(self, called: nn.Module) -> None:
-        """A forward ended, with or without an exception."""
-        boundaries = self._here.mine
-        stack = boundaries.stack
-        identity = id(called)
-        if stack and stack[-1][1] == identity:
-            del stack[-1]
-        elif any(call[1] == identity for call in stack):
-            while stack.pop()[1] != identity:
-                pass
-        boundaries.mark()
-
     def called_at(self, frame: FrameType) -> Call | None:
         """The module's call at that frame, if its hooks have told of it."""
         stack = self._here.mine.stack
-        return stack[-1] if stack and stack[-1][2] == id(frame) else None
+        return stack[-1] if stack and stack[-1][2] in (id(frame), id(frame.f_back)) else None
 
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
@@ -347,21 +318,51 @@ class Modules:
 _following: Modules | None = None
 
 
-def _entering(module: nn.Module, _inputs: Any) -> None:
+# The next two run for each call of each module, after computations that have emptied the processor's caches: there each
+# further function costs about a microsecond. So what could be methods of `Modules` and `Boundaries` is written out.
+
+
+def _entering(called: nn.Module, _inputs: Any) -> None:
+    """A forward begins."""
     # Inside a compiled region hooks are replayed out of order: there a collective belongs to the compiled module.
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         return
     following = _following
-    if following is not None:
-        following.enter(module)
+    if following is None or (isinstance(called, GraphModule) and frames.inside_compiled()):
+        return  # no longer recorded; or a compiled module's own graph
+    identity = id(called)
+    known = following._known.get(identity)
+    module = known[1] if known is not None and known[0]() is called else following.find(called)
+    if _HOOK not in called._forward_hooks:
+        following._hook(called)
+    boundaries = following._here.mine
+    stack = boundaries.stack
+    if module.root is None and stack:
+        # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
+        del stack[frames.calls_in_progress() - 1 :]
+    if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
+        module.calls += 1
+    frame, site = frames.caller()
+    call = module, identity, frame, site
+    stack.append(call)
+    boundaries.numbers.append(_get_sequence_nr())
+    boundaries.calls.append(call)
 
 
-def _leaving(module: nn.Module, _inputs: Any, _output: Any) -> None:
-    if torch.compiler.is_dynamo_compiling():
+def _leaving(called: nn.Module, _inputs: Any, _output: Any) -> None:
+    """A forward ended, with or without an exception."""
+    if is_dynamo_compiling():
         return
     following = _following
-    if following is not None:
-        following.leave(module)
+    if following is None:
+        return
+    boundaries = following._here.mine
+    stack = boundaries.stack
+    if stack and stack[-1][1] == id(called):
+        del stack[-1]
+    else:
+        boundaries.unwind(id(called))
+    boundaries.mark()
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -35,11 +35,11 @@ from dsexplore.trace.groups import Group, Groups, own_rank
 from dsexplore.trace.issued import Batches, Issued, is_async
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
-from dsexplore.trace.recording import Recording, Timed, Untimed
-from dsexplore.trace.registry import Communication, Message
-from dsexplore.trace.substrate import Pending, Substrate, best_available
+from dsexplore.trace.recording import Recording
+from dsexplore.trace.registry import Communication
+from dsexplore.trace.substrate import Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
-from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight
+from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight, end_at_completion, work_of
 
 
 class Recorder:
@@ -80,7 +80,7 @@ class Recorder:
                 substrate = self._make_substrate()
                 try:
                     self._modules.install()
-                    substrate.install(self.observe)
+                    substrate.install(self)
                 except BaseException:
                     self._modules.uninstall()
                     raise
@@ -106,54 +106,61 @@ class Recorder:
                 self._in_flight.release()
                 self._groups.release()
 
-    def observe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
-        """A collective is about to be issued."""
+    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
+        """A collective is about to be issued; see `substrate.Observer`."""
         try:
-            issued = self._describe(raw_op, entry, args)
+            context = look(self._stack_depth, frames.innermost(raw_op, 2), self._modules)
+            group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
+            messages = entry.messages(args, group.size if group is not None else 1, entry.op)
+            if context.schedule:
+                context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
+            trigger, owner = self._attribute(context)
+            issued = Issued(raw_op, messages, group, context, trigger, owner)
+            issued.is_async = not context.is_blocking and is_async(entry, args)
+            if context.batch or "coalesced" in raw_op:
+                issued.batch = self._batches.of(context.batch)
         except Exception as fault:
             self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
-        timing = issued.group.timing if issued.group is not None else "none"
-        if timing == "none":
-            return Untimed(self._recordings, issued)
-        if timing == "cuda":
+        if issued.needs_work:
+            self._start(issued)
+        return issued
+
+    def returned(self, pending: Issued, result: Any) -> None:
+        """It has returned that, and is part of every recording that is open now, with its times where it takes any."""
+        for recording in self._recordings:
+            recording.add(pending)
+        if pending.needs_work:
+            self._watch(pending, result)
+
+    def _start(self, issued: Issued) -> None:
+        assert issued.group is not None  # which is what told that it takes time
+        if issued.group.timing == "cuda":
             issued.span = self._cuda_span()
         else:
             issued.start = self._clock()
-        return Timed(self._recordings, issued, self._clock, self._in_flight)
+
+    def _watch(self, issued: Issued, result: Any) -> None:
+        if issued.span is not None:
+            issued.span.watch(result)
+        else:
+            work = work_of(result)
+            end_at_completion(issued, work, self._clock)
+            self._in_flight.add(issued, work)
 
     def _cuda_span(self) -> CudaSpan:
         if self._anchor is None:
             self._anchor = CudaAnchor(self._clock)
         return CudaSpan(self._anchor)
 
-    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued:
-        context = look(self._stack_depth, frames.innermost(raw_op, 3), self._modules)
-        group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-        messages = entry.messages(args, group.size if group is not None else 1, entry.op)
-        if context.schedule:
-            context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
-        issued = self._issued(context, raw_op, messages, group)
-        issued.is_async = not context.is_blocking and is_async(entry, args)
-        if context.batch or "coalesced" in raw_op:
-            issued.batch = self._batches.of(context.batch)
-        return issued
-
     def switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """A collective that the comm layer suppressed: shown, never counted as traffic."""
         context = look(1, sys._getframe(1), self._modules)
         context.cause = f"switched off by {switch}"
         group = self._groups.find(process_group) if process_group is not None else None
-        issued = self._issued(context, "", [(f"switched_off:{op}", 0, None, ())], group)
+        issued = Issued("", [(f"switched_off:{op}", 0, None, ())], group, context, *self._attribute(context))
         for recording in self._recordings:
             recording.add(issued)
-
-    def _issued(self, context: Context, raw_op: str, sent: list[Message], group: Group | None) -> Issued:
-        """What is known of any collective, from where it was issued."""
-        trigger, owner = self._attribute(context)
-        if context.mesh is not None:
-            self._groups.add_mesh(context.mesh)
-        return Issued(raw_op, sent, group, context, trigger, owner)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
         """The group of an op that nobody described."""
@@ -164,6 +171,8 @@ class Recorder:
     def _attribute(self, context: Context) -> tuple[Module | None, Module | None]:
         """The trigger and, where it is another module, the owner."""
         modules = self._modules
+        if context.mesh is not None:
+            self._groups.add_mesh(context.mesh)
         owner = modules.find(context.owner) if context.owner is not None else None
         trigger = context.trigger
         if trigger is None:

@@ -26,14 +26,12 @@ import torch.distributed._functional_collectives  # registers its ops
 import torch.distributed._symmetric_memory  # registers its ops
 import torch.distributed.tensor  # registers its ops
 from torch._guards import TracingContext
+from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.trace import registry
 from dsexplore.trace.registry import Communication
 from dsexplore.trace.uncompiled import leave_to_python
-
-Observer = Callable[[str, Communication, tuple[Any, ...]], "Pending | None"]
-"""Called with the raw op, its entry and its arguments before it runs."""
 
 
 class Pending(Protocol):
@@ -43,7 +41,14 @@ class Pending(Protocol):
     def needs_work(self) -> bool:
         """Whether it is timed by the ``Work`` that the backend returns."""
 
-    def done(self, result: Any) -> None:
+
+class Observer(Protocol):
+    """Who is told of collectives; of one that fails, only the beginning."""
+
+    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Any:
+        """That op is about to run, with those arguments: returns a `Pending`, or None for one not to be followed."""
+
+    def returned(self, pending: Any, result: Any) -> None:
         """It returned that: its own result, or where it called a collective inside, that one's."""
 
 
@@ -53,8 +58,8 @@ Kernel = Callable[..., Any]
 class Substrate(Protocol):
     """A source of communication events."""
 
-    def install(self, observe: Observer) -> None:
-        """Begin to call ``observe`` for every collective."""
+    def install(self, observer: Observer) -> None:
+        """Begin to tell the observer of every collective."""
 
     def uninstall(self) -> None:
         """Leave no trace."""
@@ -78,20 +83,17 @@ class _Nesting(threading.local):
 nesting = _Nesting()
 
 
-def observed(
-    raw_op: str, entry: Communication, kernel: Kernel, observe: Observer, alone: Kernel | None = None
-) -> Kernel:
+def observed(raw_op: str, entry: Communication, kernel: Kernel, observer: Observer) -> Kernel:
     """A kernel that tells the observer, then does what the original does.
 
     Args:
         raw_op: the op.
         entry: how to read it.
         kernel: the original; its first argument, and that of the result, are the dispatcher's keys.
-        observe: the observer.
-        alone: does the same, without the collectives inside it being observed.
+        observer: the observer.
     """
-    outermost = alone or kernel
-    is_compiling = torch.compiler.is_compiling
+    carry_out = _telling(kernel, observer)
+    begins = observer.begins
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
         inner = nesting.outer
@@ -101,21 +103,28 @@ def observed(
             return result
         if is_compiling() or ((keys is None or keys.has(_META)) and TracingContext.try_get() is not None):
             return kernel(keys, *args, **kwargs)
-        pending = observe(raw_op, entry, args)
-        nesting.outer = inner = []
-        try:
-            if pending is None or pending.needs_work:
-                result = kernel(keys, *args, **kwargs)
-            else:
-                result = outermost(keys, *args, **kwargs)
-        finally:
-            nesting.outer = None
-        if pending is not None:
-            pending.done(inner[-1] if inner else result)
-        return result
+        return carry_out(begins(raw_op, entry, args), keys, args, kwargs)
 
     leave_to_python(recorded.__code__)
     return recorded
+
+
+def _telling(kernel: Kernel, observer: Observer) -> Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Calls the kernel, and tells the observer what it or a collective inside it returned."""
+    returned = observer.returned
+
+    def carry_out(pending: Pending | None, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inner: list[Any] = []
+        nesting.outer = inner
+        try:
+            result = kernel(keys, *args, **kwargs)
+        finally:
+            nesting.outer = None
+        if pending is not None:
+            returned(pending, inner[-1] if inner else result)
+        return result
+
+    return carry_out
 
 
 def without_keys(function: Kernel) -> Kernel:
@@ -136,41 +145,24 @@ class KernelSubstrate:
         self._libraries: dict[str, torch.library.Library] = {}
         self._local_tensor = LocalTensorSubstrate()
 
-    def install(self, observe: Observer) -> None:
+    def install(self, observer: Observer) -> None:
         try:
             for raw_op, overload in registry.overloads():
                 entry = registry.lookup(raw_op)
                 if entry is not None:
-                    self._put(raw_op, overload, entry, observe)
-            self._local_tensor.install(observe)
+                    self._put(raw_op, overload, entry, observer)
+            self._local_tensor.install(observer)
         except BaseException:
             self.uninstall()
             raise
 
-    def _put(self, raw_op: str, overload: str, entry: Communication, observe: Observer) -> None:
+    def _put(self, raw_op: str, overload: str, entry: Communication, observer: Observer) -> None:
         namespace, _, name = raw_op.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-        onward = op._handle.redispatch_boxed
-
-        def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            return onward(keys & _BEHIND, *args, **kwargs)
-
-        def alone(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            if not keys.has(_CPU):
-                return onward(keys & _BEHIND, *args, **kwargs)
-            included = _is_included(_CPU)  # what two of torch's guards would do, without making them
-            _exclude(_FRONT, True)
-            _include(_CPU, True)
-            try:
-                return onward(keys & _BEHIND, *args, **kwargs)
-            finally:
-                _exclude(_FRONT, False)
-                _include(_CPU, included)
-
-        recorded = observed(raw_op, entry, original, observe, None if namespace == "c10d" else alone)
+        recorded = _in_front(raw_op, entry, op._handle.redispatch_boxed, observer)
         library.impl(f"{name}.{overload}" if overload else name, recorded, _FRONT.name, with_keyset=True)
 
     def uninstall(self) -> None:
@@ -179,13 +171,54 @@ class KernelSubstrate:
             self._libraries.popitem()[1]._destroy()
 
 
+def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Observer) -> Kernel:
+    """What `KernelSubstrate` puts in front of an op.
+
+    Args:
+        raw_op: the op.
+        entry: how to read it.
+        onward: calls the op's kernel for the keys given to it.
+        observer: the observer.
+    """
+
+    def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return onward(keys & _BEHIND, *args, **kwargs)
+
+    anywhere = observed(raw_op, entry, original, observer)
+    if raw_op.startswith("c10d::"):
+        return anywhere
+    carry_out = _telling(original, observer)
+    begins, returned = observer.begins, observer.returned
+    tracing_context = TracingContext.try_get
+
+    def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if nesting.outer is not None or is_compiling() or tracing_context() is not None or not keys.has(_CPU):
+            return anywhere(keys, *args, **kwargs)
+        pending = begins(raw_op, entry, args)
+        if pending is None or pending.needs_work:
+            return carry_out(pending, keys, args, kwargs)
+        included = _is_included(_CPU)  # what two of torch's guards would do, without making them
+        _exclude(_FRONT, True)
+        _include(_CPU, True)
+        try:
+            result = onward(keys & _BEHIND, *args, **kwargs)
+        finally:
+            _exclude(_FRONT, False)
+            _include(_CPU, included)
+        returned(pending, result)
+        return result
+
+    leave_to_python(recorded.__code__)
+    return recorded
+
+
 class LocalTensorSubstrate:
     """torch's ``LocalTensorMode`` computes collectives itself, for all ranks at once: observes its functions."""
 
     def __init__(self) -> None:
         self._originals: dict[str, Kernel] = {}
 
-    def install(self, observe: Observer) -> None:
+    def install(self, observer: Observer) -> None:
         try:
             from torch.distributed._local_tensor import _c10d
         except ImportError:
@@ -195,7 +228,7 @@ class LocalTensorSubstrate:
                 function = getattr(_c10d, name, None)
                 if function is not None and name not in self._originals:
                     self._originals[name] = function
-                    recorded = observed(raw_op, entry, without_keys(function), observe)
+                    recorded = observed(raw_op, entry, without_keys(function), observer)
                     setattr(_c10d, name, partial(recorded, None))
 
     def uninstall(self) -> None:
@@ -228,8 +261,8 @@ class ModeSubstrate:
     def __init__(self) -> None:
         self._mode: TorchDispatchMode | None = None
 
-    def install(self, observe: Observer) -> None:
-        self._mode = _ObservingMode(observe)
+    def install(self, observer: Observer) -> None:
+        self._mode = _ObservingMode(observer)
         self._mode.__enter__()  # type: ignore[no-untyped-call] # torch leaves it untyped
 
     def uninstall(self) -> None:
@@ -239,9 +272,9 @@ class ModeSubstrate:
 
 
 class _ObservingMode(TorchDispatchMode):
-    def __init__(self, observe: Observer) -> None:
+    def __init__(self, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
-        self._observe = observe
+        self._observer = observer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -251,7 +284,7 @@ class _ObservingMode(TorchDispatchMode):
             raw_op = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
             entry = registry.lookup(raw_op)
             if entry is not None:
-                return observed(raw_op, entry, without_keys(func), self._observe)(None, *args, **kwargs)
+                return observed(raw_op, entry, without_keys(func), self._observer)(None, *args, **kwargs)
         return func(*args, **kwargs)
 
 

@@ -112,7 +112,7 @@ def test_a_module_entered_as_the_recording_ends_keeps_no_hook() -> None:
     following, model = Modules(), nn.Linear(2, 2)
     following.install()
     following.uninstall()
-    following.enter(model)
+    following._hook(model)
     assert not model._forward_hooks
 
 
