@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -54,8 +55,9 @@ def alternate(
 
     Those in ``anew`` are entered again for every run.
 
-    The order turns by one place each round, so that no way always runs first or after the same neighbour. Entering
-    and leaving a way is not timed: what is compared is the program inside.
+    The order turns by one place each round, and round about after each full turn, so that no way always runs first or
+    after the same neighbour; what a way leaves to Python's garbage collector is collected before the next one begins.
+    Entering and leaving a way is not timed: what is compared is the program inside.
 
     A program on one thread that never waits takes as much CPU time as wall time where it has the machine to itself;
     where it has not, only CPU time tells what the program costs.
@@ -63,8 +65,7 @@ def alternate(
     names = list(ways)
     runs = {name: Runs([], []) for name in names}
     for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in _in_turn(names, number):
             if name in anew:
                 first, *others = [_inside(ways[name], program, 1)[0] for _ in range(1 + later)]
             else:
@@ -75,7 +76,14 @@ def alternate(
     return runs
 
 
+def _in_turn(names: list[str], number: int) -> list[str]:
+    turns, turn = divmod(number, len(names))
+    order = names[turn:] + names[:turn]
+    return order[::-1] if turns % 2 else order
+
+
 def _inside(way: Way, program: Callable[[], None], times: int) -> list[float]:
+    gc.collect()
     with way():
         return [_timed(program) for _ in range(times)]
 

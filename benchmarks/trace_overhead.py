@@ -17,6 +17,7 @@ import argparse
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -116,6 +117,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")  # CommDebugMode's, at every backward
     print(
         f"torch {torch.__version__}; median ratio of CPU time [quartiles], {options.rounds} alternating rounds or more"
     )

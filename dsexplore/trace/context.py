@@ -95,13 +95,12 @@ class Context:
     op: str = ""
     """The innermost op on DTensors."""
 
-    def __post_init__(self) -> None:
-        task = _current_graph_task_id()
-        if task != -1:
-            self.graph_task = task
-            self.in_backward = True
-            self.node = _current_autograd_node()
-            self.phase = "backward"
+    def enter_backward(self, graph_task: int) -> None:
+        """A backward is running, of that number."""
+        self.graph_task = graph_task
+        self.in_backward = True
+        self.node = _current_autograd_node()
+        self.phase = "backward"
 
     @property
     def module(self) -> nn.Module | None:
@@ -150,6 +149,9 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
         modules: what the hooks have told of module calls; with it, most walks end at the module's call.
     """
     context = Context(depth, modules)
+    graph_task = _current_graph_task_id()
+    if graph_task != -1:
+        context.enter_backward(graph_task)
     kinds = frames.kinds
     innermost = frame
     while frame is not None and not context.found:
