@@ -39,7 +39,7 @@ from dsexplore.trace.recording import Recording
 from dsexplore.trace.registry import Communication
 from dsexplore.trace.substrate import Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
-from dsexplore.trace.timing import Clock, CudaAnchor, CudaSpan, InFlight, end_at_completion, work_of
+from dsexplore.trace.timing import Clock, Stopwatch
 
 
 class Recorder:
@@ -52,7 +52,7 @@ class Recorder:
 
     def __init__(self, substrate: Callable[[], Substrate] = best_available, clock: Clock = time.time_ns) -> None:
         self._make_substrate = substrate
-        self._clock = clock
+        self._stopwatch = Stopwatch(clock)
         self._substrate: Substrate | None = None
         self._recordings: list[Recording] = []
         self._groups = Groups()
@@ -61,8 +61,6 @@ class Recorder:
         self._batches = Batches(count(1))
         self._backward = -1, False
         """The last backward that communicated: its number, and whether it is itself differentiable."""
-        self._anchor: CudaAnchor | None = None
-        self._in_flight = InFlight()
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -76,7 +74,7 @@ class Recorder:
         with self._lock:
             if not self._recordings:
                 self._groups, self._modules, self._warned = Groups(), Modules(), set()
-                self._anchor, self._batches = None, Batches(count(1))
+                self._batches = Batches(count(1))
                 substrate = self._make_substrate()
                 try:
                     self._modules.install()
@@ -103,7 +101,7 @@ class Recorder:
                 if self._substrate is not None:
                     self._substrate.uninstall()
                     self._substrate = None
-                self._in_flight.release()
+                self._stopwatch.release()
                 self._groups.release()
 
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
@@ -122,8 +120,8 @@ class Recorder:
         except Exception as fault:
             self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
-        if issued.needs_work:
-            self._start(issued)
+        if group is not None and issued.needs_work:
+            self._stopwatch.begin(issued, group.timing)
         return issued
 
     def returned(self, pending: Issued, result: Any) -> None:
@@ -131,27 +129,7 @@ class Recorder:
         for recording in self._recordings:
             recording.add(pending)
         if pending.needs_work:
-            self._watch(pending, result)
-
-    def _start(self, issued: Issued) -> None:
-        assert issued.group is not None  # which is what told that it takes time
-        if issued.group.timing == "cuda":
-            issued.span = self._cuda_span()
-        else:
-            issued.start = self._clock()
-
-    def _watch(self, issued: Issued, result: Any) -> None:
-        if issued.span is not None:
-            issued.span.watch(result)
-        else:
-            work = work_of(result)
-            end_at_completion(issued, work, self._clock)
-            self._in_flight.add(issued, work)
-
-    def _cuda_span(self) -> CudaSpan:
-        if self._anchor is None:
-            self._anchor = CudaAnchor(self._clock)
-        return CudaSpan(self._anchor)
+            self._stopwatch.follow(pending, result)
 
     def switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """A collective that the comm layer suppressed: shown, never counted as traffic."""
@@ -217,7 +195,7 @@ class Recorder:
 
     def tables(self, recording: Recording) -> Tables:
         """The recording's content as of now."""
-        self._in_flight.settle(self._clock)
+        self._stopwatch.settle()
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         for mesh in self._modules.meshes():

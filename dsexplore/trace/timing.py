@@ -120,6 +120,52 @@ class InFlight:
         self._works.clear()
 
 
+class Spanned(Timed, Protocol):
+    """What is measured on a device, where its backend works there."""
+
+    span: CudaSpan | None
+
+
+class Stopwatch:
+    """Measures collectives, each on its backend's own terms.
+
+    Args:
+        clock: nanoseconds since the epoch.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._in_flight = InFlight()
+        self._anchor: CudaAnchor | None = None
+
+    def begin(self, event: Spanned, timing: Timing) -> None:
+        """A collective of a backend that is measured in that way is about to be issued."""
+        if timing != "cuda":
+            event.start = self._clock()
+            return
+        if self._anchor is None:
+            self._anchor = CudaAnchor(self._clock)
+        event.span = CudaSpan(self._anchor)
+
+    def follow(self, event: Spanned, result: Any) -> None:
+        """It has returned that, which it may not have finished."""
+        if event.span is not None:
+            event.span.watch(result)
+            return
+        work = work_of(result)
+        end_at_completion(event, work, self._clock)
+        self._in_flight.add(event, work)
+
+    def settle(self) -> None:
+        """See `InFlight.settle`."""
+        self._in_flight.settle(self._clock)
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._in_flight.release()
+        self._anchor = None
+
+
 class CudaSpan:
     """Start and end of a collective on the device, as CUDA events; read once, at the end of the recording.
 

@@ -102,8 +102,9 @@ def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -
 
     with record() as trace:
         work.future.add_done_callback(lambda _future: go_on(trace))
-        end_at_completion(event, work, recorder._recorder._clock)
-        recorder._recorder._in_flight.add(event, work)
+        stopwatch = recorder._recorder._stopwatch
+        end_at_completion(event, work, stopwatch._clock)
+        stopwatch._in_flight.add(event, work)
         trace.tables  # noqa: B018
         assert event.end is None  # running
         work.future.set_result(None)
