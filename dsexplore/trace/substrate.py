@@ -198,13 +198,15 @@ def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Obser
         if pending is None or pending.needs_work:
             return carry_out(pending, keys, args, kwargs)
         included = _is_included(_CPU)  # what two of torch's guards would do, without making them
-        _exclude(_FRONT, True)
-        _include(_CPU, True)
-        try:
+        try:  # from the first of them on: Ctrl-C may come after any call
+            _include(_CPU, True)
+            _exclude(_FRONT, True)
             result = onward(keys & _BEHIND, *args, **kwargs)
         finally:
-            _exclude(_FRONT, False)
-            _include(_CPU, included)
+            try:
+                _exclude(_FRONT, False)
+            finally:
+                _include(_CPU, included)
         returned(pending, result)
         return result
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsexplore.trace import recorder, registry
+from dsexplore.trace import recorder, registry, substrate
 from dsexplore.trace.recorder import Recorder, record
 from dsexplore.trace.substrate import KernelSubstrate, ModeSubstrate
 from dsexplore.worlds.simulate import simulate
@@ -46,6 +46,28 @@ def test_an_exception_while_installing_leaves_nothing(monkeypatch: pytest.Monkey
         pytest.fail("the block must not run")
     assert dispatcher_state() == before
     assert not recorder.is_recording()
+
+
+@pytest.mark.parametrize("function", ["_exclude", "_include"])
+@pytest.mark.parametrize("moment", [True, False])
+def test_ctrl_c_beside_a_functional_op_leaves_the_thread_as_it_was(
+    function: str, moment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises it at the return of any C function, such as those that take our kernel out of the way."""
+    original = getattr(substrate, function)
+    included = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.CPU)
+
+    def interrupted(key: Any, value: bool) -> None:
+        original(key, value)
+        if value is moment:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), record():
+        monkeypatch.setattr(substrate, function, interrupted)
+        torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.BackendSelect)
+    assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.CPU) == included
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
