@@ -368,7 +368,7 @@ def _leaving(called: nn.Module, _inputs: Any, _output: Any) -> None:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The model inside torch.compile's or checkpointing's wrapper, which are no part of its names."""
     for name in _WRAPPERS:
-        inner = model._modules.get(name)
+        inner = model._modules[name] if name in model._modules else None  # noqa: SIM401 # a script module's has no get
         if inner is not None:
             return _unwrapped(inner)
     return model
