@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsexplore.trace.context import Cause, Context
 from dsexplore.trace.groups import Group, own_rank
@@ -14,6 +14,9 @@ from dsexplore.trace.registry import Communication, Message
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Source
 from dsexplore.trace.timing import CudaSpan
+
+if TYPE_CHECKING:
+    from dsexplore.trace.recording import Recording
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -39,6 +42,8 @@ class Issued:
     span: CudaSpan | None
     needs_work: bool
     """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
+    recordings: Sequence[Recording]
+    """Those that it will be part of once it has returned; then empty."""
 
     def __init__(
         self,

@@ -120,14 +120,16 @@ class Recorder:
         except Exception as fault:
             self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
+        issued.recordings = self._recordings
         if group is not None and issued.needs_work:
             self._stopwatch.begin(issued, group.timing)
         return issued
 
     def returned(self, pending: Issued, result: Any) -> None:
-        """It has returned that, and is part of every recording that is open now, with its times where it takes any."""
-        for recording in self._recordings:
+        """It has returned that, and is part of every recording that was open as it began, with its times if any."""
+        for recording in pending.recordings:
             recording.add(pending)
+        pending.recordings = ()
         if pending.needs_work:
             self._stopwatch.follow(pending, result)
 

@@ -108,6 +108,33 @@ def test_a_recording_that_ends_takes_no_event_from_another() -> None:
     assert (len(ended), len(trace)) == (1, 1)
 
 
+def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
+    """One that begins after it, in another thread, knows neither its modules nor its group."""
+    begun, go_on = threading.Event(), threading.Event()
+    library = torch.library.Library("_c10d_functional", "FRAGMENT")
+    library.define("slow(Tensor x) -> Tensor")
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        go_on.wait()
+        return x.clone()
+
+    library.impl("slow", slow, "CPU")
+    thread = threading.Thread(target=lambda: torch.ops._c10d_functional.slow(torch.ones(1)))
+    try:
+        with pytest.warns(RuntimeWarning, match="does not know"), record() as first:
+            thread.start()
+            begun.wait()
+            with record() as inner:
+                go_on.set()
+                thread.join()
+    finally:
+        go_on.set()
+        thread.join()
+        library._destroy()
+    assert (len(first), len(inner)) == (1, 0)
+
+
 def test_a_module_entered_as_the_recording_ends_keeps_no_hook() -> None:
     following, model = Modules(), nn.Linear(2, 2)
     following.install()
