@@ -87,6 +87,8 @@ class Modules:
     """The modules of one process while anything is recorded."""
 
     _known: dict[int, tuple[weakref.ref[nn.Module], Module]] = field(default_factory=dict)
+    """By the identity of the object: of those that had the same one, the latest."""
+    _met: list[Module] = field(default_factory=list)
     _roots: list[Module] = field(default_factory=list)
     _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
     _meshes: dict[int, tuple[DeviceMesh, str]] = field(default_factory=dict)
@@ -205,6 +207,7 @@ class Modules:
         root = Module(weakref.ref(model), class_name(model) or "Module")
         root.label = self._free_label(root.type)
         self._known[id(model)] = root.reference, root
+        self._met.append(root)
         self._roots.append(root)
         self._add_tree(root, model)
         return root
@@ -225,6 +228,7 @@ class Modules:
             if module is None:
                 module = Module(weakref.ref(part), class_name(part))
                 self._known[id(part)] = module.reference, module
+                self._met.append(module)
             elif module in self._roots:
                 self._roots.remove(module)  # it ran on its own before, and is part of a larger model
             elif module.root in self._roots and module.root is not root:
@@ -285,9 +289,6 @@ class Modules:
         with self._lock:
             return [mesh for mesh, _ in self._meshes.values()]
 
-    def _all(self) -> list[Module]:
-        return list(dict.fromkeys(module for _, module in self._entries()))
-
     def _entries(self) -> list[tuple[weakref.ref[nn.Module], Module]]:
         """All that is known as of now: other threads go on meeting modules."""
         with self._lock:
@@ -295,13 +296,14 @@ class Modules:
 
     def calls(self) -> dict[int, int]:
         """Calls so far, by identity of the entry."""
-        return {id(module): module.calls for module in self._all()}
+        with self._lock:
+            return {id(module): module.calls for module in self._met}
 
     def in_order(self) -> Iterator[Module]:
         """All modules, each model's in the order of ``named_modules``, parents before children."""
         parts: dict[int, list[Module]] = {}
         with self._lock:
-            met, roots = self._all(), list(self._roots)
+            met, roots = list(self._met), list(self._roots)
         for module in met:
             if module.root is not None:
                 parts.setdefault(id(module.root), []).append(module)

@@ -245,3 +245,11 @@ def test_script_modules_are_followed(modules: Modules) -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     nn.Sequential(scripted)(torch.ones(1, 2))
     assert calls(modules) == {"Sequential": 1, "Sequential.0": 1, "Sequential.0.0": 0}
+
+
+def test_a_module_is_still_told_of_once_another_lies_where_it_lay(modules: Modules) -> None:
+    """Some of ten blocks made one after the other, each gone by then, have the same address."""
+    for _ in range(10):
+        Block()(torch.ones(1, 4))
+    labels = ["Block", *(f"Block#{number}" for number in range(2, 11))]
+    assert calls(modules) == {name: 1 for label in labels for name in (label, f"{label}.up", f"{label}.down")}
