@@ -82,6 +82,19 @@ class Parameter:
     shared_with: Parameter | None
 
 
+class _Hooked(weakref.ref[nn.Module]):
+    """A module with our hook, which holds this reference beside it: so we are told when ``deepcopy`` copies both."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hooked | bool:
+        copied, following = memo.get(id(self())), _following
+        return following.hooked(copied) if copied is not None and following is not None else True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, (True,)  # torch's own value
+
+
 @dataclass
 class Modules:
     """The modules of one process while anything is recorded."""
@@ -93,7 +106,7 @@ class Modules:
     _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
     _meshes: dict[int, tuple[DeviceMesh, str]] = field(default_factory=dict)
     """Meshes that parameters lie on, and their text, by identity."""
-    _hooked: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    _hooked: dict[int, _Hooked] = field(default_factory=dict)
     """By the identity of the hooked object."""
     _filter: Any = None
     _threads: list[Boundaries] = field(default_factory=list)
@@ -122,9 +135,8 @@ class Modules:
             _following = None
             for reference in self._hooked.values():
                 hooked = reference()
-                if hooked is not None:
-                    hooked._forward_hooks.pop(_HOOK, None)
-                    hooked._forward_hooks_always_called.pop(_HOOK, None)
+                for name in ("_forward_hooks", "_forward_hooks_always_called") if hooked is not None else ():
+                    getattr(hooked, name, {}).pop(_HOOK, None)  # one that is only being copied may lack them yet
             self._hooked.clear()
             self._meshes.clear()
 
@@ -134,8 +146,13 @@ class Modules:
             if _following is self:
                 # The module's own last hook: what earlier hooks communicate still belongs to the module.
                 called._forward_hooks[_HOOK] = _leaving
-                called._forward_hooks_always_called[_HOOK] = True
-                self._hooked[id(called)] = weakref.ref(called)
+                called._forward_hooks_always_called[_HOOK] = self.hooked(called)  # type: ignore[assignment] # of any kind
+
+    def hooked(self, module: nn.Module) -> _Hooked:
+        """Remember that it has our hook."""
+        with self._lock:
+            reference = self._hooked[id(module)] = _Hooked(module)
+            return reference
 
     def called_at(self, frame: FrameType) -> Call | None:
         """The module's call at that frame, if its hooks have told of it."""

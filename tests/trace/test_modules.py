@@ -1,6 +1,8 @@
 """One tree per model, whatever ran first; backward nodes belong to the module whose forward made them."""
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Iterator
@@ -217,6 +219,19 @@ def test_models_are_not_kept_alive_and_hooks_are_removed() -> None:
     gc.collect()
     assert gone() is None
     assert calls(following)["Model.layers.0"] == 1
+
+
+def test_copies_made_meanwhile_are_left_without_hooks() -> None:
+    following = Modules()
+    following.install()
+    model = Model()
+    model(torch.ones(1, 4))
+    copied = copy.deepcopy(copy.deepcopy(model))
+    saved = pickle.dumps(model)
+    following.uninstall()
+    assert not any(part._forward_hooks or part._forward_hooks_always_called for part in copied.modules())
+    copied(torch.ones(1, 4))
+    pickle.loads(saved)(torch.ones(1, 4))
 
 
 def test_outputs_are_not_replaced(modules: Modules) -> None:
