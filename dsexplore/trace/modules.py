@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.parameter import is_lazy
 
 from dsexplore import placements
 from dsexplore.meshes import mesh_text
@@ -97,13 +98,20 @@ class _Hooked(weakref.ref[nn.Module]):
 
 @dataclass
 class Modules:
-    """The modules of one process while anything is recorded."""
+    """The modules of one process while anything is recorded.
 
+    Args:
+        warn: tells, once, of a model that cannot be read; called with what it is about and a message.
+    """
+
+    warn: Callable[[str, str], None] = lambda _about, message: warnings.warn(message, RuntimeWarning, stacklevel=3)
     _known: dict[int, tuple[weakref.ref[nn.Module], Module]] = field(default_factory=dict)
     """By the identity of the object: of those that had the same one, the latest."""
     _met: list[Module] = field(default_factory=list)
     _roots: list[Module] = field(default_factory=list)
     _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
+    _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    """Models with parameters that had no shape yet, by identity."""
     _meshes: dict[int, tuple[DeviceMesh, str]] = field(default_factory=dict)
     """Meshes that parameters lie on, and their text, by identity."""
     _hooked: dict[int, _Hooked] = field(default_factory=dict)
@@ -207,18 +215,30 @@ class Modules:
 
     def _discover(self, wanted: nn.Module) -> Module:
         with self._lock:
-            inner = _unwrapped(wanted)
-            if inner is not wanted:
-                module = self.find(inner)
-                self._known[id(wanted)] = weakref.ref(wanted), module
-                return module
-            for caller, *_ in self._here.mine.stack[:1]:
-                root = caller.root or caller
-                model = root.reference()
-                if model is not None and any(part is wanted for part in model.modules()):
-                    self._add_tree(root, model)  # it was added to the model after its first call
-                    return self._known[id(wanted)][1]
-            return self._add_root(wanted)
+            try:
+                return self._place(wanted)
+            except Exception as fault:
+                kind = class_name(wanted)
+                self.warn(
+                    kind, f"dsexplore could not read all of the model around {kind}, whose call goes on: {fault!r}"
+                )
+                return self._lookup(wanted) or self._add_root(wanted)
+
+    def _place(self, wanted: nn.Module) -> Module:
+        inner = _unwrapped(wanted)
+        if inner is not wanted:
+            module = self.find(inner)
+            self._known[id(wanted)] = weakref.ref(wanted), module
+            return module
+        for caller, *_ in self._here.mine.stack[:1]:
+            root = caller.root or caller
+            model = root.reference()
+            if model is not None and any(part is wanted for part in model.modules()):
+                self._add_tree(root, model)  # it was added to the model after its first call
+                return self._known[id(wanted)][1]
+        root = self._add_root(wanted)
+        self._add_tree(root, wanted)
+        return root
 
     def _add_root(self, model: nn.Module) -> Module:
         root = Module(weakref.ref(model), class_name(model) or "Module")
@@ -226,7 +246,6 @@ class Modules:
         self._known[id(model)] = root.reference, root
         self._met.append(root)
         self._roots.append(root)
-        self._add_tree(root, model)
         return root
 
     def _free_label(self, wanted: str) -> str:
@@ -261,6 +280,9 @@ class Modules:
                 continue
             for name, tensor in part._parameters.items():
                 if tensor is None:
+                    continue
+                if is_lazy(tensor):
+                    self._lazy[id(model)] = weakref.ref(model)
                     continue
                 key = (id(module), name)
                 if key not in self._parameters:
@@ -329,9 +351,15 @@ class Modules:
             yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
 
     def parameters(self) -> list[Parameter]:
-        """All parameters of all models met."""
+        """All parameters of all models met, in the order of their modules."""
         with self._lock:
-            return list(self._parameters.values())
+            lazy, self._lazy = self._lazy, {}
+            for reference in lazy.values():
+                model = reference()
+                if model is not None:
+                    self._add_parameters(model)  # by now its first call has given them their shapes
+            order = {id(module): place for place, module in enumerate(self.in_order())}
+            return sorted(self._parameters.values(), key=lambda parameter: order.get(id(parameter.module), len(order)))
 
 
 _following: Modules | None = None

@@ -56,7 +56,7 @@ class Recorder:
         self._substrate: Substrate | None = None
         self._recordings: list[Recording] = []
         self._groups = Groups()
-        self._modules = Modules()
+        self._modules = Modules(self._warn)
         self._stack_depth = 1
         self._batches = Batches(count(1))
         self._backward = -1, False
@@ -73,7 +73,7 @@ class Recorder:
         """Begin to record into it; the first one installs hooks and kernels."""
         with self._lock:
             if not self._recordings:
-                self._groups, self._modules, self._warned = Groups(), Modules(), set()
+                self._groups, self._modules, self._warned = Groups(), Modules(self._warn), set()
                 self._batches = Batches(count(1))
                 substrate = self._make_substrate()
                 try:

@@ -73,7 +73,8 @@ def test_a_part_that_ran_first_joins_its_model(modules: Modules) -> None:
         *(f"Model.layers.{i}{part}" for i in range(2) for part in ("", ".up", ".down")),
     ]
     assert calls(modules)["Model.layers.1.up"] == 2
-    assert [parameter.module.name for parameter in modules.parameters()][:1] == ["Model.layers.1.up"]
+    holders = [parameter.module.name for parameter in modules.parameters() if parameter.name == "weight"]
+    assert holders == [f"Model.layers.{i}.{part}" for i in range(2) for part in ("up", "down")]
 
 
 def test_two_models_of_one_class_are_told_apart(modules: Modules) -> None:
@@ -268,3 +269,34 @@ def test_a_module_is_still_told_of_once_another_lies_where_it_lay(modules: Modul
         Block()(torch.ones(1, 4))
     labels = ["Block", *(f"Block#{number}" for number in range(2, 11))]
     assert calls(modules) == {name: 1 for label in labels for name in (label, f"{label}.up", f"{label}.down")}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_lazy_parameters_are_described_once_they_have_a_shape(modules: Modules) -> None:
+    model = nn.Sequential(nn.LazyLinear(3, bias=False), nn.Linear(3, 2, bias=False))
+    model(torch.ones(1, 5))
+    described = [(parameter.module.name, parameter.global_shape) for parameter in modules.parameters()]
+    assert described == [("Sequential.0", (3, 5)), ("Sequential.1", (2, 3))]
+
+
+def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:
+    class Unreadable(nn.Module):
+        def named_modules(self, *_args: object, **_kwargs: object) -> Iterator[tuple[str, nn.Module]]:
+            raise LookupError("no list of my parts")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    told: list[str] = []
+    following = Modules(lambda _about, message: told.append(message))
+    following.install()
+    try:
+        model = Unreadable()
+        for _ in range(2):
+            assert model(torch.ones(1)).item() == 2
+    finally:
+        following.uninstall()
+    (message,) = told
+    assert "around Unreadable" in message
+    assert "no list of my parts" in message
+    assert calls(following) == {"Unreadable": 2}
