@@ -35,25 +35,30 @@ def spread(sample: list[float]) -> Spread:
 class Runs:
     """CPU seconds, by round: of the first run after entering a way, and of those after that."""
 
-    first: list[float]
-    later: list[list[float]]
+    first: dict[int, float]
+    later: dict[int, list[float]]
 
-    def medians(self) -> list[float]:
+    def medians(self) -> dict[int, float]:
         """Of each round's later runs."""
-        return [statistics.median(seconds) for seconds in self.later]
+        return {number: statistics.median(seconds) for number, seconds in self.later.items()}
 
     def fastest_tenth(self) -> float:
         """Of all later runs the one that a tenth is faster than: what neighbours on the machine disturbed least."""
-        seconds = sorted(each for of_round in self.later for each in of_round)
+        seconds = sorted(each for of_round in self.later.values() for each in of_round)
         return seconds[len(seconds) // 10]
 
 
 def alternate(
-    program: Callable[[], None], ways: Mapping[str, Way], rounds: int, later: int, anew: frozenset[str] = frozenset()
+    program: Callable[[], None],
+    ways: Mapping[str, Way],
+    rounds: int,
+    later: int,
+    anew: frozenset[str] = frozenset(),
+    seldom: frozenset[str] = frozenset(),
 ) -> dict[str, Runs]:
     """Run the program ``1 + later`` times per way and round, and return the CPU seconds of each.
 
-    Those in ``anew`` are entered again for every run.
+    Those in ``anew`` are entered again for every run; those in ``seldom`` take part in every fifth round only.
 
     The order turns by one place each round, and round about after each full turn, so that no way always runs first or
     after the same neighbour; what a way leaves to Python's garbage collector is collected before the next one begins.
@@ -62,17 +67,18 @@ def alternate(
     A program on one thread that never waits takes as much CPU time as wall time where it has the machine to itself;
     where it has not, only CPU time tells what the program costs.
     """
-    names = list(ways)
-    runs = {name: Runs([], []) for name in names}
+    runs = {name: Runs({}, {}) for name in ways}
     for number in range(rounds + 1):
-        for name in _in_turn(names, number):
+        for name in _in_turn(list(ways), number):
+            if name in seldom and number % 5:
+                continue
             if name in anew:
                 first, *others = [_inside(ways[name], program, 1)[0] for _ in range(1 + later)]
             else:
                 first, *others = _inside(ways[name], program, 1 + later)
             if number > 0:  # the first round warms caches up
-                runs[name].first.append(first)
-                runs[name].later.append(others)
+                runs[name].first[number] = first
+                runs[name].later[number] = others
     return runs
 
 
@@ -94,9 +100,9 @@ def _timed(program: Callable[[], None]) -> float:
     return time.process_time() - began
 
 
-def ratios(seconds: Mapping[str, list[float]], base: str) -> dict[str, Spread]:
+def ratios(seconds: Mapping[str, Mapping[int, float]], base: str) -> dict[str, Spread]:
     """Each way's time over the base's of the same round."""
     return {
-        name: spread([took / other for took, other in zip(sample, seconds[base], strict=True)])
+        name: spread([took / seconds[base][number] for number, took in sample.items()])
         for name, sample in seconds.items()
     }
