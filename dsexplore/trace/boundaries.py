@@ -24,7 +24,7 @@ Call = tuple["Module", int, int, Source | None]
 """A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
 and from where."""
 
-_NOWHERE = (None, 0, 0, None)
+NOWHERE = (None, 0, 0, None)
 
 
 class Boundaries:
@@ -42,12 +42,9 @@ class Boundaries:
         """The module being called."""
         return self.stack[-1][0] if self.stack else None
 
-    def mark(self) -> None:
-        """A call begins or ends here."""
-        stack, numbers = self.stack, self.numbers
-        numbers.append(_get_sequence_nr())
-        self.calls.append(stack[-1] if stack else _NOWHERE)
-        if len(numbers) > _KEPT_BOUNDARIES:
+    def trim(self) -> None:
+        """Forget the older half of very many."""
+        if len(self.numbers) > _KEPT_BOUNDARIES:
             half = _KEPT_BOUNDARIES // 2
             del self.numbers[:half], self.calls[:half]
 
@@ -63,14 +60,13 @@ class Boundaries:
         made = _get_sequence_nr() - 1
         if self.numbers and made < self.numbers[-1]:
             return  # none was made since the last boundary
-        self.numbers.append(made)
-        self.calls.append(call)
-        self.mark()
+        self.numbers += made, made + 1
+        self.calls += call, self.stack[-1] if self.stack else NOWHERE
 
     def at(self, number: int) -> Call | tuple[None, int, int, None]:
         """The call that made the autograd node of that number."""
         position = bisect_right(self.numbers, number) - 1
-        return self.calls[position] if position >= 0 else _NOWHERE
+        return self.calls[position] if position >= 0 else NOWHERE
 
 
 class PerThread(threading.local):

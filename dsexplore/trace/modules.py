@@ -32,7 +32,7 @@ from dsexplore import placements
 from dsexplore.meshes import mesh_text
 from dsexplore.models import class_name
 from dsexplore.trace import frames
-from dsexplore.trace.boundaries import Boundaries, Call, PerThread, of_forward
+from dsexplore.trace.boundaries import NOWHERE, Boundaries, Call, PerThread, of_forward
 from dsexplore.trace.sources import Source
 from dsexplore.trace.uncompiled import leave_to_python
 
@@ -409,7 +409,10 @@ def _leaving(called: nn.Module, _inputs: Any, _output: Any) -> None:
         del stack[-1]
     else:
         boundaries.unwind(id(called))
-    boundaries.mark()
+    if not stack:
+        boundaries.trim()
+    boundaries.numbers.append(_get_sequence_nr())
+    boundaries.calls.append(stack[-1] if stack else NOWHERE)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
