@@ -73,6 +73,7 @@ class Issued:
         self.is_async = False
         self.is_object = context.is_object
         self.batch = self.start = self.end = self.span = None
+        self.recordings = ()
 
     def read_clock(self) -> None:
         """Fill in start and end from the device, where they were measured there; waits for it."""

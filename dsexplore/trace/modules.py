@@ -26,13 +26,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.nn.modules.module import _global_forward_pre_hooks
-from torch.nn.parameter import is_lazy
 
-from dsexplore import placements
-from dsexplore.meshes import mesh_text
 from dsexplore.models import class_name
 from dsexplore.trace import frames
 from dsexplore.trace.boundaries import NOWHERE, Boundaries, Call, PerThread, of_forward
+from dsexplore.trace.parameters import Parameter, Parameters
 from dsexplore.trace.sources import Source
 from dsexplore.trace.uncompiled import leave_to_python
 
@@ -66,23 +64,6 @@ class Module:
         return f"{label}.{self.path}" if self.path else label
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """Shape and place of one parameter; never its values."""
-
-    module: Module
-    name: str
-    global_shape: tuple[int, ...]
-    local_shape: tuple[int, ...]
-    dtype: str
-    placements: str
-    mesh: str
-    global_bytes: int
-    local_bytes: int
-    requires_grad: bool
-    shared_with: Parameter | None
-
-
 class _Hooked(weakref.ref[nn.Module]):
     """A module with our hook, which holds this reference beside it: so we are told when ``deepcopy`` copies both."""
 
@@ -109,11 +90,7 @@ class Modules:
     """By the identity of the object: of those that had the same one, the latest."""
     _met: list[Module] = field(default_factory=list)
     _roots: list[Module] = field(default_factory=list)
-    _parameters: dict[tuple[int, str], Parameter] = field(default_factory=dict)
-    _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    """Models with parameters that had no shape yet, by identity."""
-    _meshes: dict[int, tuple[DeviceMesh, str]] = field(default_factory=dict)
-    """Meshes that parameters lie on, and their text, by identity."""
+    _parameters: Parameters = field(default_factory=Parameters)
     _hooked: dict[int, _Hooked] = field(default_factory=dict)
     """By the identity of the hooked object."""
     _filter: Any = None
@@ -146,7 +123,7 @@ class Modules:
                 for name in ("_forward_hooks", "_forward_hooks_always_called") if hooked is not None else ():
                     getattr(hooked, name, {}).pop(_HOOK, None)  # one that is only being copied may lack them yet
             self._hooked.clear()
-            self._meshes.clear()
+            self._parameters.release()
 
     def _hook(self, called: nn.Module) -> None:
         """Be told when its forward ends, unless the recording ended meanwhile, in another thread."""
@@ -270,41 +247,7 @@ class Modules:
             elif module.root in self._roots and module.root is not root:
                 continue  # shared with a model that was met before
             module.root, module.path, module.position = root, _clean(path), position
-        self._add_parameters(model)
-
-    def _add_parameters(self, model: nn.Module) -> None:
-        first: dict[int, Parameter] = {}
-        for part in model.modules():
-            module = self._lookup(part)
-            if module is None:
-                continue
-            for name, tensor in part._parameters.items():
-                if tensor is None:
-                    continue
-                if is_lazy(tensor):
-                    self._lazy[id(model)] = weakref.ref(model)
-                    continue
-                key = (id(module), name)
-                if key not in self._parameters:
-                    self._parameters[key] = self._describe(module, name, tensor, first.get(id(tensor)))
-                first.setdefault(id(tensor), self._parameters[key])
-
-    def _describe(self, module: Module, name: str, tensor: torch.Tensor, shared: Parameter | None) -> Parameter:
-        spec = getattr(tensor, "_spec", None)
-        local = tensor._local_tensor if spec is not None else tensor  # type: ignore[attr-defined]
-        return Parameter(
-            module=module,
-            name=name,
-            global_shape=tuple(tensor.shape),
-            local_shape=tuple(local.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            placements=placements.joined(spec.placements) if spec is not None else "",
-            mesh=self._mesh_text(spec.mesh) if spec is not None else "",
-            global_bytes=tensor.numel() * tensor.element_size(),
-            local_bytes=local.numel() * local.element_size(),
-            requires_grad=tensor.requires_grad,
-            shared_with=shared,
-        )
+        self._parameters.read(model, self._lookup)
 
     def running(self) -> Module | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
@@ -318,15 +261,10 @@ class Modules:
         """Whether a module's forward runs in this thread."""
         return bool(self._here.mine.stack)
 
-    def _mesh_text(self, mesh: DeviceMesh) -> str:
-        if id(mesh) not in self._meshes:
-            self._meshes[id(mesh)] = mesh, mesh_text(mesh)
-        return self._meshes[id(mesh)][1]
-
     def meshes(self) -> list[DeviceMesh]:
         """Meshes that parameters lie on."""
         with self._lock:
-            return [mesh for mesh, _ in self._meshes.values()]
+            return self._parameters.meshes()
 
     def _entries(self) -> list[tuple[weakref.ref[nn.Module], Module]]:
         """All that is known as of now: other threads go on meeting modules."""
@@ -353,13 +291,8 @@ class Modules:
     def parameters(self) -> list[Parameter]:
         """All parameters of all models met, in the order of their modules."""
         with self._lock:
-            lazy, self._lazy = self._lazy, {}
-            for reference in lazy.values():
-                model = reference()
-                if model is not None:
-                    self._add_parameters(model)  # by now its first call has given them their shapes
-            order = {id(module): place for place, module in enumerate(self.in_order())}
-            return sorted(self._parameters.values(), key=lambda parameter: order.get(id(parameter.module), len(order)))
+            self._parameters.read_lazy(self._lookup)
+            return self._parameters.of(self.in_order())
 
 
 _following: Modules | None = None

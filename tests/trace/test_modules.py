@@ -271,14 +271,6 @@ def test_a_module_is_still_told_of_once_another_lies_where_it_lay(modules: Modul
     assert calls(modules) == {name: 1 for label in labels for name in (label, f"{label}.up", f"{label}.down")}
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
-def test_lazy_parameters_are_described_once_they_have_a_shape(modules: Modules) -> None:
-    model = nn.Sequential(nn.LazyLinear(3, bias=False), nn.Linear(3, 2, bias=False))
-    model(torch.ones(1, 5))
-    described = [(parameter.module.name, parameter.global_shape) for parameter in modules.parameters()]
-    assert described == [("Sequential.0", (3, 5)), ("Sequential.1", (2, 3))]
-
-
 def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:
     class Unreadable(nn.Module):
         def named_modules(self, *_args: object, **_kwargs: object) -> Iterator[tuple[str, nn.Module]]:
