@@ -47,7 +47,7 @@ class Groups:
 
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
-        process_group = _resolve_process_group(handle) if type(handle) is str else resolve(handle)  # type: ignore[arg-type]
+        process_group = resolve(handle)
         known = self._by_identity.get(id(process_group))
         if known is None:
             known = self._by_identity[id(process_group)] = process_group, _describe(process_group)

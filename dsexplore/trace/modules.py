@@ -146,8 +146,7 @@ class Modules:
 
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
-        known = self._known.get(id(wanted))
-        return known[1] if known is not None and known[0]() is wanted else self._discover(wanted)
+        return self._lookup(wanted) or self._discover(wanted)
 
     def _lookup(self, wanted: nn.Module) -> Module | None:
         reference, module = self._known.get(id(wanted), (None, None))
@@ -312,7 +311,7 @@ def _entering(called: nn.Module, _inputs: Any) -> None:
         return  # no longer recorded; or a compiled module's own graph
     identity = id(called)
     known = following._known.get(identity)
-    module = known[1] if known is not None and known[0]() is called else following.find(called)
+    module = known[1] if known is not None and known[0]() is called else following._discover(called)
     if _HOOK not in called._forward_hooks:
         following._hook(called)
     boundaries = following._here.mine

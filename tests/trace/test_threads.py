@@ -116,7 +116,7 @@ def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
 
     def slow(x: torch.Tensor) -> torch.Tensor:
         begun.set()
-        go_on.wait()
+        go_on.wait(timeout=60)
         return x.clone()
 
     library.impl("slow", slow, "CPU")
@@ -124,13 +124,13 @@ def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
     try:
         with pytest.warns(RuntimeWarning, match="does not know"), record() as first:
             thread.start()
-            begun.wait()
+            assert begun.wait(timeout=60)
             with record() as inner:
                 go_on.set()
-                thread.join()
+                thread.join(timeout=60)
     finally:
         go_on.set()
-        thread.join()
+        thread.join(timeout=60)
         library._destroy()
     assert (len(first), len(inner)) == (1, 0)
 
