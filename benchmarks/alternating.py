@@ -12,6 +12,9 @@ from typing import Any
 
 Way = Callable[[], AbstractContextManager[Any]]
 
+SELDOM = 20
+"""In how many rounds a slow way takes part once."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -58,7 +61,7 @@ def alternate(
 ) -> dict[str, Runs]:
     """Run the program ``1 + later`` times per way and round, and return the CPU seconds of each.
 
-    Those in ``anew`` are entered again for every run; those in ``seldom`` take part in every fifth round only.
+    Those in ``anew`` are entered again for every run; those in ``seldom`` take part in every twentieth round only.
 
     The order turns by one place each round, and round about after each full turn, so that no way always runs first or
     after the same neighbour; what a way leaves to Python's garbage collector is collected before the next one begins.
@@ -70,7 +73,7 @@ def alternate(
     runs = {name: Runs({}, {}) for name in ways}
     for number in range(rounds + 1):
         for name in _in_turn(list(ways), number):
-            if name in seldom and number % 5:
+            if name in seldom and number % SELDOM:
                 continue
             if name in anew:
                 first, *others = [_inside(ways[name], program, 1)[0] for _ in range(1 + later)]

@@ -1,11 +1,11 @@
 """What recording costs a program, beside torch's own tracers.
 
-    python benchmarks/trace_overhead.py [--rounds 150] [--check]
+    python benchmarks/trace_overhead.py [--rounds 400] [--check]
 
 Three programs: (a) 1,000 additions of small CPU tensors, which send nothing; (b) forward and backward of a Llama of
 4 layers under tensor and sequence parallel on 4 simulated ranks, real CPU tensors; (c) the same on fake tensors.
-Each runs untraced, under `record` (what `commtrace` opens) and, in every fifth round, under torch's CommDebugMode and
-torch's DebugMode, alternating; printed is the median ratio of CPU time to the untraced run of the same round, with
+Each runs untraced, under `record` (what `commtrace` opens) and, in every twentieth round, under torch's CommDebugMode
+and torch's DebugMode, alternating; printed is the median ratio of CPU time to the untraced run of the same round, with
 quartiles: of runs within an open recording, which the goals are about, and of the first run after opening it, in which
 the recorder also meets, describes and hooks the modules. The last column tells how near that is to a machine without
 neighbours: the ratio of the runs that a tenth of all are faster than.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from alternating import Way, alternate, ratios
+from alternating import SELDOM, Way, alternate, ratios
 from llama import TINY, Llama, apply_tensor_parallel, training_loss
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
@@ -114,11 +114,11 @@ def switching(rounds: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150, help="alternating rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=400, help="alternating rounds (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
     options = parser.parse_args()
-    if options.rounds < 10:
-        parser.error(f"--rounds {options.rounds} gives torch's tracers fewer than 2 rounds: give 10 or more")
+    if options.rounds < 2 * SELDOM:
+        parser.error(f"--rounds {options.rounds} gives torch's tracers fewer than 2 rounds: give {2 * SELDOM} or more")
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")  # CommDebugMode's, at every backward
     print(f"torch {torch.__version__}; median ratio of CPU time [quartiles], {options.rounds} alternating rounds")

@@ -9,22 +9,43 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch._C._autograd import _get_sequence_nr
 
-from dsexplore.trace.sources import Source
+from dsexplore.trace.sources import Sources
 
 if TYPE_CHECKING:
+    from dsexplore.trace.issued import Issued
     from dsexplore.trace.modules import Module
 
 _KEPT_BOUNDARIES = 1_000_000
 
-Call = tuple["Module", int, int, Source | None]
+Call = tuple["Module", int, int, str, int]
 """A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
-and from where."""
+and the file and line that made it; no file where that is not known."""
+NoCall = tuple[None, int, int, str, int]
 
-NOWHERE = (None, 0, 0, None)
+NOWHERE: NoCall = (None, 0, 0, "", 0)
+
+
+def site(call: Call | NoCall) -> Sources:
+    """The line that made a call, if it is known."""
+    return ((call[3], call[4]),) if call[3] else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A backward that runs."""
+
+    number: int
+    makes_graph: bool
+    """Whether it is itself differentiable: its operations leave nodes behind."""
+    sources: Sources
+    """The user's lines that called it."""
+    depth: int
+    """How many lines were asked for."""
 
 
 class Boundaries:
@@ -34,8 +55,12 @@ class Boundaries:
         self.thread = threading.get_ident()
         self.stack: list[Call] = []
         self.numbers: list[int] = []
-        self.calls: list[Call | tuple[None, int, int, None]] = []
+        self.calls: list[Call | NoCall] = []
         """By position in ``numbers``: the innermost call from there on."""
+        self.asking: list[Issued] = []
+        """Collectives of backward, issued by nodes whose calls are among these: looked up when a table is made."""
+        self.backward: Backward | None = None
+        """The last one that communicated."""
 
     @property
     def top(self) -> Module | None:
@@ -45,6 +70,7 @@ class Boundaries:
     def trim(self) -> None:
         """Forget the older half of very many."""
         if len(self.numbers) > _KEPT_BOUNDARIES:
+            self.answer()
             half = _KEPT_BOUNDARIES // 2
             del self.numbers[:half], self.calls[:half]
 
@@ -63,7 +89,14 @@ class Boundaries:
         self.numbers += made, made + 1
         self.calls += call, self.stack[-1] if self.stack else NOWHERE
 
-    def at(self, number: int) -> Call | tuple[None, int, int, None]:
+    def answer(self) -> None:
+        """Tell the collectives that asked which call made the node that issued them; for one thread at a time."""
+        count = len(self.asking)  # the thread itself may go on asking
+        for issued in self.asking[:count]:
+            issued.answer(self.at(issued.node))
+        del self.asking[:count]
+
+    def at(self, number: int) -> Call | NoCall:
         """The call that made the autograd node of that number."""
         position = bisect_right(self.numbers, number) - 1
         return self.calls[position] if position >= 0 else NOWHERE

@@ -11,7 +11,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -23,9 +23,10 @@ from torch.fx import GraphModule
 
 from dsexplore import placements
 from dsexplore.trace import frames
-from dsexplore.trace.modules import Module, Modules
+from dsexplore.trace.boundaries import Backward, Boundaries, site
+from dsexplore.trace.modules import AccumulateGrad, Module, Modules
 from dsexplore.trace.schema import Phase
-from dsexplore.trace.sources import Source
+from dsexplore.trace.sources import Sources
 
 _FSDP_REASONS = {
     "_prefetch_unshard": "prefetch",
@@ -37,17 +38,21 @@ _FSDP_REASONS = {
 
 
 Placements = tuple[Any, ...]
-Cause = str | tuple[str, str, Placements, Placements]
-"""A text; or a DTensor redistribute: within what, asked by what, and its placements before and after."""
 
 
-def cause_text(cause: Cause) -> str:
-    """``"FSDP post_backward: redistribute P→R"``."""
-    if isinstance(cause, str):
+def cause_text(cause: str, asked_by: str, before: Placements, after: Placements) -> str:
+    """``"FSDP post_backward: redistribute P→R"``.
+
+    Args:
+        cause: what is known besides.
+        asked_by: what asked for a redistribute; empty for none.
+        before: its placements before.
+        after: its placements after.
+    """
+    if not asked_by:
         return cause
-    within, asked, before, after = cause
-    change = f"{asked} {placements.change(before, after)}"
-    return f"{within}: {change}" if within else change
+    change = f"{asked_by} {placements.change(before, after)}"
+    return f"{cause}: {change}" if cause else change
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +61,9 @@ class Context:
 
     depth: int
     modules: Modules
-    sources: list[Source] = field(default_factory=list)
+    here: Boundaries
+    """What the hooks have told of module calls in this thread."""
+    sources: Sources = ()
     phase: Phase = "other"
     trigger: Module | None = None
     """The module that was running."""
@@ -64,7 +71,11 @@ class Context:
     """Where a module is being called; None in backward, where the autograd node tells the module."""
     owner: nn.Module | None = None
     """The module whose parameters move, where the stack knows it."""
-    cause: Cause = ""
+    cause: str = ""
+    asked_by: str = ""
+    """What asked for a redistribute, whose placements before and after are the next two."""
+    before: Placements = ()
+    after: Placements = ()
     implicit: bool = False
     is_object: bool = False
     is_blocking: bool = False
@@ -78,10 +89,11 @@ class Context:
     """The stage whose message it is, once the schedule told."""
     node: Any = None
     """The autograd node that is running, in backward."""
-    engine: FrameType | None = None
-    """Where autograd was called, in backward."""
-    site: Source | None = None
-    """The user's line that called the module, in backward."""
+    node_number: int = -1
+    """Autograd's number for it, where a module's call among `boundaries` made it."""
+    boundaries: Boundaries | None = None
+    backward: Backward | None = None
+    """What is running it, where it was called in this thread."""
     found: bool = False
     """Whether nothing further out can tell more."""
     graph_task: int = -1
@@ -95,22 +107,10 @@ class Context:
     op: str = ""
     """The innermost op on DTensors."""
 
-    def enter_backward(self, graph_task: int) -> None:
-        """A backward is running, of that number."""
-        self.graph_task = graph_task
-        self.in_backward = True
-        self.node = _current_autograd_node()
-        self.phase = "backward"
-
     @property
     def module(self) -> nn.Module | None:
         """The module being called."""
         return self.call.f_locals.get("self") if self.call is not None else None
-
-    @property
-    def makes_graph(self) -> bool:
-        """Whether this backward is itself differentiable: its operations leave nodes behind."""
-        return self.engine is not None and bool(self.engine.f_locals["args"][2:3] == (True,))
 
     def settle(self, phase: Phase) -> None:
         """That is the phase, unless a frame further in has told it."""
@@ -119,25 +119,19 @@ class Context:
             self.phase = phase
 
     def ask_node(self, called_here: bool) -> None:
-        """Let the running autograd node tell module and line: ``loss.backward()`` alone would tell nothing."""
-        self.trigger, self.site = self.modules.of_node(self.node, called_here)
-        if self.site is not None:
-            self.sources.insert(0, self.site)
+        """Let the running autograd node tell the module; most need not be looked up before a table is made."""
+        if isinstance(self.node, AccumulateGrad):
+            self.trigger = self.modules.holder(self.node.variable)
+        elif self.node is not None:
+            self.boundaries = self.modules.of_forward(called_here)
+            self.node_number = self.node._sequence_nr()
 
-    def finish(self) -> None:
-        """Draw the conclusions that take several frames."""
-        if self.call is None and self.engine is None and self.node is not None:
-            self.ask_node(called_here=False)
-        redistribute = self.redistribute
-        if redistribute is not None:
-            before, after = redistribute["current_spec"], redistribute["target_spec"]
-            backward = "redistribute backward" if self.redistribute_backward else "redistribute"
-            asked = self.op if self.implicit and self.op else backward
-            self.mesh = before.mesh
-            assert isinstance(self.cause, str)  # what frames told; a redistribute is told last
-            self.cause = (self.cause, asked, before.placements, after.placements)
-        elif self.op and not self.cause:
-            self.cause = self.op
+    def called(self) -> tuple[Module | None, Sources]:
+        """In backward: the module whose node is running, and the line that called it."""
+        if self.boundaries is None:
+            return self.trigger, ()
+        call = self.boundaries.at(self.node_number)
+        return call[0], site(call)
 
 
 def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
@@ -148,10 +142,12 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
         frame: where to begin.
         modules: what the hooks have told of module calls; with it, most walks end at the module's call.
     """
-    context = Context(depth, modules)
+    # Here too each further function costs about a microsecond: the usual way is written out.
+    context = Context(depth, modules, modules.here.mine)
     graph_task = _current_graph_task_id()
     if graph_task != -1:
-        context.enter_backward(graph_task)
+        context.graph_task, context.in_backward, context.phase = graph_task, True, "backward"
+        context.node = _current_autograd_node()
     kinds = frames.kinds
     innermost = frame
     while frame is not None and not context.found:
@@ -162,17 +158,25 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
         if kind > frames.INTERNAL:
             _READERS[kind](context, frame)
         frame = frame.f_back
-    context.finish()
-    if context.in_backward and not context.cause and frames.is_called_by_engine(innermost):
+    if context.call is None and context.backward is None and context.node is not None:
+        context.ask_node(called_here=False)
+    redistribute = context.redistribute
+    if redistribute is not None:
+        before, after = redistribute["current_spec"], redistribute["target_spec"]
+        backward = "redistribute backward" if context.redistribute_backward else "redistribute"
+        context.asked_by = context.op if context.implicit and context.op else backward
+        context.mesh, context.before, context.after = before.mesh, before.placements, after.placements
+    elif context.op and not context.cause:
+        context.cause = context.op
+    elif context.in_backward and not context.cause and frames.is_called_by_engine(innermost):
         context.cause = "DDP gradient bucket"  # only the reducer calls c10d from C++
     return context
 
 
 def _read_user(context: Context, frame: FrameType) -> None:
-    sources = context.sources
-    if len(sources) < context.depth:
-        sources.append((frame.f_code.co_filename, frame.f_lineno))
-    context.found = context.settled and len(sources) >= context.depth
+    if len(context.sources) < context.depth:
+        context.sources += ((frame.f_code.co_filename, frame.f_lineno),)
+    context.found = context.settled and len(context.sources) >= context.depth
 
 
 def _read_user_hook(context: Context, frame: FrameType) -> None:
@@ -187,21 +191,30 @@ def _read_call(context: Context, frame: FrameType) -> None:
     context.call = frame
     context.settled = True
     context.phase = "recompute" if context.in_backward else "forward"
-    known = context.modules.called_at(frame)
-    if known is not None:
-        context.trigger, _, _, site = known
-        sources = context.sources
-        if site is not None and len(sources) + 1 == context.depth:
-            sources.append(site)
-        context.found = len(sources) >= context.depth
+    here = context.here
+    if here.stack and here.stack[-1][2] in (id(frame), id(frame.f_back)):
+        context.trigger, _, _, file, line = here.stack[-1]
+        if file and len(context.sources) + 1 == context.depth:
+            context.sources += ((file, line),)
+        context.found = len(context.sources) >= context.depth
 
 
 def _read_engine(context: Context, frame: FrameType) -> None:
     if not context.settled and context.in_backward:
-        context.engine = frame
         context.ask_node(called_here=True)
-        context.found = len(context.sources) >= context.depth
+        here = context.here
+        backward = here.backward
+        if backward is None or backward.number != context.graph_task or backward.depth < context.depth:
+            backward = here.backward = _read_backward(context, frame)
+        context.backward = backward
+        context.sources += backward.sources
+        context.found = True
     context.settled = True
+
+
+def _read_backward(context: Context, engine: FrameType) -> Backward:
+    makes_graph = engine.f_locals["args"][2:3] == (True,)
+    return Backward(context.graph_task, makes_graph, frames.users(engine.f_back, context.depth), context.depth)
 
 
 def _read_compiled(context: Context, frame: FrameType) -> None:

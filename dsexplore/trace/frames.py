@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from dsexplore.trace.sources import Source
+from dsexplore.trace.sources import Sources
 
 PLUMBING: Final = -1
 INTERNAL: Final = 0
@@ -212,8 +212,9 @@ _CALL_OF_HOOK = 3
 """How many frames outside a module's hook its call stands, where nothing but torch is between them."""
 
 
-def caller() -> tuple[int, Source | None]:
-    """Asked by a module's hook: the identity of the frame of that module's call, and the user's line that made it."""
+def caller() -> tuple[int, str, int]:
+    """Asked by a module's hook: the identity of the frame of that module's call, and the user's file and line that made
+    it; no file where there is none."""
     try:
         call = sys._getframe(1 + _CALL_OF_HOOK)
     except ValueError:  # not so many frames
@@ -221,18 +222,29 @@ def caller() -> tuple[int, Source | None]:
     if kinds.get(id(call.f_code)) == OUTER_CALL:
         user = call.f_back
         if user is not None and kinds.get(id(user.f_code)) == USER:
-            return id(call), (user.f_code.co_filename, user.f_lineno)
+            return id(call), user.f_code.co_filename, user.f_lineno
     return _search_caller(sys._getframe(1))
 
 
-def _search_caller(frame: FrameType | None) -> tuple[int, Source | None]:
+def _search_caller(frame: FrameType | None) -> tuple[int, str, int]:
     call = 0
     for kind, outer in telling(frame):
         if kind in (USER, USER_HOOK):
-            return call, (outer.f_code.co_filename, outer.f_lineno)
+            return call, outer.f_code.co_filename, outer.f_lineno
         if not call and kind in (MODULE_CALL, OUTER_CALL):
             call = id(outer)
-    return call, None
+    return call, "", 0
+
+
+def users(frame: FrameType | None, depth: int) -> Sources:
+    """The innermost of the user's lines, at most that many."""
+    found: Sources = ()
+    for kind, outer in telling(frame):
+        if len(found) >= depth:
+            break
+        if kind in (USER, USER_HOOK):
+            found += ((outer.f_code.co_filename, outer.f_lineno),)
+    return found
 
 
 def calls_in_progress() -> int:

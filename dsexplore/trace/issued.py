@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsexplore.trace.context import Cause, Context
+from dsexplore.trace.boundaries import Call, NoCall, site
+from dsexplore.trace.context import Context, Placements
 from dsexplore.trace.groups import Group, own_rank
 from dsexplore.trace.modules import Module
 from dsexplore.trace.registry import Communication, Message
 from dsexplore.trace.schema import Phase
-from dsexplore.trace.sources import Source
+from dsexplore.trace.sources import Sources
 from dsexplore.trace.timing import CudaSpan
 
 if TYPE_CHECKING:
@@ -24,16 +25,22 @@ class Issued:
     """A collective: one event per message."""
 
     raw_op: str
-    messages: list[Message]
+    messages: Sequence[Message]
     """Several where calls were coalesced."""
     group: Group | None
     rank: int
     phase: Phase
     trigger: Module | None
     owner: Module | None
-    cause: Cause
+    cause: str
+    asked_by: str
+    """What asked for a redistribute; empty where the cause is none."""
+    before: Placements
+    after: Placements
     implicit: bool
-    sources: list[Source]
+    sources: Sources
+    node: int
+    """In backward: autograd's number of the node that issued it, until `answer`; else -1."""
     is_async: bool
     is_object: bool
     batch: int | None
@@ -48,7 +55,7 @@ class Issued:
     def __init__(
         self,
         raw_op: str,
-        messages: list[Message],
+        messages: Sequence[Message],
         group: Group | None,
         context: Context,
         trigger: Module | None,
@@ -68,12 +75,26 @@ class Issued:
         self.trigger = trigger
         self.owner = owner or trigger
         self.cause = context.cause
+        self.asked_by = context.asked_by
+        self.before = context.before
+        self.after = context.after
         self.implicit = context.implicit
         self.sources = context.sources
+        self.node = context.node_number
         self.is_async = False
         self.is_object = context.is_object
         self.batch = self.start = self.end = self.span = None
         self.recordings = ()
+        if context.boundaries is not None:
+            context.boundaries.asking.append(self)
+
+    def answer(self, call: Call | NoCall) -> None:
+        """That call made the node that issued it."""
+        if self.node >= 0:
+            self.trigger = call[0]
+            self.owner = self.owner or call[0]
+            self.sources = site(call) + self.sources  # ``loss.backward()`` alone would tell nothing
+            self.node = -1
 
     def read_clock(self) -> None:
         """Fill in start and end from the device, where they were measured there; waits for it."""

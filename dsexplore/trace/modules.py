@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,12 +28,12 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 
 from dsexplore.models import class_name
 from dsexplore.trace import frames
-from dsexplore.trace.boundaries import NOWHERE, Boundaries, Call, PerThread, of_forward
+from dsexplore.trace.boundaries import NOWHERE, Boundaries, PerThread, of_forward, site
 from dsexplore.trace.parameters import Parameter, Parameters
-from dsexplore.trace.sources import Source
+from dsexplore.trace.sources import Sources
 from dsexplore.trace.uncompiled import leave_to_python
 
-_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
+AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
 _HOOK = -1
 """The key of our hooks, where torch counts up from 0: the same each time, so that what torch.compile compiled
 with them is used again by the next recording."""
@@ -98,7 +97,7 @@ class Modules:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self._here = PerThread(self._threads)
+        self.here = PerThread(self._threads)
 
     def install(self) -> None:
         """Begin to follow module calls."""
@@ -139,11 +138,6 @@ class Modules:
             reference = self._hooked[id(module)] = _Hooked(module)
             return reference
 
-    def called_at(self, frame: FrameType) -> Call | None:
-        """The module's call at that frame, if its hooks have told of it."""
-        stack = self._here.mine.stack
-        return stack[-1] if stack and stack[-1][2] in (id(frame), id(frame.f_back)) else None
-
     def find(self, wanted: nn.Module) -> Module:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
         return self._lookup(wanted) or self._discover(wanted)
@@ -152,31 +146,40 @@ class Modules:
         reference, module = self._known.get(id(wanted), (None, None))
         return module if reference is not None and reference() is wanted else None
 
-    def of_node(self, node: Any, called_here: bool = False) -> tuple[Module | None, Source | None]:
-        """The module whose forward made that autograd node, which is running, and the user's line that called it.
+    def of_forward(self, called_here: bool) -> Boundaries:
+        """Those of the thread whose forward made the autograd node that is running.
 
         Args:
-            node: the node.
             called_here: whether backward was called in this thread, if that is known.
         """
+        boundaries = self.here.mine
+        if called_here and boundaries.numbers:
+            return boundaries
+        return of_forward(self._threads, boundaries, () if called_here else frames.threads_in_engine())
+
+    def of_node(self, node: Any) -> tuple[Module | None, Sources]:
+        """The module whose forward made that autograd node, which is running, and the user's line that called it."""
         if node is None:
-            return None, None
-        if isinstance(node, _AccumulateGrad):
-            return self._holder(node.variable), None
-        boundaries = self._here.mine
-        if not called_here or not boundaries.numbers:
-            waiting = () if called_here else frames.threads_in_engine()
-            boundaries = of_forward(self._threads, boundaries, waiting)
-        module, _, _, site = boundaries.at(node._sequence_nr())
-        return module, site
+            return None, ()
+        if isinstance(node, AccumulateGrad):
+            return self.holder(node.variable), ()
+        call = self.of_forward(called_here=False).at(node._sequence_nr())
+        return call[0], site(call)
 
-    def note_node(self, module: Module, site: Source | None) -> None:
-        """The autograd node made last belongs to that module: for one that no hook sees the call of."""
-        boundaries = self._here.mine
-        if boundaries.top is not module:
-            boundaries.note((module, 0, 0, site))
+    def note_node(self, module: Module | None, called: Sources) -> None:
+        """The autograd node made last belongs to that module, called there: for one that no hook sees the call of."""
+        boundaries = self.here.mine
+        if module is not None and boundaries.top is not module:
+            file, line = called[0] if called else ("", 0)
+            boundaries.note((module, 0, 0, file, line))
 
-    def _holder(self, variable: torch.Tensor) -> Module | None:
+    def answer(self) -> None:
+        """Tell all collectives of backward which module's forward made the node that issued them."""
+        with self._lock:
+            for boundaries in self._threads:
+                boundaries.answer()
+
+    def holder(self, variable: torch.Tensor) -> Module | None:
         """The module that has this very parameter."""
         for reference, module in self._entries():
             alive = reference()
@@ -206,7 +209,7 @@ class Modules:
             module = self.find(inner)
             self._known[id(wanted)] = weakref.ref(wanted), module
             return module
-        for caller, *_ in self._here.mine.stack[:1]:
+        for caller, *_ in self.here.mine.stack[:1]:
             root = caller.root or caller
             model = root.reference()
             if model is not None and any(part is wanted for part in model.modules()):
@@ -250,15 +253,15 @@ class Modules:
 
     def running(self) -> Module | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
-        if self._here.mine.top is not None:
-            return self._here.mine.top
+        if self.here.mine.top is not None:
+            return self.here.mine.top
         if torch._C._current_graph_task_id() == -1:
             return None
         return self.of_node(torch._C._current_autograd_node())[0]
 
     def in_forward(self) -> bool:
         """Whether a module's forward runs in this thread."""
-        return bool(self._here.mine.stack)
+        return bool(self.here.mine.stack)
 
     def meshes(self) -> list[DeviceMesh]:
         """Meshes that parameters lie on."""
@@ -314,15 +317,15 @@ def _entering(called: nn.Module, _inputs: Any) -> None:
     module = known[1] if known is not None and known[0]() is called else following._discover(called)
     if _HOOK not in called._forward_hooks:
         following._hook(called)
-    boundaries = following._here.mine
+    boundaries = following.here.mine
     stack = boundaries.stack
     if module.root is None and stack:
         # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
         del stack[frames.calls_in_progress() - 1 :]
     if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
         module.calls += 1
-    frame, site = frames.caller()
-    call = module, identity, frame, site
+    frame, file, line = frames.caller()
+    call = module, identity, frame, file, line
     stack.append(call)
     boundaries.numbers.append(_get_sequence_nr())
     boundaries.calls.append(call)
@@ -335,7 +338,7 @@ def _leaving(called: nn.Module, _inputs: Any, _output: Any) -> None:
     following = _following
     if following is None:
         return
-    boundaries = following._here.mine
+    boundaries = following.here.mine
     stack = boundaries.stack
     if stack and stack[-1][1] == id(called):
         del stack[-1]

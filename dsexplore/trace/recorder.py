@@ -59,8 +59,6 @@ class Recorder:
         self._modules = Modules(self._warn)
         self._stack_depth = 1
         self._batches = Batches(count(1))
-        self._backward = -1, False
-        """The last backward that communicated: its number, and whether it is itself differentiable."""
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -112,8 +110,7 @@ class Recorder:
             messages = entry.messages(args, group.size if group is not None else 1, entry.op)
             if context.schedule:
                 context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
-            trigger, owner = self._attribute(context)
-            issued = Issued(raw_op, messages, group, context, trigger, owner)
+            issued = Issued(raw_op, messages, group, context, *self._attribute(context))
             issued.is_async = not context.is_blocking and is_async(entry, args)
             if context.batch or "coalesced" in raw_op:
                 issued.batch = self._batches.of(context.batch)
@@ -149,29 +146,22 @@ class Recorder:
         return self._groups.find(handle) if handle is not None else None
 
     def _attribute(self, context: Context) -> tuple[Module | None, Module | None]:
-        """The trigger and, where it is another module, the owner."""
+        """The trigger, unless it is asked for later, and, where it is another module, the owner."""
         modules = self._modules
         if context.mesh is not None:
             self._groups.add_mesh(context.mesh)
         owner = modules.find(context.owner) if context.owner is not None else None
         trigger = context.trigger
-        if trigger is None:
+        if trigger is None and context.boundaries is None:
             trigger = modules.find(context.stage) if context.stage is not None else self._called_unseen(context)
-        elif context.call is None and self._makes_graph(context):
-            modules.note_node(trigger, context.site)
+        elif context.backward is not None and context.backward.makes_graph:
+            modules.note_node(*context.called())
+        told = context.cause or context.asked_by
         if owner is None and context.cause == "DDP gradient bucket":
             owner = modules.wrapper(DistributedDataParallel)
-        elif not context.cause and trigger is not None and isinstance(trigger.reference(), DistributedDataParallel):
+        elif not told and trigger is not None and isinstance(trigger.reference(), DistributedDataParallel):
             context.cause = "DDP buffers and bucket order"
         return trigger, owner
-
-    def _makes_graph(self, context: Context) -> bool:
-        """`Context.makes_graph`, read once per backward."""
-        task, makes_graph = self._backward
-        if task != context.graph_task:
-            makes_graph = context.makes_graph
-            self._backward = context.graph_task, makes_graph
-        return makes_graph
 
     def _called_unseen(self, context: Context) -> Module | None:
         """The module being called, where no hook told of the call: compiled, or called while the recording began."""
@@ -180,7 +170,7 @@ class Recorder:
             return None
         trigger = self._modules.find(module)
         if trigger.calls == 0:
-            self._modules.note_node(trigger, context.sources[0] if context.sources else None)
+            self._modules.note_node(trigger, context.sources[:1])
         return trigger
 
     def _warn(self, about: str, message: str) -> None:
@@ -200,6 +190,7 @@ class Recorder:
         self._stopwatch.settle()
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
+        self._modules.answer()
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
         groups = self._groups.described()

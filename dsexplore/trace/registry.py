@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ NAMESPACES = (
 Message = tuple[str, int, torch.dtype | None, Sequence[int]]
 """What one event counts: op, bytes, dtype and shape; no tensor, which must not be kept."""
 
-Messages = Callable[[Sequence[Any], int, str], list[Message]]
+Messages = Callable[[Sequence[Any], int, str], Sequence[Message]]
 """From an op's positional arguments, its group's size and its name to the messages it sends: more than one
 where calls were coalesced."""
 
@@ -57,14 +59,22 @@ def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
     return (op, size, tensor.dtype, tensor.shape) if tensor is not None else (op, size, None, ())
 
 
-# The next two read most of what is recorded, where each further function that runs costs about a microsecond: what
-# `nbytes` and `_message` do is written out.
+def _part(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
+    """A tensor of this dtype and shape is the n-th part of the buffer."""
+    return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
+
+
+_known_part = lru_cache(maxsize=4096)(_part)
+"""The same object for the same message: a program sends few different ones, each of them in every step."""
 
 
 def _tensor(position: int) -> Messages:
-    def read(args: Sequence[Any], _n: int, op: str) -> list[Message]:
+    def read(args: Sequence[Any], _n: int, op: str) -> tuple[Message]:
         tensor = args[position]
-        return [(op, int(tensor.numel()) * tensor.element_size(), tensor.dtype, tensor.shape)]
+        try:
+            return _known_part(op, 1, tensor.dtype, tensor.shape)
+        except TypeError:  # symbolic sizes have no hash
+            return _part(op, 1, tensor.dtype, tensor.shape)
 
     return read
 
@@ -72,9 +82,12 @@ def _tensor(position: int) -> Messages:
 def _scaled(position: int) -> Messages:
     """The argument is one rank's part of the buffer."""
 
-    def read(args: Sequence[Any], n: int, op: str) -> list[Message]:
+    def read(args: Sequence[Any], n: int, op: str) -> tuple[Message]:
         tensor = args[position]
-        return [(op, int(tensor.numel()) * tensor.element_size() * n, tensor.dtype, tensor.shape)]
+        try:
+            return _known_part(op, n, tensor.dtype, tensor.shape)
+        except TypeError:
+            return _part(op, n, tensor.dtype, tensor.shape)
 
     return read
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 Source = tuple[str, int]
 """File and line."""
+Sources = tuple[Source, ...]
+"""The innermost first."""
 
 _names: dict[str, str] = {}
 

@@ -1,5 +1,13 @@
 """Whose forward made the node that runs in a thread."""
 
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dsexplore.trace import boundaries as module
 from dsexplore.trace.boundaries import Boundaries, of_forward
 
 
@@ -37,3 +45,16 @@ class TestWhoseForwardItWas:
         everyone = [self.forward, self.other, self.device]
         assert of_forward(everyone, self.device, ()) is self.device
         assert of_forward(everyone, self.device, {1, 2}) is self.device
+
+
+def test_who_asked_is_told_before_the_call_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BOUNDARIES", 3)
+    told: list[Any] = []
+    made: Any = boundaries(1, 0, 10, 20, 30)
+    made.calls = ["first", "second", "third", "fourth"]
+    made.asking = [SimpleNamespace(node=node, answer=told.append) for node in (12, 9, 31)]
+    made.trim()
+    assert made.numbers == [10, 20, 30]
+    assert told == ["second", "first", "fourth"]
+    made.answer()
+    assert len(told) == 3

@@ -4,6 +4,9 @@ import pytest
 import torch
 import torch.distributed._symmetric_memory  # registers symm_mem's ops
 import torch.distributed.fsdp  # registers fsdp's ops
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dsexplore.trace import registry
 from dsexplore.trace.collectives import OPS
@@ -78,3 +81,15 @@ def test_a_fused_matmul_scatters_its_product() -> None:
     left, right = torch.empty(8, 16), torch.empty(16, 32)
     ((_, size, _, _),) = entry.messages([left, right, "sum", 0, "0"], 4, entry.op)
     assert size == 8 * 32 * 4
+
+
+@pytest.mark.parametrize("op", ["_c10d_functional::all_reduce", "_c10d_functional::all_gather_into_tensor"])
+def test_symbolic_sizes_are_read_as_the_numbers_they_stand_for(op: str) -> None:
+    entry = registry.lookup(op)
+    assert entry is not None
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    fake = FakeTensorMode(shape_env=ShapeEnv())
+    tensor = fake.from_tensor(torch.empty(2, 3), symbolic_context=dynamic, source=ConstantSource("tensor"))
+    assert isinstance(tensor.shape[0], torch.SymInt)
+    ((_, size, dtype, shape),) = entry.messages([tensor, "sum", "0"], 4, entry.op)
+    assert (size, dtype, tuple(map(int, shape))) == (24 * (4 if "gather" in op else 1), torch.float32, (2, 3))

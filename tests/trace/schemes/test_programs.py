@@ -7,6 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
@@ -224,6 +225,69 @@ def test_as_many_lines_of_the_program_as_asked_for(four: DeviceMesh, column: Any
         [line(Reduce.forward), of_talker, of_pair][:depth],
         [of_pair, line(Reduce.backward), called + 1][:depth],
     ]
+
+
+def test_what_no_module_made_comes_from_the_line_that_calls_backward(four: DeviceMesh, column: Any) -> None:
+    """Each of two backwards from its own."""
+    here = inspect.currentframe()
+    assert here is not None
+
+    def gathered() -> torch.Tensor:
+        whole = DTensor.from_local(torch.ones(2, requires_grad=True), four, [Replicate()])
+        return whole.redistribute(four, [Shard(0)]).to_local().sum()
+
+    first, second = gathered(), gathered()
+    with record() as trace:
+        first.backward()
+        line = here.f_lineno - 1
+        second.backward()
+    assert column(trace, "trigger", "phase") == [("", "backward")] * 2
+    assert [source.rpartition(":")[2] for source in column(trace, "source")] == [str(line), str(line + 2)]
+
+
+def test_a_trace_read_during_backward_tells_the_modules_so_far(column: Any) -> None:
+    model = Pair(Talker(), Talker())
+    seen: list[Any] = []
+    with record() as trace:
+        inner = model.first(x())
+        inner.register_hook(lambda _: seen.append(column(trace, "phase", "trigger")))
+        model.second(inner).sum().backward()
+    assert seen == [column(trace, "phase", "trigger")[:3]]
+    assert seen[0][2] == ("backward", "Talker#2")
+
+
+def test_a_recording_opened_during_backward_has_as_many_lines_as_it_asked_for(column: Any) -> None:
+    model = Pair(Talker(), Talker())
+    here = inspect.currentframe()
+    assert here is not None
+    with ExitStack() as stack, record() as trace:
+        later: list[Any] = []
+        between = model.first(x())
+        between.register_hook(lambda _: later.append(stack.enter_context(record(stack_depth=3))))
+        model.second(between).sum().backward()
+        line = here.f_lineno - 1
+    assert len(trace) == 4
+    ((source,),) = (column(later[0], "source"),)
+    assert source.count(" ← ") == 2
+    assert source.endswith(f":{line}")
+
+
+def test_a_step_like_the_last_keeps_little(column: Any) -> None:
+    """What holds other things costs again whenever the program's garbage is collected."""
+    model = Pair(Talker(), Talker())
+
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    with record() as trace:
+        model(x()).sum().backward()
+        before, sent = objects(), len(trace)
+        for _ in range(10):
+            model(x()).sum().backward()
+        kept, sent = objects() - before, len(trace) - sent
+    assert sent == 40
+    assert kept / sent < 5  # a collective, its line, and the calls of 5 modules per 4 collectives
 
 
 def test_a_trace_inside_a_thread(column: Any) -> None:
