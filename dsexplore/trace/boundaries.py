@@ -61,6 +61,7 @@ class Boundaries:
         """Collectives of backward, issued by nodes whose calls are among these: looked up when a table is made."""
         self.backward: Backward | None = None
         """The last one that communicated."""
+        self._lock = threading.RLock()  # tables are made in other threads too
 
     @property
     def top(self) -> Module | None:
@@ -70,9 +71,10 @@ class Boundaries:
     def trim(self) -> None:
         """Forget the older half of very many."""
         if len(self.numbers) > _KEPT_BOUNDARIES:
-            self.answer()
-            half = _KEPT_BOUNDARIES // 2
-            del self.numbers[:half], self.calls[:half]
+            with self._lock:
+                self.answer()
+                half = _KEPT_BOUNDARIES // 2
+                del self.numbers[:half], self.calls[:half]
 
     def unwind(self, identity: int) -> None:
         """End the calls inside that object's, and that one; nothing where it is not being called."""
@@ -90,11 +92,12 @@ class Boundaries:
         self.calls += call, self.stack[-1] if self.stack else NOWHERE
 
     def answer(self) -> None:
-        """Tell the collectives that asked which call made the node that issued them; for one thread at a time."""
-        count = len(self.asking)  # the thread itself may go on asking
-        for issued in self.asking[:count]:
-            issued.answer(self.at(issued.node))
-        del self.asking[:count]
+        """Tell the collectives that asked which call made the node that issued them."""
+        with self._lock:
+            count = len(self.asking)  # the thread itself may go on asking
+            for issued in self.asking[:count]:
+                issued.answer(self.at(issued.node))
+            del self.asking[:count]
 
     def at(self, number: int) -> Call | NoCall:
         """The call that made the autograd node of that number."""

@@ -98,6 +98,7 @@ class Modules:
 
     def __post_init__(self) -> None:
         self.here = PerThread(self._threads)
+        """``here.mine``: what the hooks have told in the thread that looks."""
 
     def install(self) -> None:
         """Begin to follow module calls."""
@@ -175,9 +176,8 @@ class Modules:
 
     def answer(self) -> None:
         """Tell all collectives of backward which module's forward made the node that issued them."""
-        with self._lock:
-            for boundaries in self._threads:
-                boundaries.answer()
+        for boundaries in list(self._threads):  # other threads begin meanwhile
+            boundaries.answer()
 
     def holder(self, variable: torch.Tensor) -> Module | None:
         """The module that has this very parameter."""

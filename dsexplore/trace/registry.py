@@ -60,7 +60,7 @@ def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
 
 
 def _part(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
-    """A tensor of this dtype and shape is the n-th part of the buffer."""
+    """What a buffer counts, of whose n equal parts one is a tensor of this dtype and shape."""
     return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 

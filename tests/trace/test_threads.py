@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dsexplore.trace import recorder
+from dsexplore.trace import boundaries, recorder
 from dsexplore.trace.issued import Batches
 from dsexplore.trace.modules import Modules
 from dsexplore.trace.recorder import Recorder, record
@@ -72,6 +72,44 @@ def test_models_are_met_and_steps_marked_while_the_trace_is_read() -> None:
     assert len(trace) == 3 * 100 * 2
     assert trace.info.notes == ()
     assert set(trace.events["group"]) <= set(trace.groups["group"])
+
+
+class Passing(torch.autograd.Function):
+    """All-reduces what comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Sending(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Passing.apply(super().forward(x))
+
+
+@pytest.mark.usefixtures("restless")
+def test_each_backward_finds_its_modules_while_calls_are_forgotten_and_tables_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(boundaries, "_KEPT_BOUNDARIES", 40)
+    with record() as trace:
+
+        def train() -> None:
+            model = nn.Sequential(Sending(2, 2), Sending(2, 2))
+            for _ in range(100):
+                model(torch.ones(1, 2)).sum().backward()
+
+        run(train, train, meanwhile=lambda: trace.tables)
+    triggers = trace.events["trigger"].value_counts(sort=True)
+    assert dict(triggers.iter_rows()) == {
+        f"{model}.{part}": 100 for model in ("Sequential", "Sequential#2") for part in (0, 1)
+    }
 
 
 def test_a_step_marked_between_two_looks_at_a_recording_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
