@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,3 +59,18 @@ def test_who_asked_is_told_before_the_call_is_forgotten(monkeypatch: pytest.Monk
     assert told == ["second", "first", "fourth"]
     made.answer()
     assert len(told) == 3
+
+
+def test_one_thread_answers_at_a_time() -> None:
+    made: Any = boundaries(1, 0)
+    made.calls = ["first"]
+    free: list[bool] = []
+
+    def told(_call: Any) -> None:
+        other = threading.Thread(target=lambda: free.append(made._lock.acquire(blocking=False)))
+        other.start()
+        other.join(timeout=60)
+
+    made.asking = [SimpleNamespace(node=0, answer=told)]
+    made.answer()
+    assert free == [False]
