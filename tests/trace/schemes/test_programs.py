@@ -267,12 +267,12 @@ def test_a_recording_opened_during_backward_has_as_many_lines_as_it_asked_for(co
         model.second(between).sum().backward()
         line = here.f_lineno - 1
     assert len(trace) == 4
-    ((source,),) = (column(later[0], "source"),)
+    (source,) = column(later[0], "source")
     assert source.count(" ← ") == 2
     assert source.endswith(f":{line}")
 
 
-def test_a_step_like_the_last_keeps_little(column: Any) -> None:
+def test_a_step_like_the_last_keeps_little() -> None:
     """What holds other things costs again whenever the program's garbage is collected."""
     model = Pair(Talker(), Talker())
 
