@@ -91,6 +91,11 @@ class Boundaries:
         self.numbers += made, made + 1
         self.calls += call, self.stack[-1] if self.stack else NOWHERE
 
+    def ask(self, issued: Issued, number: int) -> None:
+        """Have that collective told, in `answer`, which call made the autograd node of that number, which issued it."""
+        issued.node = number
+        self.asking.append(issued)
+
     def answer(self) -> None:
         """Tell the collectives that asked which call made the node that issued them."""
         with self._lock:

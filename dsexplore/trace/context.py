@@ -21,9 +21,9 @@ from torch._C import _current_autograd_node, _current_graph_task_id
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
-from dsexplore import placements
 from dsexplore.trace import frames
 from dsexplore.trace.boundaries import Backward, Boundaries, site
+from dsexplore.trace.issued import Placements
 from dsexplore.trace.modules import AccumulateGrad, Module, Modules
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Sources
@@ -35,24 +35,6 @@ _FSDP_REASONS = {
     "post_backward": "post_backward",
     "finalize_backward": "post_backward",
 }
-
-
-Placements = tuple[Any, ...]
-
-
-def cause_text(cause: str, asked_by: str, before: Placements, after: Placements) -> str:
-    """``"FSDP post_backward: redistribute P→R"``.
-
-    Args:
-        cause: what is known besides.
-        asked_by: what asked for a redistribute; empty for none.
-        before: its placements before.
-        after: its placements after.
-    """
-    if not asked_by:
-        return cause
-    change = f"{asked_by} {placements.change(before, after)}"
-    return f"{cause}: {change}" if cause else change
 
 
 @dataclass(slots=True, eq=False)

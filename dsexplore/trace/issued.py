@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dsexplore import placements
 from dsexplore.trace.boundaries import Call, NoCall, site
-from dsexplore.trace.context import Context, Placements
 from dsexplore.trace.groups import Group, own_rank
 from dsexplore.trace.modules import Module
 from dsexplore.trace.registry import Communication, Message
@@ -18,6 +18,9 @@ from dsexplore.trace.timing import CudaSpan
 
 if TYPE_CHECKING:
     from dsexplore.trace.recording import Recording
+
+Placements = tuple[Any, ...]
+"""One per mesh axis."""
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -57,11 +60,16 @@ class Issued:
         raw_op: str,
         messages: Sequence[Message],
         group: Group | None,
-        context: Context,
+        phase: Phase,
         trigger: Module | None,
         owner: Module | None,
+        sources: Sources,
+        cause: str,
+        asked_by: str = "",
+        before: Placements = (),
+        after: Placements = (),
     ) -> None:
-        """Not async, in no batch and without times: what only some ops have is filled in later."""
+        """Explicit, not async, in no batch and without times: what only some ops have is filled in later."""
         self.raw_op = raw_op
         self.messages = messages
         self.group = group
@@ -71,22 +79,20 @@ class Issued:
         else:
             self.rank = own_rank()
             self.needs_work = False
-        self.phase = context.phase
+        self.phase = phase
         self.trigger = trigger
-        self.owner = owner or trigger
-        self.cause = context.cause
-        self.asked_by = context.asked_by
-        self.before = context.before
-        self.after = context.after
-        self.implicit = context.implicit
-        self.sources = context.sources
-        self.node = context.node_number
+        self.owner = owner
+        self.cause = cause
+        self.asked_by = asked_by
+        self.before = before
+        self.after = after
+        self.implicit = False
+        self.sources = sources
+        self.node = -1
         self.is_async = False
-        self.is_object = context.is_object
+        self.is_object = False
         self.batch = self.start = self.end = self.span = None
         self.recordings = ()
-        if context.boundaries is not None:
-            context.boundaries.asking.append(self)
 
     def answer(self, call: Call | NoCall) -> None:
         """That call made the node that issued it."""
@@ -95,6 +101,14 @@ class Issued:
             self.owner = self.owner or call[0]
             self.sources = site(call) + self.sources  # ``loss.backward()`` alone would tell nothing
             self.node = -1
+
+    @property
+    def cause_text(self) -> str:
+        """``"FSDP post_backward: redistribute P→R"``."""
+        if not self.asked_by:
+            return self.cause
+        change = f"{self.asked_by} {placements.change(self.before, self.after)}"
+        return f"{self.cause}: {change}" if self.cause else change
 
     def read_clock(self) -> None:
         """Fill in start and end from the device, where they were measured there; waits for it."""

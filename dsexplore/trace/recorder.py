@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ from dsexplore.trace.issued import Batches, Issued, is_async
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.recording import Recording
-from dsexplore.trace.registry import Communication
+from dsexplore.trace.redistributes import read_redistribute
+from dsexplore.trace.registry import Communication, Message
 from dsexplore.trace.substrate import Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
 from dsexplore.trace.timing import Clock, Stopwatch
@@ -105,21 +107,30 @@ class Recorder:
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
         """A collective is about to be issued; see `substrate.Observer`."""
         try:
-            context = look(self._stack_depth, frames.innermost(raw_op, 2), self._modules)
-            group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-            messages = entry.messages(args, group.size if group is not None else 1, entry.op)
-            if context.schedule:
-                context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
-            issued = Issued(raw_op, messages, group, context, *self._attribute(context))
-            issued.is_async = not context.is_blocking and is_async(entry, args)
-            if context.batch or "coalesced" in raw_op:
-                issued.batch = self._batches.of(context.batch)
+            frame, issued = frames.innermost(raw_op, 2), None
+            if self._stack_depth == 1:
+                issued = read_redistribute(raw_op, entry, args, frame, self._modules, self._groups)
+            if issued is None:
+                issued = self._describe(raw_op, entry, args, frame)
         except Exception as fault:
             self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
         issued.recordings = self._recordings
-        if group is not None and issued.needs_work:
-            self._stopwatch.begin(issued, group.timing)
+        if issued.needs_work and issued.group is not None:
+            self._stopwatch.begin(issued, issued.group.timing)
+        return issued
+
+    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
+        """A collective that is about to be issued, from anywhere."""
+        context = look(self._stack_depth, frame, self._modules)
+        group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
+        messages = entry.messages(args, group.size if group is not None else 1, entry.op)
+        if context.schedule:
+            context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
+        issued = self._attributed(raw_op, messages, group, context)
+        issued.is_async = not context.is_blocking and is_async(entry, args)
+        if context.batch or "coalesced" in raw_op:
+            issued.batch = self._batches.of(context.batch)
         return issued
 
     def returned(self, pending: Issued, result: Any) -> None:
@@ -135,7 +146,7 @@ class Recorder:
         context = look(1, sys._getframe(1), self._modules)
         context.cause = f"switched off by {switch}"
         group = self._groups.find(process_group) if process_group is not None else None
-        issued = Issued("", [(f"switched_off:{op}", 0, None, ())], group, context, *self._attribute(context))
+        issued = self._attributed("", [(f"switched_off:{op}", 0, None, ())], group, context)
         for recording in self._recordings:
             recording.add(issued)
 
@@ -145,8 +156,8 @@ class Recorder:
         handle = next((arg for arg in args if _may_be_group(arg)), None)
         return self._groups.find(handle) if handle is not None else None
 
-    def _attribute(self, context: Context) -> tuple[Module | None, Module | None]:
-        """The trigger, unless it is asked for later, and, where it is another module, the owner."""
+    def _attributed(self, raw_op: str, messages: Sequence[Message], group: Group | None, context: Context) -> Issued:
+        """The collective of that context, with its trigger, unless that is asked for later, and its owner."""
         modules = self._modules
         if context.mesh is not None:
             self._groups.add_mesh(context.mesh)
@@ -161,7 +172,23 @@ class Recorder:
             owner = modules.wrapper(DistributedDataParallel)
         elif not told and trigger is not None and isinstance(trigger.reference(), DistributedDataParallel):
             context.cause = "DDP buffers and bucket order"
-        return trigger, owner
+        issued = Issued(
+            raw_op,
+            messages,
+            group,
+            context.phase,
+            trigger,
+            owner or trigger,
+            context.sources,
+            context.cause,
+            context.asked_by,
+            context.before,
+            context.after,
+        )
+        issued.implicit, issued.is_object = context.implicit, context.is_object
+        if context.boundaries is not None:
+            context.boundaries.ask(issued, context.node_number)
+        return issued
 
     def _called_unseen(self, context: Context) -> Module | None:
         """The module being called, where no hook told of the call: compiled, or called while the recording began."""

@@ -59,37 +59,39 @@ def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
     return (op, size, tensor.dtype, tensor.shape) if tensor is not None else (op, size, None, ())
 
 
-def _part(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
+def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
     """What a buffer counts, of whose n equal parts one is a tensor of this dtype and shape."""
     return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 
-_known_part = lru_cache(maxsize=4096)(_part)
+_known_message = lru_cache(maxsize=4096)(_message_of_parts)
 """The same object for the same message: a program sends few different ones, each of them in every step."""
 
 
-def _tensor(position: int) -> Messages:
-    def read(args: Sequence[Any], _n: int, op: str) -> tuple[Message]:
-        tensor = args[position]
+@dataclass(frozen=True, slots=True)
+class OfTensor:
+    """The one message of an op that a single tensor tells."""
+
+    position: int
+    """Of that tensor among the op's arguments."""
+    is_part: bool = False
+    """Whether it is one rank's part of the buffer, and not all of it."""
+
+    def __call__(self, args: Sequence[Any], n: int, op: str) -> tuple[Message]:
+        tensor = args[self.position]
+        parts = n if self.is_part else 1
         try:
-            return _known_part(op, 1, tensor.dtype, tensor.shape)
+            return _known_message(op, parts, tensor.dtype, tensor.shape)
         except TypeError:  # symbolic sizes have no hash
-            return _part(op, 1, tensor.dtype, tensor.shape)
-
-    return read
+            return _message_of_parts(op, parts, tensor.dtype, tensor.shape)
 
 
-def _scaled(position: int) -> Messages:
-    """The argument is one rank's part of the buffer."""
+def _tensor(position: int) -> OfTensor:
+    return OfTensor(position)
 
-    def read(args: Sequence[Any], n: int, op: str) -> tuple[Message]:
-        tensor = args[position]
-        try:
-            return _known_part(op, n, tensor.dtype, tensor.shape)
-        except TypeError:
-            return _part(op, n, tensor.dtype, tensor.shape)
 
-    return read
+def _scaled(position: int) -> OfTensor:
+    return OfTensor(position, is_part=True)
 
 
 def _each(position: int) -> Messages:

@@ -9,7 +9,6 @@ import polars as pl
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
-from dsexplore.trace.context import cause_text
 from dsexplore.trace.groups import Group
 from dsexplore.trace.issued import Issued
 from dsexplore.trace.modules import Modules
@@ -49,7 +48,7 @@ def events_frame(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
         "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in rows],
         "shape": _shapes([shape for *_, shape in rows]),
         "implicit": [one.implicit for one in collectives],
-        "cause": [cause_text(one.cause, one.asked_by, one.before, one.after) for one in collectives],
+        "cause": [one.cause_text for one in collectives],
         "source": [source_text(one.sources[:stack_depth]) for one in collectives],
         "is_async": [one.is_async for one in collectives],
         "is_object": [one.is_object for one in collectives],
