@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from torch._C._autograd import _get_sequence_nr
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 _KEPT_BOUNDARIES = 1_000_000
 
-Call = tuple["Module", int, int, str, int]
+Call = tuple["Module", int, int, CodeType | None, int]
 """A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
-and the file and line that made it; no file where that is not known."""
-NoCall = tuple[None, int, int, str, int]
+and the `Source` that made it; no code where that is not known."""
+NoCall = tuple[None, int, int, None, int]
 
-NOWHERE: NoCall = (None, 0, 0, "", 0)
+NOWHERE: NoCall = (None, 0, 0, None, 0)
 
 
 def site(call: Call | NoCall) -> Sources:
-    """The line that made a call, if it is known."""
-    return ((call[3], call[4]),) if call[3] else ()
+    """What made a call, if it is known."""
+    return ((call[3], call[4]),) if call[3] is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def look(depth: int, frame: FrameType | None, modules: Modules) -> Context:
 
 def _read_user(context: Context, frame: FrameType) -> None:
     if len(context.sources) < context.depth:
-        context.sources += ((frame.f_code.co_filename, frame.f_lineno),)
+        context.sources += ((frame.f_code, frame.f_lasti),)
     context.found = context.settled and len(context.sources) >= context.depth
 
 
@@ -175,9 +175,9 @@ def _read_call(context: Context, frame: FrameType) -> None:
     context.phase = "recompute" if context.in_backward else "forward"
     here = context.here
     if here.stack and here.stack[-1][2] in (id(frame), id(frame.f_back)):
-        context.trigger, _, _, file, line = here.stack[-1]
-        if file and len(context.sources) + 1 == context.depth:
-            context.sources += ((file, line),)
+        context.trigger = here.stack[-1][0]
+        if len(context.sources) + 1 == context.depth:
+            context.sources += site(here.stack[-1])
         context.found = len(context.sources) >= context.depth
 
 

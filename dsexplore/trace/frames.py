@@ -208,32 +208,16 @@ def inside_compiled() -> bool:
     return False
 
 
-_CALL_OF_HOOK = 3
-"""How many frames outside a module's hook its call stands, where nothing but torch is between them."""
-
-
-def caller() -> tuple[int, str, int]:
-    """Asked by a module's hook: the identity of the frame of that module's call, and the user's file and line that made
-    it; no file where there is none."""
-    try:
-        call = sys._getframe(1 + _CALL_OF_HOOK)
-    except ValueError:  # not so many frames
-        return _search_caller(sys._getframe(1))
-    if kinds.get(id(call.f_code)) == OUTER_CALL:
-        user = call.f_back
-        if user is not None and kinds.get(id(user.f_code)) == USER:
-            return id(call), user.f_code.co_filename, user.f_lineno
-    return _search_caller(sys._getframe(1))
-
-
-def _search_caller(frame: FrameType | None) -> tuple[int, str, int]:
+def call_around(hook: FrameType) -> tuple[int, CodeType | None, int]:
+    """The identity of the frame of the module's call that a hook of the module runs in, and the user's `Source` that
+    made the call; no code where there is none."""
     call = 0
-    for kind, outer in telling(frame):
+    for kind, outer in telling(hook):
         if kind in (USER, USER_HOOK):
-            return call, outer.f_code.co_filename, outer.f_lineno
+            return call, outer.f_code, outer.f_lasti
         if not call and kind in (MODULE_CALL, OUTER_CALL):
             call = id(outer)
-    return call, "", 0
+    return call, None, 0
 
 
 def users(frame: FrameType | None, depth: int) -> Sources:
@@ -243,7 +227,7 @@ def users(frame: FrameType | None, depth: int) -> Sources:
         if len(found) >= depth:
             break
         if kind in (USER, USER_HOOK):
-            found += ((outer.f_code.co_filename, outer.f_lineno),)
+            found += ((outer.f_code, outer.f_lasti),)
     return found
 
 

@@ -47,7 +47,7 @@ class Groups:
 
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
-        process_group = resolve(handle)
+        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]  # a GroupName is a str
         known = self._by_identity.get(id(process_group))
         if known is None:
             known = self._by_identity[id(process_group)] = process_group, _describe(process_group)
@@ -114,10 +114,7 @@ def _group_of(mesh: DeviceMesh, name: str) -> Any:
     return mesh._get_root_mesh()._pg_registry.get(name)
 
 
-def resolve(handle: Any) -> Any:
-    """The ``ProcessGroup`` that an op was called with."""
-    if isinstance(handle, str):
-        return _resolve_process_group(handle)  # type: ignore[arg-type]  # a GroupName, which is a str
+def _unboxed(handle: Any) -> Any:
     if isinstance(handle, torch.ScriptObject):  # asked before anything that it would have to look an attribute up for
         return dist.ProcessGroup.unbox(handle)
     if isinstance(handle, dist.ProcessGroup):

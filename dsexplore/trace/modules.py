@@ -11,6 +11,7 @@ gets one tree.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -28,7 +29,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 
 from dsexplore.models import class_name
 from dsexplore.trace import frames
-from dsexplore.trace.boundaries import NOWHERE, Boundaries, PerThread, of_forward, site
+from dsexplore.trace.boundaries import NOWHERE, Boundaries, Call, PerThread, of_forward, site
 from dsexplore.trace.parameters import Parameter, Parameters
 from dsexplore.trace.sources import Sources
 from dsexplore.trace.uncompiled import leave_to_python
@@ -37,6 +38,8 @@ AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined
 _HOOK = -1
 """The key of our hooks, where torch counts up from 0: the same each time, so that what torch.compile compiled
 with them is used again by the next recording."""
+_CALL_OF_HOOK = 3
+"""How many frames outside our hook the module's call stands, where nothing but torch is between them."""
 _ABOUT_OUR_HOOK = r"Using `torch\.compile\(module\)` when there are global hooks"
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
@@ -159,7 +162,7 @@ class Modules:
         return of_forward(self._threads, boundaries, () if called_here else frames.threads_in_engine())
 
     def of_node(self, node: Any) -> tuple[Module | None, Sources]:
-        """The module whose forward made that autograd node, which is running, and the user's line that called it."""
+        """The module whose forward made that autograd node, which is running, and what called it."""
         if node is None:
             return None, ()
         if isinstance(node, AccumulateGrad):
@@ -171,8 +174,8 @@ class Modules:
         """The autograd node made last belongs to that module, called there: for one that no hook sees the call of."""
         boundaries = self.here.mine
         if module is not None and boundaries.top is not module:
-            file, line = called[0] if called else ("", 0)
-            boundaries.note((module, 0, 0, file, line))
+            code, offset = called[0] if called else (None, 0)
+            boundaries.note((module, 0, 0, code, offset))
 
     def answer(self) -> None:
         """Tell all collectives of backward which module's forward made the node that issued them."""
@@ -324,8 +327,20 @@ def _entering(called: nn.Module, _inputs: Any) -> None:
         del stack[frames.calls_in_progress() - 1 :]
     if not stack or stack[-1][0] is not module or stack[-1][1] == identity:
         module.calls += 1
-    frame, file, line = frames.caller()
-    call = module, identity, frame, file, line
+    try:
+        outer = sys._getframe(_CALL_OF_HOOK)
+    except ValueError:  # not so many frames
+        outer = sys._getframe()
+    user = outer.f_back
+    kinds = frames.kinds
+    if (
+        user is not None
+        and kinds.get(id(outer.f_code)) == frames.OUTER_CALL
+        and kinds.get(id(user.f_code)) == frames.USER
+    ):
+        call: Call = (module, identity, id(outer), user.f_code, user.f_lasti)
+    else:
+        call = (module, identity, *frames.call_around(sys._getframe()))
     stack.append(call)
     boundaries.numbers.append(_get_sequence_nr())
     boundaries.calls.append(call)

@@ -56,14 +56,14 @@ def read_redistribute(
             if kind == frames.MODULE_CALL:
                 if not here.stack:
                     return None
-                trigger, _, call, file, line = here.stack[-1]
+                trigger, _, call, code, offset = here.stack[-1]
                 if call != id(frame.f_back):
                     return None  # no hook told of this call
                 phase = "forward" if graph_task == -1 else "recompute"
                 if not sources:
-                    if not file:
+                    if code is None:
                         return None
-                    sources = ((file, line),)
+                    sources = ((code, offset),)
                 break
             if kind == frames.ENGINE:
                 backward, node = here.backward, _current_autograd_node()
@@ -80,7 +80,7 @@ def read_redistribute(
             elif kind != frames.USER:
                 return None
             elif not sources:
-                sources = ((frame.f_code.co_filename, frame.f_lineno),)
+                sources = ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
     else:
         return None

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 
-Source = tuple[str, int]
-"""File and line."""
+Source = tuple[CodeType, int]
+"""Where a frame stands: its code, and the offset of the instruction, as ``f_lasti``. The line is looked up when a table
+is made: torch and Python read it from the start of the code each time."""
 Sources = tuple[Source, ...]
 """The innermost first."""
 
 _names: dict[str, str] = {}
 
 
-def source_text(sources: Sequence[Source]) -> str:
-    """``"train.py:12"``, outermost last, joined by `` ← ``."""
-    return " ← ".join(f"{file_name(file)}:{line}" for file, line in sources)
+def source_texts(of_events: Iterable[Sources]) -> list[str]:
+    """For each event ``"train.py:12"``, outermost last, joined by `` ← ``."""
+    known: dict[tuple[int, int], str] = {}  # by the identity of the code: hashing one reads all of its bytecode
+    texts = []
+    for sources in of_events:
+        lines = []
+        for code, offset in sources:
+            text = known.get((id(code), offset))
+            if text is None:
+                text = known[id(code), offset] = source_text(code, offset)
+            lines.append(text)
+        texts.append(" ← ".join(lines))
+    return texts
+
+
+def source_text(code: CodeType, offset: int) -> str:
+    """``"train.py:12"``."""
+    lines = (line for start, end, line in code.co_lines() if start <= offset < end)
+    return f"{file_name(code.co_filename)}:{next(lines, None) or code.co_firstlineno}"
 
 
 def file_name(file: str) -> str:

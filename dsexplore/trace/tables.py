@@ -12,7 +12,7 @@ from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.groups import Group
 from dsexplore.trace.issued import Issued
 from dsexplore.trace.modules import Modules
-from dsexplore.trace.sources import source_text
+from dsexplore.trace.sources import source_texts
 
 
 def events_frame(issued: Sequence[Issued], steps: Sequence[int], stack_depth: int) -> pl.DataFrame:
@@ -49,7 +49,7 @@ def events_frame(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
         "shape": _shapes([shape for *_, shape in rows]),
         "implicit": [one.implicit for one in collectives],
         "cause": [one.cause_text for one in collectives],
-        "source": [source_text(one.sources[:stack_depth]) for one in collectives],
+        "source": source_texts(one.sources[:stack_depth] for one in collectives),
         "is_async": [one.is_async for one in collectives],
         "is_object": [one.is_object for one in collectives],
         "batch": [one.batch for one in collectives],

@@ -32,4 +32,17 @@ def test_a_file_elsewhere_keeps_its_path() -> None:
 def test_a_notebook_cell_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"/ipykernel_1/2.py": 7}))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert sources.source_text([("/ipykernel_1/2.py", 5), ("/elsewhere/a.py", 1)]) == "In[7]:5 ← /elsewhere/a.py:1"
+    assert sources.file_name("/ipykernel_1/2.py") == "In[7]"
+
+
+def test_the_line_a_frame_stands_at() -> None:
+    here = sys._getframe()
+    places = [(here.f_code, here.f_lasti)]
+    places.append((here.f_code, here.f_lasti))
+    first = here.f_lineno - 2
+    name = sources.file_name(__file__)
+    assert sources.source_texts([(places[0],), (), (places[1], places[0])]) == [
+        f"{name}:{first}",
+        "",
+        f"{name}:{first + 1} ← {name}:{first}",
+    ]
