@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from dsexplore.trace import frames
 from dsexplore.trace.boundaries import Backward, Boundaries, site
 from dsexplore.trace.issued import Placements
-from dsexplore.trace.modules import AccumulateGrad, Module, Modules
+from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Sources
 
@@ -102,14 +102,12 @@ class Context:
 
     def ask_node(self, called_here: bool) -> None:
         """Let the running autograd node tell the module; most need not be looked up before a table is made."""
-        if isinstance(self.node, AccumulateGrad):
-            self.trigger = self.modules.holder(self.node.variable)
-        elif self.node is not None:
-            self.boundaries = self.modules.of_forward(called_here)
+        self.trigger, self.boundaries = self.modules.maker(self.node, called_here)
+        if self.boundaries is not None:
             self.node_number = self.node._sequence_nr()
 
     def called(self) -> tuple[Module | None, Sources]:
-        """In backward: the module whose node is running, and the line that called it."""
+        """In backward: the module whose node is running, and what called it."""
         if self.boundaries is None:
             return self.trigger, ()
         call = self.boundaries.at(self.node_number)

@@ -161,13 +161,26 @@ class Modules:
             return boundaries
         return of_forward(self._threads, boundaries, () if called_here else frames.threads_in_engine())
 
+    def maker(self, node: Any, called_here: bool) -> tuple[Module | None, Boundaries | None]:
+        """Who made that autograd node, which is running: the module that holds the parameter whose gradient it
+        accumulates; or the boundaries among which its number tells the module. Neither for no node.
+
+        Args:
+            node: of autograd.
+            called_here: whether backward was called in this thread, if that is known.
+        """
+        if node is None:
+            return None, None
+        if isinstance(node, AccumulateGrad):
+            return self.holder(node.variable), None
+        return None, self.of_forward(called_here)
+
     def of_node(self, node: Any) -> tuple[Module | None, Sources]:
         """The module whose forward made that autograd node, which is running, and what called it."""
-        if node is None:
-            return None, ()
-        if isinstance(node, AccumulateGrad):
-            return self.holder(node.variable), ()
-        call = self.of_forward(called_here=False).at(node._sequence_nr())
+        module, boundaries = self.maker(node, called_here=False)
+        if boundaries is None:
+            return module, ()
+        call = boundaries.at(node._sequence_nr())
         return call[0], site(call)
 
     def note_node(self, module: Module | None, called: Sources) -> None:

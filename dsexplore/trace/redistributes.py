@@ -40,6 +40,8 @@ def read_redistribute(
     kinds = frames.kinds
     if kinds.get(id(issuer.f_code)) != frames.REDISTRIBUTE or type(entry.messages) is not OfTensor:
         return None
+    if entry.async_op is not None:
+        return None
     here = modules.here.mine
     graph_task = _current_graph_task_id()
     phase: Phase
@@ -57,7 +59,7 @@ def read_redistribute(
                 if not here.stack:
                     return None
                 trigger, _, call, code, offset = here.stack[-1]
-                if call != id(frame.f_back):
+                if call != id(frame.f_back) and call != id(frame):
                     return None  # no hook told of this call
                 phase = "forward" if graph_task == -1 else "recompute"
                 if not sources:
