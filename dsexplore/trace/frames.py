@@ -99,7 +99,7 @@ def kind_of(code: CodeType) -> int:
 
 
 _redistributes: dict[str, int] = {}
-"""By raw op: how many frames outside it DTensor's redistribute stood, when it first issued that op."""
+"""By raw op: how many frames outside it DTensor's redistribute stood, when it last issued that op."""
 
 
 def innermost(raw_op: str, inside: int) -> FrameType:
@@ -112,22 +112,27 @@ def innermost(raw_op: str, inside: int) -> FrameType:
         inside: how many frames further in than the op's caller this function is called.
     """
     distance = _redistributes.get(raw_op)
-    if distance is None:
-        distance = _redistributes[raw_op] = _distance_to_redistribute(sys._getframe(inside + 1))
-    try:
-        frame = sys._getframe(inside + 1 + distance)
-    except ValueError:  # not so many frames
-        return sys._getframe(inside + 1)
-    return frame if kinds.get(id(frame.f_code)) == REDISTRIBUTE else sys._getframe(inside + 1)
+    if distance is not None:
+        try:
+            frame = sys._getframe(inside + 1 + distance)
+        except ValueError:  # not so many frames
+            return sys._getframe(inside + 1)
+        if kinds.get(id(frame.f_code)) == REDISTRIBUTE:
+            return frame
+    return sys._getframe(inside + 1)
 
 
-def _distance_to_redistribute(frame: FrameType | None) -> int:
-    """How many frames outside that one DTensor's redistribute is, with nothing between that tells anything; else 0."""
+def remember_redistribute(raw_op: str, frame: FrameType | None) -> None:
+    """DTensor's redistribute issued that op: keep for `innermost` how many frames outside that one it stands.
+
+    Not where anything between them tells something, nor where that frame is its own: then it was kept before.
+    """
     distance = 0
     while frame is not None and kind_of(frame.f_code) <= INTERNAL:
         distance += 1
         frame = frame.f_back
-    return distance if frame is not None and kind_of(frame.f_code) == REDISTRIBUTE else 0
+    if distance and frame is not None and kind_of(frame.f_code) == REDISTRIBUTE:
+        _redistributes[raw_op] = distance
 
 
 def is_called_by_engine(frame: FrameType | None) -> bool:

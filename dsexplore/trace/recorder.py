@@ -123,6 +123,8 @@ class Recorder:
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
         """A collective that is about to be issued, from anywhere."""
         context = look(self._stack_depth, frame, self._modules)
+        if context.redistribute is not None:
+            frames.remember_redistribute(raw_op, frame)
         group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
         messages = entry.messages(args, group.size if group is not None else 1, entry.op)
         if context.schedule:

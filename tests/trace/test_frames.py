@@ -6,6 +6,7 @@ from types import FrameType
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dsexplore.trace import frames
@@ -32,21 +33,24 @@ def test_module_calls_on_the_stack_are_counted() -> None:
 
 
 def test_the_way_to_a_redistribute_is_known_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
+    """Whoever else issued that op before."""
+    found: list[bool] = []
     innermost = frames.innermost
 
     def noted(raw_op: str, inside: int) -> FrameType:
         frame = innermost(raw_op, inside + 1)
-        begun.append(frames.kind_of(frame.f_code))
+        found.append(frames.kind_of(frame.f_code) == frames.REDISTRIBUTE)
         return frame
 
     monkeypatch.setattr(frames, "_redistributes", {})
     monkeypatch.setattr(frames, "innermost", noted)
     with simulate(mesh="tp=4") as mesh, record():
+        all_gather_tensor(torch.ones(4), 0, mesh)
         sharded = DTensor.from_local(torch.ones(4), mesh, [Shard(0)])
-        for _ in range(2):
+        for _ in range(3):
             sharded.redistribute(mesh, [Replicate()])
-    assert begun == [frames.REDISTRIBUTE, frames.REDISTRIBUTE]
+        all_gather_tensor(torch.ones(4), 0, mesh)
+    assert found == [False, False, True, True, False]
 
 
 def test_threads_that_wait_for_their_backward() -> None:
