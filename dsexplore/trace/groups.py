@@ -47,7 +47,8 @@ class Groups:
 
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
-        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]  # a GroupName is a str
+        # The str is a GroupName.
+        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]
         known = self._by_identity.get(id(process_group))
         if known is None:
             known = self._by_identity[id(process_group)] = process_group, _describe(process_group)

@@ -10,7 +10,7 @@ from types import CodeType
 
 Source = tuple[CodeType, int]
 """Where a frame stands: its code, and the offset of the instruction, as ``f_lasti``. The line is looked up when a table
-is made: torch and Python read it from the start of the code each time."""
+is made, as Python reads the code's lines from the first one on to find it."""
 Sources = tuple[Source, ...]
 """The innermost first."""
 

@@ -198,7 +198,7 @@ def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Obser
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if nesting.outer is not None or getattr(_TORCH_TRACES, "tracing_context", None) is not None:
             return anywhere(keys, *args, **kwargs)
-        if not keys.has(_CPU):  # nor does torch.export come here, which traces fake tensors without that context
+        if not keys.has(_CPU):  # among others torch.export's, which traces on fake tensors without that context
             return anywhere(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if pending is None or pending.needs_work:
