@@ -28,7 +28,7 @@ from dsexplore.trace import recorder
 from dsexplore.trace.recorder import record
 from dsexplore.worlds.simulate import simulate
 
-R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+R, P, S0 = Replicate(), Partial(), Shard(0)
 ROWS, COLUMNS = 8, 24
 
 World = Callable[..., DeviceMesh]
@@ -147,15 +147,15 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
             known.append(issued is not None)
             return issued
 
-        frames = []
+        traces = []
         for reader in (counted, lambda *_: None):
             monkeypatch.setattr(recorder, "read_redistribute", reader)
             with record() as trace:
                 for _ in range(3):  # what is met first is read frame by frame
                     program()
-            frames.append(trace)
+            traces.append(trace)
         monkeypatch.setattr(recorder, "read_redistribute", read)
-        one, other = frames
+        one, other = traces
         assert_frame_equal(one.events, other.events)
         assert_frame_equal(one.modules, other.modules)
         assert one.events["source"].str.contains(":").all()
