@@ -68,8 +68,6 @@ class Substrate(Protocol):
 _FRONT = torch._C.DispatchKey.BackendSelect
 _BEHIND = torch._C._dispatch_keyset_full_after(_FRONT)
 _CPU = torch._C.DispatchKey.CPU
-_TORCH_TRACES = torch._guards._TLS
-"""What ``TracingContext.try_get`` reads, in each thread."""
 _META = torch._C.DispatchKey.Meta
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _include = torch._C._dispatch_tls_set_dispatch_key_included
@@ -194,11 +192,10 @@ def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Obser
         return anywhere
     carry_out = _telling(original, observer)
     begins, returned = observer.begins, observer.returned
+    tracing_context = TracingContext.try_get
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if nesting.outer is not None or getattr(_TORCH_TRACES, "tracing_context", None) is not None:
-            return anywhere(keys, *args, **kwargs)
-        if not keys.has(_CPU):  # among others torch.export's, which traces on fake tensors without that context
+        if nesting.outer is not None or is_compiling() or tracing_context() is not None or not keys.has(_CPU):
             return anywhere(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if pending is None or pending.needs_work:
