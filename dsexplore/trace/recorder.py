@@ -38,7 +38,7 @@ from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.recording import Recording
 from dsexplore.trace.redistributes import read_redistribute
-from dsexplore.trace.registry import Communication, Message
+from dsexplore.trace.registry import Communication, Message, forget_messages
 from dsexplore.trace.substrate import Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
 from dsexplore.trace.timing import Clock, Stopwatch
@@ -103,6 +103,7 @@ class Recorder:
                     self._substrate = None
                 self._stopwatch.release()
                 self._groups.release()
+                forget_messages()
 
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
         """A collective is about to be issued; see `substrate.Observer`."""

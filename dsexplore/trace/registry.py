@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -64,8 +64,13 @@ def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int])
     return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 
-_known_message = lru_cache(maxsize=4096)(_message_of_parts)
+_known_message = cache(_message_of_parts)
 """The same object for the same message: a program sends few different ones, each of them in every step."""
+
+
+def forget_messages() -> None:
+    """Let go of what is kept to know messages again, which recordings share."""
+    _known_message.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,10 +192,9 @@ def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Obser
         return anywhere
     carry_out = _telling(original, observer)
     begins, returned = observer.begins, observer.returned
-    tracing_context = TracingContext.try_get
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if nesting.outer is not None or is_compiling() or tracing_context() is not None or not keys.has(_CPU):
+        if nesting.outer is not None or is_compiling() or keys.has(_META) or not keys.has(_CPU):
             return anywhere(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if pending is None or pending.needs_work:
