@@ -93,3 +93,17 @@ def test_symbolic_sizes_are_read_as_the_numbers_they_stand_for(op: str) -> None:
     assert isinstance(tensor.shape[0], torch.SymInt)
     ((_, size, dtype, shape),) = entry.messages([tensor, "sum", "0"], 4, entry.op)
     assert (size, dtype, tuple(map(int, shape))) == (24 * (4 if "gather" in op else 1), torch.float32, (2, 3))
+
+
+def test_messages_are_the_same_objects_until_they_are_forgotten() -> None:
+    entry = registry.COMMUNICATION["_c10d_functional::all_reduce"]
+
+    def message() -> object:
+        (one,) = entry.messages([torch.empty(2), "sum", "0"], 4, entry.op)
+        return one
+
+    first = message()
+    assert message() is first
+    registry.forget_messages()
+    assert message() == first
+    assert message() is not first

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.modules import module as torch_module
 
+from dsexplore.trace import registry
 from dsexplore.trace.recorder import is_recording, record
 
 WIDTH = 4
@@ -529,6 +530,7 @@ def test_nothing_is_kept_alive(world: Callable[..., DeviceMesh], block: Any, siz
     gc.collect()
     alive = [reference() for reference in watched[:3]]
     assert alive == [None] * 3
+    assert registry._known_message.cache_info().currsize == 0
     assert len(trace) > 0
     assert mesh is not None
 
