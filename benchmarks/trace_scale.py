@@ -13,12 +13,14 @@ kinds alternate:
 
 Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
 the machine disturb less (the step runs on one thread). The price of recording is told by one more process, in which
-untraced and traced steps of one model take turns: a difference of a few percent drowns between two processes.
+untraced and traced steps of one model take turns, three of each per round: a difference of a few percent drowns
+between two processes. What a step leaves to Python's garbage collector is collected before the next one begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -38,6 +40,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 TENSOR_PARALLEL = 8
 KINDS = ("plain", "untraced", "traced")
+TURNS_PER_ROUND = 3
 TRACED_GOAL = 1.04
 FILE_GOAL = 5_000_000
 
@@ -144,8 +147,9 @@ def measure_turns(ranks: int, shape: Shape, rounds: int) -> dict[str, list[float
             ("traced", record),
         ]
         seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
-        for number in range(rounds):
+        for number in range(TURNS_PER_ROUND * rounds):
             for name, recording in ways if number % 2 == 0 else reversed(ways):
+                gc.collect()
                 began = time.process_time()
                 with recording():
                     training.step()
