@@ -28,13 +28,14 @@ from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Sources
 
-_FSDP_REASONS = {
-    "_prefetch_unshard": "prefetch",
-    "pre_forward": "pre_forward",
-    "pre_backward": "pre_backward",
-    "post_backward": "post_backward",
-    "finalize_backward": "post_backward",
+FSDP_CAUSES = {
+    "_prefetch_unshard": "FSDP prefetch",
+    "pre_forward": "FSDP pre_forward",
+    "pre_backward": "FSDP pre_backward",
+    "post_backward": "FSDP post_backward",
+    "finalize_backward": "FSDP post_backward",
 }
+"""By the name of FSDP's function; the innermost one that is here tells."""
 
 
 @dataclass(slots=True, eq=False)
@@ -240,14 +241,13 @@ def _read_op(context: Context, frame: FrameType) -> None:
 
 
 def _read_fsdp(context: Context, frame: FrameType) -> None:
-    reason = _FSDP_REASONS.get(frame.f_code.co_name)
     if context.owner is None:
         group = frame.f_locals.get("self")
         modules = getattr(group, "modules", None)
         context.owner = modules[0] if modules else None
         context.cause = "FSDP"
-    if reason is not None and context.cause == "FSDP":
-        context.cause = f"FSDP {reason}"
+    if context.cause == "FSDP":
+        context.cause = FSDP_CAUSES.get(frame.f_code.co_name, "FSDP")
 
 
 def _noting(name: str, value: Any) -> Callable[[Context, FrameType], None]:

@@ -37,8 +37,8 @@ from dsexplore.trace.issued import Batches, Issued, is_async
 from dsexplore.trace.model import Tables, Trace, TraceInfo
 from dsexplore.trace.modules import Module, Modules
 from dsexplore.trace.recording import Recording
-from dsexplore.trace.redistributes import read_redistribute
 from dsexplore.trace.registry import Communication, Message, forget_messages
+from dsexplore.trace.sharded import read_sharded
 from dsexplore.trace.substrate import Substrate, best_available
 from dsexplore.trace.tables import events_frame, groups_frame, modules_frame, parameters_frame
 from dsexplore.trace.timing import Clock, Stopwatch
@@ -110,7 +110,7 @@ class Recorder:
         try:
             frame, issued = frames.innermost(raw_op, 2), None
             if self._stack_depth == 1:
-                issued = read_redistribute(raw_op, entry, args, frame, self._modules, self._groups)
+                issued = read_sharded(raw_op, entry, args, frame, self._modules, self._groups)
             if issued is None:
                 issued = self._describe(raw_op, entry, args, frame)
         except Exception as fault:

@@ -174,8 +174,9 @@ class KernelSubstrate:
 def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Observer) -> Kernel:
     """What `KernelSubstrate` puts in front of an op.
 
-    Most of what is traced are functional ops on the CPU: these are told of and carried out in one function, as each
-    further one costs about a microsecond. Whatever else there is goes the way of `observed`.
+    Most of what is traced are functional ops on the CPU, and in a simulation any ops on fake tensors: these are told of
+    and carried out in one function, as each further one costs about a microsecond. Whatever else there is goes the way
+    of `observed`.
 
     Args:
         raw_op: the op.
@@ -188,13 +189,25 @@ def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Obser
         return onward(keys & _BEHIND, *args, **kwargs)
 
     anywhere = observed(raw_op, entry, original, observer)
-    if raw_op.startswith("c10d::"):
-        return anywhere
     carry_out = _telling(original, observer)
     begins, returned = observer.begins, observer.returned
+    namespace = raw_op.partition("::")[0]
+    is_functional = namespace != "c10d"
+    only_tells_shapes = namespace != "symm_mem"  # without data; a fused op of symmetric memory calls its parts
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if nesting.outer is not None or is_compiling() or keys.has(_META) or not keys.has(_CPU):
+        if nesting.outer is not None or is_compiling():
+            return anywhere(keys, *args, **kwargs)
+        if keys.has(_META):
+            if not only_tells_shapes or TracingContext.try_get() is not None:
+                return anywhere(keys, *args, **kwargs)
+            pending = begins(raw_op, entry, args)
+            if pending is None or pending.needs_work:
+                return carry_out(pending, keys, args, kwargs)
+            result = onward(keys & _BEHIND, *args, **kwargs)
+            returned(pending, result)
+            return result
+        if not is_functional or not keys.has(_CPU):
             return anywhere(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if pending is None or pending.needs_work:

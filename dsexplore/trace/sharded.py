@@ -1,4 +1,4 @@
-"""What most collectives of a sharded model are: DTensor redistributes, in a module's call or in its backward.
+"""What most collectives of a sharded model are: DTensor's redistributes and FSDP's own, in a module's call or backward.
 
 `context` reads any stack, with a function for each kind of frame. Here the few kinds that such a collective stands in
 are read in one function, and all other stacks left to `context`: after computations that have emptied the processor's
@@ -13,43 +13,44 @@ from typing import Any
 from torch._C import _current_autograd_node, _current_graph_task_id
 
 from dsexplore.trace import frames
+from dsexplore.trace.context import FSDP_CAUSES
 from dsexplore.trace.groups import Groups
-from dsexplore.trace.issued import Issued
+from dsexplore.trace.issued import Issued, Placements, is_async
 from dsexplore.trace.modules import AccumulateGrad, Module, Modules
 from dsexplore.trace.registry import Communication, OfTensor
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.sources import Sources
 
 
-def read_redistribute(
+def read_sharded(
     raw_op: str, entry: Communication, args: tuple[Any, ...], issuer: FrameType, modules: Modules, groups: Groups
 ) -> Issued | None:
-    """Describe a collective that DTensor's redistribute issued, with one line of the user's.
+    """Describe a collective that DTensor's redistribute or FSDP issued, with one line of the user's.
 
     Args:
         raw_op: the op.
         entry: how to read it.
         args: its arguments.
-        issuer: where to look: the frame of the redistribute, if it is one.
+        issuer: where to begin to look.
         modules: what the hooks have told of module calls.
         groups: those met so far.
 
     Returns:
         None where the stack shows anything else too, or what was not met before.
     """
+    if type(entry.messages) is not OfTensor:
+        return None
     kinds = frames.kinds
-    if kinds.get(id(issuer.f_code)) != frames.REDISTRIBUTE:
-        return None
-    if type(entry.messages) is not OfTensor or entry.async_op is not None:
-        return None
     here = modules.here.mine
     graph_task = _current_graph_task_id()
     phase: Phase
     trigger: Module | None = None
+    owner: Module | None = None
     node_number = -1
-    asked_by = "redistribute"
+    redistribute: dict[str, Any] | None = None
+    cause = asked_by = ""
     sources: Sources = ()
-    frame = issuer.f_back
+    frame: FrameType | None = issuer
     while frame is not None:
         kind = kinds.get(id(frame.f_code))
         if kind is None:
@@ -77,8 +78,20 @@ def read_redistribute(
                 node_number = node._sequence_nr()
                 sources += backward.sources
                 break
-            if kind == frames.REDISTRIBUTE_BACKWARD:
-                asked_by = "redistribute backward"
+            if kind == frames.REDISTRIBUTE:
+                if redistribute is not None or owner is not None:
+                    return None
+                redistribute, asked_by = frame.f_locals, "redistribute"
+            elif kind == frames.FSDP:
+                if owner is None:
+                    held = getattr(frame.f_locals.get("self"), "modules", None)
+                    if not held:
+                        return None
+                    owner, cause = modules.find(held[0]), "FSDP"
+                if cause == "FSDP":
+                    cause = FSDP_CAUSES.get(frame.f_code.co_name, "FSDP")
+            elif kind == frames.REDISTRIBUTE_BACKWARD:
+                asked_by = asked_by and "redistribute backward"
             elif kind != frames.USER:
                 return None
             elif not sources:
@@ -86,15 +99,19 @@ def read_redistribute(
         frame = frame.f_back
     else:
         return None
-    names = issuer.f_locals
-    before, after = names["current_spec"], names["target_spec"]
-    groups.add_mesh(before.mesh)
+    before: Placements = ()
+    after: Placements = ()
+    if redistribute is not None:
+        specs = redistribute["current_spec"], redistribute["target_spec"]
+        groups.add_mesh(specs[0].mesh)
+        before, after = specs[0].placements, specs[1].placements
+    elif owner is None:
+        return None
     group = groups.find(args[entry.group])
     messages = entry.messages(args, group.size, entry.op)
-    issued = Issued(
-        raw_op, messages, group, phase, trigger, trigger, sources, "", asked_by, before.placements, after.placements
-    )
-    issued.is_async = True
+    owner = owner or trigger
+    issued = Issued(raw_op, messages, group, phase, trigger, owner, sources, cause, asked_by, before, after)
+    issued.is_async = entry.async_op is None or is_async(entry, args)
     if node_number >= 0:
         here.ask(issued, node_number)
     return issued

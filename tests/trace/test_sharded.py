@@ -13,6 +13,8 @@ import torch
 from polars.testing import assert_frame_equal
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -36,7 +38,7 @@ Program = Callable[[], Any]
 
 
 def frame_by_frame(*_: Any) -> None:
-    """In the place of ``read_redistribute``: leaves everything to `context`."""
+    """In the place of ``read_sharded``: leaves everything to `context`."""
 
 
 def gathered(x: DTensor) -> DTensor:
@@ -115,10 +117,8 @@ def world() -> Iterator[World]:
         yield lambda mesh: opened.enter_context(simulate(mesh=mesh))
 
 
-@pytest.fixture
-def model(world: World) -> nn.Module:
-    """With tensor and sequence parallelism."""
-    mesh, model = world("tp=4"), Stack()
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """With sequence parallelism too."""
     plan = {
         "norm": SequenceParallel(sequence_dim=0),
         "mlp": PrepareModuleInput(input_layouts=(S0,), desired_input_layouts=(R,)),
@@ -128,6 +128,17 @@ def model(world: World) -> nn.Module:
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
     return model
+
+
+def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.fixture
+def model(world: World) -> nn.Module:
+    return tensor_parallel(Stack(), world("tp=4"))
 
 
 @pytest.fixture
@@ -144,7 +155,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
 
     def run(program: Program) -> tuple[pl.DataFrame, int]:
         program()  # so that both recordings meet the same: torch's caches are filled
-        read, known = recorder.read_redistribute, []
+        read, known = recorder.read_sharded, []
 
         def counted(*args: Any) -> Any:
             issued = read(*args)
@@ -153,12 +164,12 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
 
         traces = []
         for reader in (counted, frame_by_frame):
-            monkeypatch.setattr(recorder, "read_redistribute", reader)
+            monkeypatch.setattr(recorder, "read_sharded", reader)
             with record() as trace:
                 for _ in range(3):  # what is met first is read frame by frame
                     program()
             traces.append(trace)
-        monkeypatch.setattr(recorder, "read_redistribute", read)
+        monkeypatch.setattr(recorder, "read_sharded", read)
         one, other = traces
         assert_frame_equal(one.events, other.events)
         assert_frame_equal(one.modules, other.modules)
@@ -172,6 +183,43 @@ def test_tensor_and_sequence_parallel(compare: Compare, model: nn.Module, x: tor
     events, known = compare(lambda: model(x).sum().backward())
     assert known > 0.7 * len(events)  # all but the first of each backward, and what is met first
     assert set(events["phase"]) == {"forward", "backward"}
+
+
+def test_fsdp(world: World, compare: Compare, x: torch.Tensor) -> None:
+    model = fully_sharded(Stack(), world("dp=4"))
+    events, known = compare(lambda: model(x).sum().backward())
+    assert known == 9  # all but the first of each backward, and what FSDP does as the backward ends
+    assert set(events["cause"]) == {"FSDP pre_forward", "FSDP pre_backward", "FSDP prefetch", "FSDP post_backward"}
+    assert set(events["owner"]) == {"Stack.blocks.0", "Stack.blocks.1"}
+
+
+def test_fsdp_of_a_tensor_parallel_model(world: World, compare: Compare, x: torch.Tensor) -> None:
+    mesh = world("dp=2,tp=4")
+    model = fully_sharded(tensor_parallel(Stack(), mesh["tp"]), mesh["dp"])
+    events, known = compare(lambda: model(x).sum().backward())
+    assert known > 0.7 * len(events)
+    of_both = events.filter(pl.col("cause").str.starts_with("FSDP post_backward: redistribute"))
+    assert set(of_both["axis"]) == {"tp"}
+
+
+def test_fsdp_with_recomputation(world: World, compare: Compare, x: torch.Tensor) -> None:
+    model = fully_sharded(Stack(), world("dp=4"))
+    events, known = compare(lambda: checkpoint(model, x, use_reentrant=False).sum().backward())
+    assert 0 < known < len(events)
+
+
+def test_fsdp_that_gathers_as_the_program_says(world: World, compare: Compare, x: torch.Tensor) -> None:
+    class Gather(DefaultAllGather):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    model = fully_sharded(Stack(), world("dp=4"))
+    for block in model.blocks:
+        block.set_custom_all_gather(Gather())
+    events, known = compare(lambda: model(x).sum().backward())
+    lines = events.filter(pl.col("op") == "all_gather", phase="forward")["source"].unique()
+    assert len(lines) == 1  # of the program's own gathering, not that of the module's call
+    assert known >= 0.5 * len(events)
 
 
 @pytest.mark.parametrize("mesh", ["tp=4", "dp=2,tp=4"])
@@ -250,8 +298,8 @@ def test_a_call_that_began_before_the_recording(world: World, monkeypatch: pytes
 
     x, model = sharded(world("tp=4")), Late()
     seen = []
-    for reader in (recorder.read_redistribute, recorder.read_redistribute, frame_by_frame):
-        monkeypatch.setattr(recorder, "read_redistribute", reader)
+    for reader in (recorder.read_sharded, recorder.read_sharded, frame_by_frame):
+        monkeypatch.setattr(recorder, "read_sharded", reader)
         model(x)
         seen.append(model.seen)
     first, again, other = seen  # what is met first is read frame by frame
