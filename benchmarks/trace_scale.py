@@ -14,7 +14,10 @@ kinds alternate:
 Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
 the machine disturb less (the step runs on one thread). The price of recording is told by one more process, in which
 untraced and traced steps of one model take turns, three of each per round: a difference of a few percent drowns
-between two processes. What a step leaves to Python's garbage collector is collected before the next one begins.
+between two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So
+their steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum
+over its laps of each lap's median. What whole steps say is printed beside it. What a step leaves to Python's garbage
+collector is collected before the next one begins.
 """
 
 from __future__ import annotations
@@ -28,14 +31,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from llama import LLAMA_405B, Llama, Shape, apply_fully_shard, apply_tensor_parallel, training_loss
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 TENSOR_PARALLEL = 8
@@ -131,8 +136,37 @@ def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
         return timed(prepare, record if traced else nullcontext)
 
 
-def measure_turns(ranks: int, shape: Shape, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of untraced and of traced steps in turns, opening and closing the recording included."""
+class Laps:
+    """Splits steps where a block's forward ends and where its backward begins.
+
+    Args:
+        blocks: of the model.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        self._marks: list[float] = []
+        for block in blocks:
+            block.register_forward_hook(self._mark_both)
+
+    def _mark(self, *_: Any) -> None:
+        self._marks.append(time.process_time())
+
+    def _mark_both(self, _block: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        self._mark()
+        output.register_hook(self._mark)
+
+    def of(self, step: Callable[[], None], recording: Callable[[], AbstractContextManager[Any]]) -> list[float]:
+        """CPU seconds of a step's laps; opening and closing the recording belong to the first and the last one."""
+        self._marks.clear()
+        self._mark()
+        with recording():
+            step()
+        self._mark()
+        return [end - begin for begin, end in pairwise(self._marks)]
+
+
+def measure_turns(ranks: int, shape: Shape, rounds: int) -> dict[str, list[list[float]]]:
+    """CPU seconds of the laps of untraced and of traced steps in turns."""
     import dsexplore
     from dsexplore.trace.recorder import record
 
@@ -142,18 +176,16 @@ def measure_turns(ranks: int, shape: Shape, rounds: int) -> dict[str, list[float
         apply_fully_shard(model, mesh["dp"])
         training = Training(model, shape)
         training.step()
+        laps = Laps(model.layers)
         ways: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
             ("untraced", nullcontext),
             ("traced", record),
         ]
-        seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
+        seconds: dict[str, list[list[float]]] = {name: [] for name, _ in ways}
         for number in range(TURNS_PER_ROUND * rounds):
             for name, recording in ways if number % 2 == 0 else reversed(ways):
                 gc.collect()
-                began = time.process_time()
-                with recording():
-                    training.step()
-                seconds[name].append(time.process_time() - began)
+                seconds[name].append(laps.of(training.step, recording))
         return seconds
 
 
@@ -190,11 +222,11 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
             f"{_median(runs, 'step_cpu_seconds'):8.2f} {_median(runs, 'peak_bytes') / 2**20:9.0f}"
         )
     turns = measure_apart("turns", ranks, layers, rounds)
+    by_laps = of_laps(turns["traced"]) / of_laps(turns["untraced"])
+    print(f"    traced / untraced ≤ {TRACED_GOAL}: {by_laps:.4g}  {_outcome(by_laps, TRACED_GOAL)}")
+    whole = [sum(traced) / sum(untraced) for traced, untraced in zip(turns["traced"], turns["untraced"], strict=True)]
+    print(f"        of whole steps: {statistics.median(whole):.4g}  [{min(whole):.4g}, {max(whole):.4g}]")
     found = {
-        f"traced / untraced ≤ {TRACED_GOAL}": (
-            [traced / untraced for traced, untraced in zip(turns["traced"], turns["untraced"], strict=True)],
-            TRACED_GOAL,
-        ),
         "untraced / plain ≤ 1": (_ratio(sample, "untraced", "plain"), 1.0),
         f"trace file of {sample['traced'][0].events} events, bytes ≤ {FILE_GOAL:,}": (
             [float(run.file_bytes) for run in sample["traced"]],
@@ -202,11 +234,20 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         ),
     }
     for goal, (values, limit) in found.items():
-        met = "met" if statistics.median(values) <= limit else "MISSED"
-        print(f"    {goal}: {statistics.median(values):.4g}  [{min(values):.4g}, {max(values):.4g}]  {met}")
-    undisturbed = min(turns["traced"]) / min(turns["untraced"])
-    print(f"    the fastest traced step over the fastest untraced one: {undisturbed:.4g}", flush=True)
-    return all(statistics.median(values) <= limit for values, limit in found.values())
+        middle = statistics.median(values)
+        print(
+            f"    {goal}: {middle:.4g}  [{min(values):.4g}, {max(values):.4g}]  {_outcome(middle, limit)}", flush=True
+        )
+    return by_laps <= TRACED_GOAL and all(statistics.median(values) <= limit for values, limit in found.values())
+
+
+def of_laps(steps: list[list[float]]) -> float:
+    """A step's time: the sum over its laps of each lap's median."""
+    return sum(statistics.median(lap) for lap in zip(*steps, strict=True))
+
+
+def _outcome(value: float, limit: float) -> str:
+    return "met" if value <= limit else "MISSED"
 
 
 def _median(runs: list[Measured], name: str) -> float:

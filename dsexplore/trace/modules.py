@@ -388,4 +388,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _clean(path: str) -> str:
+    if not any(wrapper in path for wrapper in _WRAPPERS):
+        return path
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)

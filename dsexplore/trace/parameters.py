@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsexplore.trace.modules import Module
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Parameter:
     """Shape and place of one parameter."""
 
