@@ -12,12 +12,12 @@ kinds alternate:
 * traced: the same under `record`, from opening the recording to its finished tables, then saved.
 
 Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
-the machine disturb less (the step runs on one thread). The price of recording is told by one more process, in which
-untraced and traced steps of one model take turns, three of each per round: a difference of a few percent drowns
-between two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So
-their steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum
-over its laps of each lap's median. What whole steps say is printed beside it. What a step leaves to Python's garbage
-collector is collected before the next one begins.
+the machine disturb less (the step runs on one thread). The price of recording is told by one more process per round,
+in which untraced and traced steps of one model take turns, four of each: a difference of a few percent drowns between
+two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So these
+steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum over its
+laps of each lap's median. What whole steps say is printed beside it. What a step leaves to Python's garbage collector
+is collected before the next one begins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 TENSOR_PARALLEL = 8
 KINDS = ("plain", "untraced", "traced")
-TURNS_PER_ROUND = 3
+TURNS = 4
 TRACED_GOAL = 1.04
 FILE_GOAL = 5_000_000
 
@@ -165,7 +165,7 @@ class Laps:
         return [end - begin for begin, end in pairwise(self._marks)]
 
 
-def measure_turns(ranks: int, shape: Shape, rounds: int) -> dict[str, list[list[float]]]:
+def measure_turns(ranks: int, shape: Shape) -> dict[str, list[list[float]]]:
     """CPU seconds of the laps of untraced and of traced steps in turns."""
     import dsexplore
     from dsexplore.trace.recorder import record
@@ -182,27 +182,26 @@ def measure_turns(ranks: int, shape: Shape, rounds: int) -> dict[str, list[list[
             ("traced", record),
         ]
         seconds: dict[str, list[list[float]]] = {name: [] for name, _ in ways}
-        for number in range(TURNS_PER_ROUND * rounds):
+        for number in range(TURNS):
             for name, recording in ways if number % 2 == 0 else reversed(ways):
                 gc.collect()
                 seconds[name].append(laps.of(training.step, recording))
         return seconds
 
 
-def measure(kind: str, ranks: int, layers: int, rounds: int) -> Any:
+def measure(kind: str, ranks: int, layers: int) -> Any:
     """One measurement, in this process, as JSON has it."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.bfloat16)
     shape = replace(LLAMA_405B, layers=layers)
     if kind == "turns":
-        return measure_turns(ranks, shape, rounds)
+        return measure_turns(ranks, shape)
     return asdict(measure_plain(ranks, shape) if kind == "plain" else measure_simulated(ranks, shape, kind == "traced"))
 
 
-def measure_apart(kind: str, ranks: int, layers: int, rounds: int) -> Any:
+def measure_apart(kind: str, ranks: int, layers: int) -> Any:
     """One measurement, in a process of its own."""
-    command = [sys.executable, __file__, "--measure", kind]
-    command += ["--ranks", str(ranks), "--layers", str(layers), "--rounds", str(rounds)]
+    command = [sys.executable, __file__, "--measure", kind, "--ranks", str(ranks), "--layers", str(layers)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -210,10 +209,12 @@ def measure_apart(kind: str, ranks: int, layers: int, rounds: int) -> Any:
 def compare(ranks: int, layers: int, rounds: int) -> bool:
     """Print one world's table; whether all goals are met."""
     sample: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
+    turns = []
     for number in range(rounds):
         turn = number % len(KINDS)
         for kind in KINDS[turn:] + KINDS[:turn]:
-            sample[kind].append(Measured(**measure_apart(kind, ranks, layers, rounds)))
+            sample[kind].append(Measured(**measure_apart(kind, ranks, layers)))
+        turns.append(measure_apart("turns", ranks, layers))
     print(f"{ranks} ranks: dp {ranks // TENSOR_PARALLEL} × tp {TENSOR_PARALLEL}, {layers} layers, {rounds} rounds")
     print(f"    {'':<10} {'build s':>8} {'step s':>8} {'CPU s':>8} {'peak MiB':>9}")
     for kind, runs in sample.items():
@@ -221,12 +222,11 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
             f"    {kind:<10} {_median(runs, 'build_seconds'):8.2f} {_median(runs, 'step_seconds'):8.2f} "
             f"{_median(runs, 'step_cpu_seconds'):8.2f} {_median(runs, 'peak_bytes') / 2**20:9.0f}"
         )
-    turns = measure_apart("turns", ranks, layers, rounds)
-    by_laps = of_laps(turns["traced"]) / of_laps(turns["untraced"])
-    print(f"    traced / untraced ≤ {TRACED_GOAL}: {by_laps:.4g}  {_outcome(by_laps, TRACED_GOAL)}")
-    whole = [sum(traced) / sum(untraced) for traced, untraced in zip(turns["traced"], turns["untraced"], strict=True)]
-    print(f"        of whole steps: {statistics.median(whole):.4g}  [{min(whole):.4g}, {max(whole):.4g}]")
     found = {
+        f"traced / untraced ≤ {TRACED_GOAL}": (
+            [of_laps(steps["traced"]) / of_laps(steps["untraced"]) for steps in turns],
+            TRACED_GOAL,
+        ),
         "untraced / plain ≤ 1": (_ratio(sample, "untraced", "plain"), 1.0),
         f"trace file of {sample['traced'][0].events} events, bytes ≤ {FILE_GOAL:,}": (
             [float(run.file_bytes) for run in sample["traced"]],
@@ -234,11 +234,15 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         ),
     }
     for goal, (values, limit) in found.items():
-        middle = statistics.median(values)
-        print(
-            f"    {goal}: {middle:.4g}  [{min(values):.4g}, {max(values):.4g}]  {_outcome(middle, limit)}", flush=True
-        )
-    return by_laps <= TRACED_GOAL and all(statistics.median(values) <= limit for values, limit in found.values())
+        met = "met" if statistics.median(values) <= limit else "MISSED"
+        print(f"    {goal}: {_spread(values)}  {met}")
+    whole = [
+        sum(traced) / sum(untraced)
+        for steps in turns
+        for traced, untraced in zip(steps["traced"], steps["untraced"], strict=True)
+    ]
+    print(f"    traced / untraced, by whole steps: {_spread(whole)}", flush=True)
+    return all(statistics.median(values) <= limit for values, limit in found.values())
 
 
 def of_laps(steps: list[list[float]]) -> float:
@@ -246,8 +250,8 @@ def of_laps(steps: list[list[float]]) -> float:
     return sum(statistics.median(lap) for lap in zip(*steps, strict=True))
 
 
-def _outcome(value: float, limit: float) -> str:
-    return "met" if value <= limit else "MISSED"
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.4g}  [{min(values):.4g}, {max(values):.4g}]"
 
 
 def _median(runs: list[Measured], name: str) -> float:
@@ -270,7 +274,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.ranks[0], options.layers, options.rounds)))
+        print(json.dumps(measure(options.measure, options.ranks[0], options.layers)))
         return 0
     print(f"torch {torch.__version__}; medians; ratios of CPU time, median [least, most]")
     met = [compare(ranks, options.layers, options.rounds) for ranks in options.ranks]
