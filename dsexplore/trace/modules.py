@@ -252,20 +252,21 @@ class Modules:
         return label
 
     def _add_tree(self, root: Module, model: nn.Module) -> None:
+        parts = []
         for position, (path, part) in enumerate(model.named_modules()):
-            if part is model or _unwrapped(part) is not part:
-                continue
             module = self._lookup(part)
-            if module is None:
-                module = Module(weakref.ref(part), class_name(part))
-                self._known[id(part)] = module.reference, module
-                self._met.append(module)
-            elif module in self._roots:
-                self._roots.remove(module)  # it ran on its own before, and is part of a larger model
-            elif module.root in self._roots and module.root is not root:
-                continue  # shared with a model that was met before
-            module.root, module.path, module.position = root, _clean(path), position
-        self._parameters.read(model, self._lookup)
+            if part is not model and _unwrapped(part) is part:
+                if module is None:
+                    module = Module(weakref.ref(part), class_name(part))
+                    self._known[id(part)] = module.reference, module
+                    self._met.append(module)
+                elif module in self._roots:
+                    self._roots.remove(module)  # it ran on its own before, and is part of a larger model
+                if module.root not in self._roots or module.root is root:  # else shared with a model met before
+                    module.root, module.path, module.position = root, _clean(path), position
+            if module is not None:
+                parts.append((part, module))
+        self._parameters.read(model, parts)
 
     def running(self) -> Module | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,19 +19,26 @@ if TYPE_CHECKING:
     from dsexplore.trace.modules import Module
 
 
-@dataclass(slots=True, eq=False)
-class Parameter:
-    """Shape and place of one parameter."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape and place of a parameter."""
 
-    module: Module
-    name: str
-    global_shape: tuple[int, ...]
-    local_shape: tuple[int, ...]
+    global_shape: Sequence[int]
+    local_shape: Sequence[int]
     dtype: str
     placements: str
     mesh: str
     global_bytes: int
     local_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Parameter:
+    """One parameter of a module."""
+
+    module: Module
+    name: str
+    layout: Layout
     requires_grad: bool
     shared_with: Parameter | None
 
@@ -44,16 +51,20 @@ class Parameters:
     """By the identity of the module's entry, and name."""
     _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     """Models with parameters that had no shape yet, by identity."""
-    _meshes: dict[int, tuple[DeviceMesh, str]] = field(default_factory=dict)
-    """Meshes that parameters lie on, and their text, by identity."""
+    _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
+    """Meshes that parameters lie on, by identity."""
+    _layouts: dict[Hashable, Layout] = field(default_factory=dict)
+    """By what tells them: a model's layers repeat a few."""
 
-    def read(self, model: nn.Module, entry_of: Callable[[nn.Module], Module | None]) -> None:
-        """Read those of a model that were not read before, of the modules that have an entry."""
+    def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, Module]]) -> None:
+        """Read those of a model that were not read before.
+
+        Args:
+            model: it.
+            parts: its modules, in the order of ``named_modules``, with their entries.
+        """
         first: dict[int, Parameter] = {}
-        for part in model.modules():
-            module = entry_of(part)
-            if module is None:
-                continue
+        for part, module in parts:
             for name, tensor in part._parameters.items():
                 if tensor is None:
                     continue
@@ -62,7 +73,8 @@ class Parameters:
                     continue
                 key = (id(module), name)
                 if key not in self._read:
-                    self._read[key] = self._describe(module, name, tensor, first.get(id(tensor)))
+                    shared = first.get(id(tensor))
+                    self._read[key] = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
                 first.setdefault(id(tensor), self._read[key])
 
     def read_lazy(self, entry_of: Callable[[nn.Module], Module | None]) -> None:
@@ -71,7 +83,8 @@ class Parameters:
         for reference in lazy.values():
             model = reference()
             if model is not None:
-                self.read(model, entry_of)
+                entries = ((part, entry_of(part)) for part in model.modules())
+                self.read(model, [(part, module) for part, module in entries if module is not None])
 
     def of(self, modules: Iterable[Module]) -> list[Parameter]:
         """All of them, in the order of their modules."""
@@ -80,30 +93,30 @@ class Parameters:
 
     def meshes(self) -> list[DeviceMesh]:
         """The meshes that they lie on."""
-        return [mesh for mesh, _ in self._meshes.values()]
+        return list(self._meshes.values())
 
     def release(self) -> None:
         """Hold no mesh any more; what was read stays."""
         self._meshes.clear()
+        self._layouts.clear()
 
-    def _describe(self, module: Module, name: str, tensor: torch.Tensor, shared: Parameter | None) -> Parameter:
+    def _layout(self, tensor: torch.Tensor) -> Layout:
         spec = getattr(tensor, "_spec", None)
-        local = tensor._local_tensor if spec is not None else tensor  # type: ignore[attr-defined]
-        return Parameter(
-            module=module,
-            name=name,
-            global_shape=tuple(tensor.shape),
-            local_shape=tuple(local.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            placements=placements.joined(spec.placements) if spec is not None else "",
-            mesh=self._mesh_text(spec.mesh) if spec is not None else "",
-            global_bytes=tensor.numel() * tensor.element_size(),
-            local_bytes=local.numel() * local.element_size(),
-            requires_grad=tensor.requires_grad,
-            shared_with=shared,
-        )
-
-    def _mesh_text(self, mesh: DeviceMesh) -> str:
-        if id(mesh) not in self._meshes:
-            self._meshes[id(mesh)] = mesh, mesh_text(mesh)
-        return self._meshes[id(mesh)][1]
+        if spec is None:
+            local, placed, mesh = tensor, (), None
+        else:
+            local, placed, mesh = tensor._local_tensor, spec.placements, spec.mesh  # type: ignore[attr-defined]
+            self._meshes[id(mesh)] = mesh
+        key = tensor.shape, local.shape, tensor.dtype, placed, id(mesh)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(
+                global_shape=tensor.shape,
+                local_shape=local.shape,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                placements=placements.joined(placed),
+                mesh=mesh_text(mesh) if mesh is not None else "",
+                global_bytes=tensor.numel() * tensor.element_size(),
+                local_bytes=local.numel() * local.element_size(),
+            )
+        return layout

@@ -69,17 +69,19 @@ def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
 def parameters_frame(modules: Modules, rank: int) -> pl.DataFrame:
     """One row per parameter of the modules met."""
     held = modules.parameters()
+    layouts = [one.layout for one in held]
+    names = [one.module.name for one in held]
     columns: dict[str, Any] = {
         "rank": [rank] * len(held),
-        "module": [one.module.name for one in held],
-        "name": [f"{one.module.name}.{one.name}" for one in held],
-        "global_shape": _shapes([one.global_shape for one in held]),
-        "local_shape": _shapes([one.local_shape for one in held]),
-        "dtype": [one.dtype for one in held],
-        "placements": [one.placements for one in held],
-        "mesh": [one.mesh for one in held],
-        "global_bytes": [one.global_bytes for one in held],
-        "local_bytes": [one.local_bytes for one in held],
+        "module": names,
+        "name": [f"{name}.{one.name}" for name, one in zip(names, held, strict=True)],
+        "global_shape": _shapes([layout.global_shape for layout in layouts]),
+        "local_shape": _shapes([layout.local_shape for layout in layouts]),
+        "dtype": [layout.dtype for layout in layouts],
+        "placements": [layout.placements for layout in layouts],
+        "mesh": [layout.mesh for layout in layouts],
+        "global_bytes": [layout.global_bytes for layout in layouts],
+        "local_bytes": [layout.local_bytes for layout in layouts],
         "requires_grad": [one.requires_grad for one in held],
         "shared_with": [
             f"{one.shared_with.module.name}.{one.shared_with.name}" if one.shared_with else "" for one in held
