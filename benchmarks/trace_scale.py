@@ -13,11 +13,12 @@ kinds alternate:
 
 Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
 the machine disturb less (the step runs on one thread). The price of recording is told by one more process per round,
-in which untraced and traced steps of one model take turns, four of each: a difference of a few percent drowns between
+in which untraced and traced steps of one model take turns, six of each: a difference of a few percent drowns between
 two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So these
 steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum over its
-laps of each lap's median. What whole steps say is printed beside it. What a step leaves to Python's garbage collector
-is collected before the next one begins.
+laps of what each took on average in the faster half of its steps, as a neighbour can only slow it down. What whole
+steps say is printed beside it. What a step leaves to Python's garbage collector is collected before the next one
+begins.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 TENSOR_PARALLEL = 8
 KINDS = ("plain", "untraced", "traced")
-TURNS = 4
+TURNS = 6
 TRACED_GOAL = 1.04
 FILE_GOAL = 5_000_000
 
@@ -246,8 +247,8 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
 
 
 def of_laps(steps: list[list[float]]) -> float:
-    """A step's time: the sum over its laps of each lap's median."""
-    return sum(statistics.median(lap) for lap in zip(*steps, strict=True))
+    """A step's time: the sum over its laps of the mean of each lap's faster half."""
+    return sum(statistics.mean(sorted(lap)[: len(lap) // 2]) for lap in zip(*steps, strict=True))
 
 
 def _spread(values: list[float]) -> str:
