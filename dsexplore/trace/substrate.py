@@ -201,17 +201,18 @@ def _in_front(raw_op: str, entry: Communication, onward: Kernel, observer: Obser
         if keys.has(_META):
             if not only_tells_shapes or TracingContext.try_get() is not None:
                 return anywhere(keys, *args, **kwargs)
-            pending = begins(raw_op, entry, args)
-            if pending is None or pending.needs_work:
-                return carry_out(pending, keys, args, kwargs)
-            result = onward(keys & _BEHIND, *args, **kwargs)
-            returned(pending, result)
-            return result
-        if not is_functional or not keys.has(_CPU):
+            calls_twin = False
+        elif is_functional and keys.has(_CPU):
+            calls_twin = True
+        else:
             return anywhere(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if pending is None or pending.needs_work:
             return carry_out(pending, keys, args, kwargs)
+        if not calls_twin:
+            result = onward(keys & _BEHIND, *args, **kwargs)
+            returned(pending, result)
+            return result
         included = _is_included(_CPU)  # what two of torch's guards would do, without making them
         try:  # from the first of them on: Ctrl-C may come after any call
             _include(_CPU, True)
