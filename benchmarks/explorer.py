@@ -24,7 +24,7 @@ from playwright.sync_api import sync_playwright
 
 from dsexplore.trace import schema
 from dsexplore.trace.files import save
-from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("attn", "attn.q", "attn.k", "attn.v", "attn.o", "mlp", "mlp.up", "mlp.gate", "mlp.down")

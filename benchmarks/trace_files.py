@@ -21,10 +21,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from dsexplore.capture.recorder import record
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
-from dsexplore.trace.model import Tables, Trace, TraceInfo
-from dsexplore.trace.recorder import record
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 from dsexplore.worlds.simulate import simulate
 
 LOAD_GOAL_S = 1.0

@@ -11,10 +11,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "simulate": "dsexplore.worlds.simulate",
     "commtrace": "dsexplore.worlds.tracing",
-    "CommDebugMode": "dsexplore.trace.comm_debug_mode",
-    "Trace": "dsexplore.trace.model",
+    "CommDebugMode": "dsexplore.comm_debug_mode.mode",
+    "Trace": "dsexplore.trace.trace",
     "load": "dsexplore.trace.files",
-    "expect_comms": "dsexplore.trace.expect",
+    "expect_comms": "dsexplore.capture.expect",
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
@@ -25,13 +25,13 @@ _HOMES = {
 if TYPE_CHECKING:
     from dsexplore import aio as aio
     from dsexplore import comm as comm
+    from dsexplore.capture.expect import expect_comms as expect_comms
+    from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode
     from dsexplore.magics import load_ipython_extension as load_ipython_extension
     from dsexplore.magics import unload_ipython_extension as unload_ipython_extension
     from dsexplore.sharding.plan import sharding as sharding
-    from dsexplore.trace.comm_debug_mode import CommDebugMode as CommDebugMode
-    from dsexplore.trace.expect import expect_comms as expect_comms
     from dsexplore.trace.files import load as load
-    from dsexplore.trace.model import Trace as Trace
+    from dsexplore.trace.trace import Trace as Trace
     from dsexplore.worlds.simulate import simulate as simulate
     from dsexplore.worlds.tracing import commtrace as commtrace
 

@@ -134,7 +134,7 @@ def _show(options: argparse.Namespace) -> None:
 
 def _report(trace: object, html: Path | None) -> None:
     """Print a trace as text, and write its page where asked."""
-    from dsexplore.trace.model import Trace
+    from dsexplore.trace.trace import Trace
 
     assert isinstance(trace, Trace)
     if html is not None and not html.parent.is_dir():

@@ -19,11 +19,12 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import progress
+from dsexplore.capture import recorder
+from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.progress import State, TerminalLine, Work, seen_screen, track
-from dsexplore.trace import files, recorder
-from dsexplore.trace.model import Tables, Trace, TraceInfo
-from dsexplore.trace.recording import Recording
+from dsexplore.trace import files
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 
 ROOT = Path(__file__).parents[1]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dsexplore.comm.summary import CommsSummary
-    from dsexplore.trace.model import Trace
+    from dsexplore.trace.trace import Trace
 
 
 def _setting(name: str) -> Any:

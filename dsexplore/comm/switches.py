@@ -130,7 +130,7 @@ def suppress(op: str, group: Any) -> str:
         _warned.add(switch)
         what = f"{switch}(True): {op} is off, its tensors stay as they are; results are wrong until {switch}(False)"
         warnings.warn(what, stacklevel=6)
-    recorder = sys.modules.get("dsexplore.trace.recorder")  # not imported: nothing can be recording
+    recorder = sys.modules.get("dsexplore.capture.recorder")  # not imported: nothing can be recording
     if recorder is not None:
         recorder.note_switched_off(op, group, switch)
     return switch

@@ -1,1 +1,1 @@
-"""Capture: the registry of collectives, the recorder, the module tracker, the `Trace` and its files."""
+"""What a trace is: tables, the `Trace` around them, files, selections, merges, differences and exports."""

@@ -9,7 +9,7 @@ import polars as pl
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.merge import merge_modules
-from dsexplore.trace.model import Trace
+from dsexplore.trace.trace import Trace
 
 KEYS = ("module", "op", "axis", "phase")
 _SIZES = ("count", "message_bytes", "wire_bytes")

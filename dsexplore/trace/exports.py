@@ -13,9 +13,9 @@ from typing import IO, Any
 
 import polars as pl
 
+from dsexplore.atomic import writing
 from dsexplore.trace import schema, timeline
-from dsexplore.trace.atomic import writing
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 
 _SLICE = 1000
 """Nanoseconds that an event without measured times is drawn with: one microsecond, the format's unit."""

@@ -7,7 +7,7 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
 | ``dsexplore.parameters``, ``.modules``, ``.groups`` | that table as Parquet, in base64 |
-| ``dsexplore.digest`` | see `dsexplore.trace.sealed` |
+| ``dsexplore.digest`` | see `dsexplore.trace.digest` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
 Only Parquet and JSON are read, so loading never runs code from a file. A file is written beside its place
@@ -28,12 +28,12 @@ from typing import Any
 import polars as pl
 import torch.distributed as dist
 
+from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
-from dsexplore.trace import schema, sealed
-from dsexplore.trace.atomic import writing
+from dsexplore.trace import digest, schema
 from dsexplore.trace.merge import gather, merge_tables, ranks_of
-from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 
 _PREFIX = "dsexplore."
 _SIDE_TABLES = ("parameters", "modules", "groups")
@@ -166,8 +166,8 @@ def _write(tables: Tables, target: Path) -> None:
 
 
 def _write_sealed(events: pl.DataFrame, metadata: dict[str, str], target: Path) -> None:
-    events.write_parquet(target, compression="zstd", metadata={**metadata, sealed.KEY: sealed.PLACEHOLDER})
-    sealed.seal(target)
+    events.write_parquet(target, compression="zstd", metadata={**metadata, digest.KEY: digest.PLACEHOLDER})
+    digest.seal(target)
 
 
 def _metadata(tables: Tables) -> dict[str, str]:
@@ -194,7 +194,7 @@ def _read_directory(source: Path) -> Tables:
 
 def _read(file: Path) -> Tables:
     """One file. Whatever is wrong with it ends as a `TraceFileError` that names it."""
-    sealed.check(file)
+    digest.check(file)
     metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
     _check_version(file, metadata.get(_PREFIX + "format", ""))
     events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))

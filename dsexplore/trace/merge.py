@@ -16,7 +16,7 @@ import polars as pl
 
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
-from dsexplore.trace.model import Tables, TraceInfo
+from dsexplore.trace.trace import Tables, TraceInfo
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:

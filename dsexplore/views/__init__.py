@@ -11,7 +11,7 @@ from dsexplore.display import Displayable, View, view_of
 
 VIEWS = {
     # the class that is shown: the view that shows it
-    "dsexplore.trace.model:Trace": "dsexplore.views.trace:TraceView",
+    "dsexplore.trace.trace:Trace": "dsexplore.views.trace:TraceView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding:ShardingView",
     "dsexplore.trace.diff:TraceDiff": "dsexplore.views.diff:TraceDiffView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep:SweepView",

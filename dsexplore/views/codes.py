@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dsexplore.trace.model import Tables
 from dsexplore.trace.select import modules_inside
+from dsexplore.trace.trace import Tables
 from dsexplore.views.cells import Cells, Codes, Mask, Sizes, Sums, find_cells
 from dsexplore.views.facets import Facet, facet, lines
 from dsexplore.views.fold import Folding

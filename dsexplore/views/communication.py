@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views import draw, html, tally
 from dsexplore.views.lanes import lanes

@@ -11,7 +11,7 @@ import polars as pl
 
 from dsexplore.display import View
 from dsexplore.trace.diff import TraceDiff
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html, outline
 from dsexplore.views.facets import facet

@@ -17,7 +17,7 @@ from IPython.display import display
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema, timeline
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.trace import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
 from dsexplore.views.cells import Mask

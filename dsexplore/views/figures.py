@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import tally
 from dsexplore.views.figure_labels import label, shared_prefix, unique

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.views.facets import row_numbers
 from dsexplore.views.module_tree import ModuleTree
 

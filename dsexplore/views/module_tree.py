@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace import schema
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.views.facets import Facet, facet
 
 OUTSIDE = "(outside any module)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from dsexplore.trace import schema
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views import html, outline
 from dsexplore.views.fold import Fold, Folding, ranges

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.fold import ranges
 from dsexplore.views.module_tree import NO_AXIS, OUTSIDE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.display import View
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.trace import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views import draw, html
 from dsexplore.views.communication import communication_html, still_html

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from dsexplore.capture.frame_kinds import mark_ddp_hook
 from dsexplore.errors import UsageError
-from dsexplore.trace.frames import mark_ddp_hook
 from dsexplore.worlds.closed import translated
 from dsexplore.worlds.patches import Patches
 

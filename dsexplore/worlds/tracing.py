@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from dsexplore.trace.model import Trace
-from dsexplore.trace.recorder import record
+from dsexplore.capture.recorder import record
+from dsexplore.trace.trace import Trace
 from dsexplore.worlds.closed import translated
 from dsexplore.worlds.simulate import current_world, simulate
 

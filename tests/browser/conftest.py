@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dsexplore.trace.model import Trace
+from dsexplore.trace.trace import Trace
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="browser tests need playwright: pip install dsexplore[test]"

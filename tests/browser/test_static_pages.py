@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsexplore.display import Displayable
-from dsexplore.trace.model import Trace
+from dsexplore.trace.trace import Trace
 
 pytestmark = pytest.mark.browser
 

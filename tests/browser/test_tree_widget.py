@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.trace import Tables, Trace
 from dsexplore.views.codes import EventCodes
 from dsexplore.views.explorer_rows import ModuleRows, rows_of
 from dsexplore.views.widgets.tree import TreeWidget

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.trace import Tables, Trace
 
 Make = Callable[..., Tables]
 

@@ -21,8 +21,8 @@ from polars.testing import assert_frame_equal
 
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace import files, schema, sealed
-from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace import digest, files, schema
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 
 Make = Callable[..., Tables]
 FEW = settings(max_examples=40)
@@ -56,7 +56,7 @@ import resource
 import polars as pl
 from dsexplore.trace import schema
 from dsexplore.trace.files import split_ranks
-from dsexplore.trace.model import Tables
+from dsexplore.trace.trace import Tables
 
 def rank(number):
     row = {"rank": number, "op": "all_reduce", "owner": "Llama.layers.0.feed_forward", "shape": [32, 32]}
@@ -169,11 +169,11 @@ def test_foreign_parquet_is_a_trace_file_error(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match="is a Parquet file, but not a dsexplore trace"):
         dsexplore.load(path)
     with pytest.raises(TraceFileError, match="has no place for a digest"):
-        sealed.seal(path)
+        digest.seal(path)
 
 
 def test_a_text_that_looks_like_the_digest_s_place_changes_nothing(tmp_path: Path, make: Make) -> None:
-    look_alike = sealed._MARK.decode("latin-1") + "0" * 64
+    look_alike = digest._MARK.decode("latin-1") + "0" * 64
     tables = make([{"source": look_alike, "cause": look_alike}], notes=(look_alike,))
     assert_same(Trace.load(Trace(tables).save(tmp_path / "one.parquet")).tables, tables)
 

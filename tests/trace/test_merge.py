@@ -16,7 +16,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.files import split_ranks
 from dsexplore.trace.merge import merge_modules
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.trace import Tables, Trace
 
 Make = Callable[..., Tables]
 

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.trace.model import Tables, Trace
+from dsexplore.trace.trace import Tables, Trace
 from dsexplore.views import tally
 from dsexplore.views.codes import EventCodes
 from dsexplore.views.filters import Filters, Passed

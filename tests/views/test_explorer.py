@@ -18,7 +18,7 @@ import pytest
 from ipywidgets import Widget
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 from dsexplore.views.codes import EventCodes
 from dsexplore.views.figures import KINDS
 
@@ -422,7 +422,7 @@ def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.C
 
 def test_static_views_import_neither_plotly_nor_ipywidgets(traces: ModuleType) -> None:
     code = (
-        "import sys; from dsexplore.trace.model import Trace; Trace()._repr_mimebundle_();"
+        "import sys; from dsexplore.trace.trace import Trace; Trace()._repr_mimebundle_();"
         "print([m for m in ('plotly', 'ipywidgets', 'anywidget', 'pandas') if m in sys.modules])"
     )
     ran = subprocess.run(

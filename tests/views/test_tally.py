@@ -7,7 +7,7 @@ from types import ModuleType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.model import Tables, TraceInfo
+from dsexplore.trace.trace import Tables, TraceInfo
 from dsexplore.views import tally
 from dsexplore.views.fold import ranges
 

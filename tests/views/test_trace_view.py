@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 from dsexplore.views import html
 from dsexplore.views.trace import TraceView
 

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.trace import schema
-from dsexplore.trace.model import Tables, Trace, TraceInfo
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 
 _EVENT = {
     "rank": 0,

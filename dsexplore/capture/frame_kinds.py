@@ -1,0 +1,241 @@
+"""What each frame of a Python stack is: the user's line, a module's call, autograd, an optimizer, FSDP, DTensor, …
+
+Frames are classified by file and function name, once per code object, so that code that torch.compile has rewritten
+is recognised too. `context` draws conclusions from them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+
+import torch
+
+from dsexplore.capture.source_lines import Sources
+
+PLUMBING: Final = -1
+INTERNAL: Final = 0
+USER: Final = 1
+MODULE_CALL: Final = 2
+ENGINE: Final = 3
+OPTIMIZER: Final = 4
+FSDP: Final = 5
+REDISTRIBUTE: Final = 6
+IMPLICIT: Final = 7
+DTENSOR_OP: Final = 8
+OBJECT: Final = 9
+P2P_BATCH: Final = 10
+REDISTRIBUTE_BACKWARD: Final = 11
+DDP_HOOK: Final = 12
+PIPELINE: Final = 13
+BLOCKING: Final = 14
+COMPILED: Final = 15
+PIPELINE_WARM_UP: Final = 16
+RECOMPUTE: Final = 17
+COMPILER: Final = 18
+OUTER_CALL: Final = 19
+USER_HOOK: Final = 20
+
+_DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+"""torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
+_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_OWN = str(Path(__file__).parents[1]) + os.sep
+
+_BY_NAME: dict[tuple[str, str], int] = {
+    ("nn/modules/module.py", "_call_impl"): MODULE_CALL,
+    # Of one call the outer frame; the only one where torch 2.15 has compiled the inner one away.
+    ("nn/modules/module.py", "_wrapped_call_impl"): OUTER_CALL,
+    ("autograd/graph.py", "_engine_run_backward"): ENGINE,
+    ("optim/optimizer.py", "wrapper"): OPTIMIZER,
+    ("distributed/tensor/_redistribute.py", "redistribute_local_tensor"): REDISTRIBUTE,
+    ("distributed/tensor/_redistribute.py", "backward"): REDISTRIBUTE_BACKWARD,
+    ("distributed/tensor/_dispatch.py", "redistribute_local_args"): IMPLICIT,
+    ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): PIPELINE_WARM_UP,
+    ("utils/checkpoint.py", "recompute_fn"): RECOMPUTE,
+    ("utils/checkpoint.py", "backward"): RECOMPUTE,  # of the reentrant form
+    ("distributed/distributed_c10d.py", "batch_isend_irecv"): P2P_BATCH,
+    ("distributed/distributed_c10d.py", "send"): BLOCKING,
+    ("distributed/distributed_c10d.py", "recv"): BLOCKING,
+    **{
+        ("distributed/distributed_c10d.py", name): OBJECT
+        for name in (
+            "all_gather_object",
+            "gather_object",
+            "scatter_object_list",
+            "broadcast_object_list",
+            "send_object_list",
+            "recv_object_list",
+        )
+    },
+}
+_BY_FILE: dict[str, int] = {
+    "distributed/tensor/_dispatch.py": DTENSOR_OP,
+    "distributed/fsdp/_fully_shard/_fsdp_param_group.py": FSDP,
+    "distributed/pipelining/schedules.py": PIPELINE,
+}
+_DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
+
+kinds: dict[int, int] = {}
+"""The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
+_classified: list[CodeType] = []
+"""Keeps those identities from being used again."""
+
+
+def kind_of(code: CodeType) -> int:
+    """One of the kinds above."""
+    kind = kinds.get(id(code))
+    if kind is None:
+        kind = kinds[id(code)] = _classify(code)
+        _classified.append(code)
+    return kind
+
+
+_redistributes: dict[str, int] = {}
+"""By raw op: how many frames outside it DTensor's redistribute stood, when it last issued that op."""
+
+
+def innermost(raw_op: str, inside: int) -> FrameType:
+    """Where to begin to look for who issued an op: at DTensor's redistribute, where that stands as it did before.
+
+    What torch calls from there on is the same each time, and half of all frames between the op and its module.
+
+    Args:
+        raw_op: the op.
+        inside: how many frames further in than the op's caller this function is called.
+    """
+    distance = _redistributes.get(raw_op)
+    if distance is not None:
+        try:
+            frame = sys._getframe(inside + 1 + distance)
+        except ValueError:  # not so many frames
+            return sys._getframe(inside + 1)
+        if kinds.get(id(frame.f_code)) == REDISTRIBUTE:
+            return frame
+    return sys._getframe(inside + 1)
+
+
+def remember_redistribute(raw_op: str, frame: FrameType | None) -> None:
+    """DTensor's redistribute issued that op: keep for `innermost` how many frames outside that one it stands.
+
+    Not where anything between them tells something, nor where that frame is its own: then it was kept before.
+    """
+    distance = 0
+    while frame is not None and kind_of(frame.f_code) <= INTERNAL:
+        distance += 1
+        frame = frame.f_back
+    if distance and frame is not None and kind_of(frame.f_code) == REDISTRIBUTE:
+        _redistributes[raw_op] = distance
+
+
+def is_called_by_engine(frame: FrameType | None) -> bool:
+    """Whether autograd's C++ code, and no Python, issued the op that is dispatched at that frame."""
+    while frame is not None:
+        kind = kind_of(frame.f_code)
+        if kind != PLUMBING:
+            return kind == ENGINE
+        frame = frame.f_back
+    return True
+
+
+def telling(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
+    """The frames that mean something, innermost first; most of a stack is torch's inner workings."""
+    while frame is not None:
+        code = frame.f_code
+        kind = kinds.get(id(code))
+        if kind is None:
+            kind = kind_of(code)
+        if kind > INTERNAL:
+            yield kind, frame
+        frame = frame.f_back
+
+
+def threads_in_engine() -> set[int]:
+    """The threads that wait in autograd's engine for a backward they called."""
+    return {thread for thread, frame in sys._current_frames().items() if kind_of(frame.f_code) == ENGINE}
+
+
+def _classify(code: CodeType) -> int:
+    file, name = code.co_filename, code.co_name
+    if name == "__torch_dispatch__":
+        return PLUMBING
+    if file.startswith(_TORCH):
+        part = file[len(_TORCH) :].replace(os.sep, "/")
+        if part in _DISPATCHER:
+            return PLUMBING
+        if part.startswith(_DDP_HOOKS):
+            return DDP_HOOK
+        if part.startswith("distributed/tensor/") and "op_call" in code.co_varnames[: code.co_argcount]:
+            return DTENSOR_OP
+        if part.startswith("_functorch/_aot_autograd/"):
+            return COMPILED
+        if part.startswith("_dynamo/"):
+            return COMPILER
+        return _BY_NAME.get((part, name), _BY_FILE.get(part, INTERNAL))
+    if file.startswith(_OWN):
+        return PLUMBING
+    if file.startswith(("<frozen ", "<eval_with_key>")) or file == "<string>":
+        return INTERNAL
+    if "torchinductor" in file:
+        return COMPILED
+    if _is_plumbing(file):
+        return INTERNAL
+    return USER_HOOK if "bucket" in code.co_varnames[: code.co_argcount] else USER
+
+
+def _is_plumbing(file: str) -> bool:
+    """Whether a file is Python's own, or the home of torch's decorators."""
+    if file.endswith("typing_extensions.py"):
+        return True
+    return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
+
+
+def mark_ddp_hook(hook: CodeType) -> None:
+    """Tell that what this code sends are DDP's gradient buckets."""
+    kinds[id(hook)] = DDP_HOOK
+    _classified.append(hook)
+
+
+def inside_compiled() -> bool:
+    """Whether what runs now was called by torch.compile, or by what it compiled."""
+    for kind, _ in telling(sys._getframe(1)):
+        if kind in (USER, USER_HOOK):
+            return False
+        if kind in (COMPILED, COMPILER):
+            return True
+    return False
+
+
+def call_around(hook: FrameType) -> tuple[int, CodeType | None, int]:
+    """The identity of the frame of the module's call that a hook of the module runs in, and the user's `Source` that
+    made the call; no code where there is none."""
+    call = 0
+    for kind, outer in telling(hook):
+        if kind in (USER, USER_HOOK):
+            return call, outer.f_code, outer.f_lasti
+        if not call and kind in (MODULE_CALL, OUTER_CALL):
+            call = id(outer)
+    return call, None, 0
+
+
+def users(frame: FrameType | None, depth: int) -> Sources:
+    """The innermost of the user's lines, at most that many."""
+    found: Sources = ()
+    for kind, outer in telling(frame):
+        if len(found) >= depth:
+            break
+        if kind in (USER, USER_HOOK):
+            found += ((outer.f_code, outer.f_lasti),)
+    return found
+
+
+def calls_in_progress() -> int:
+    """How many module calls are on the stack."""
+    return sum(kind == MODULE_CALL for kind, _ in telling(sys._getframe(1)))

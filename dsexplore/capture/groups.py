@@ -1,0 +1,161 @@
+"""Process groups as a trace names them: size, ranks, backend, and the mesh axis that each one is."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore.capture.timing import timing_of
+from dsexplore.meshes import axis_names, mesh_text
+from dsexplore.trace.schema import Timing
+
+_DIM = re.compile(r"dim_\d+")
+_WHOLE_WORLD = ("default_pg", "mesh_default", "undefined", "")
+
+
+@dataclass(slots=True)
+class Group:
+    """One process group, described once."""
+
+    name: str
+    size: int
+    ranks: tuple[int, ...]
+    backend: str
+    description: str
+    axis: str = ""
+    mesh: str = ""
+    timing: Timing = "none"
+    own_rank: int = 0
+    """The global rank of this process."""
+
+
+@dataclass
+class Groups:
+    """The groups that a recording met, and what is known about meshes."""
+
+    _groups: dict[str, tuple[Any, Group]] = field(default_factory=dict)
+    _by_identity: dict[int, tuple[Any, Group]] = field(default_factory=dict)
+    _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
+
+    def find(self, handle: Any) -> Group:
+        """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
+        # The str is a GroupName.
+        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]
+        known = self._by_identity.get(id(process_group))
+        if known is None:
+            known = self._by_identity[id(process_group)] = process_group, _describe(process_group)
+            self._groups[process_group.group_name] = known
+        return known[1]
+
+    def add_mesh(self, mesh: DeviceMesh) -> None:
+        """Remember a mesh that a parameter or a redistribute lies on: its axes name its groups."""
+        self._meshes[id(mesh)] = mesh
+
+    def described(self) -> list[Group]:
+        """All groups met so far, with their axes."""
+        groups = [group for _, group in list(self._groups.values())]  # other threads meet more meanwhile
+        self._name_axes(list(self._meshes.values()))
+        if any(not group.mesh and _may_be_axis(group) for group in groups):
+            self._name_axes(_all_meshes())
+        for group in groups:
+            if not group.axis and group.description.startswith("mesh_"):
+                group.axis = group.description.removeprefix("mesh_")
+        _name_parts(groups)
+        return groups
+
+    def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
+        # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh.
+        for mesh in sorted(meshes, key=lambda mesh: -mesh.ndim):
+            for name, axis in mesh_groups(mesh):
+                process_group, group = self._groups.get(name, (None, None))
+                if group is not None and not group.axis and _group_of(mesh, name) is process_group:
+                    group.axis, group.mesh = axis, mesh_text(mesh)
+
+    def release(self) -> None:
+        """Drop all references to process groups and meshes; descriptions stay."""
+        self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
+        self._by_identity.clear()
+        self._meshes.clear()
+
+
+def _all_meshes() -> list[DeviceMesh]:
+    """Those too that no parameter and no redistribute has shown: meshes are not registered anywhere.
+
+    All objects must never be listed for this: that list would hold tuples which other threads are only just making,
+    and a tuple that is held elsewhere cannot be finished (``SystemError``).
+    """
+    return [mesh for mesh in gc.get_referrers(DeviceMesh) if type(mesh) is DeviceMesh]
+
+
+def _name_parts(groups: list[Group]) -> None:
+    """A group of an unnamed mesh inside a named axis, such as FSDP's for ``reshard_after_forward=2``, is part of it."""
+    named = [group for group in groups if group.axis and not _DIM.fullmatch(group.axis)]
+    for group in groups:
+        if _DIM.fullmatch(group.axis):
+            whole = next((other for other in named if set(group.ranks) < set(other.ranks)), None)
+            if whole is not None:
+                group.axis, group.mesh = whole.axis, whole.mesh
+
+
+def _may_be_axis(group: Group) -> bool:
+    # An axis that spans the whole world uses the default group.
+    return group.description.startswith("mesh_") or group.description in _WHOLE_WORLD
+
+
+def _group_of(mesh: DeviceMesh, name: str) -> Any:
+    """The mesh's own group: a mesh of an earlier world may carry the same name for another one."""
+    return mesh._get_root_mesh()._pg_registry.get(name)
+
+
+def _unboxed(handle: Any) -> Any:
+    if isinstance(handle, torch.ScriptObject):  # asked before anything that it would have to look an attribute up for
+        return dist.ProcessGroup.unbox(handle)
+    if isinstance(handle, dist.ProcessGroup):
+        return handle
+    return dist.ProcessGroup.unbox(handle.real_obj)  # of a FakeScriptObject
+
+
+def _describe(process_group: Any) -> Group:
+    name = process_group.group_name
+    size = process_group.size()
+    try:
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+    except (KeyError, ValueError, RuntimeError):
+        ranks = tuple(range(size))
+    backend = backend_name(process_group)
+    return Group(
+        name,
+        size,
+        ranks,
+        backend,
+        process_group.group_desc,
+        timing=timing_of(backend),
+        own_rank=own_rank(),
+    )
+
+
+def own_rank() -> int:
+    """The global rank of this process: under ``LocalTensorMode`` too, where ``get_rank`` stands for all ranks."""
+    return dist.distributed_c10d._get_default_group().rank() if dist.is_initialized() else 0
+
+
+def backend_name(process_group: Any) -> str:
+    """``fake``, ``gloo``, ``nccl``, or ``cpu:gloo,cuda:nccl`` for a group of several."""
+    try:
+        return str(dist.get_backend(process_group))
+    except (KeyError, ValueError, RuntimeError):
+        return str(process_group.name())
+
+
+def mesh_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
+    """Pairs of group name and axis name; none for a mesh without groups, such as a plan on paper."""
+    names = getattr(mesh, "_dim_group_names", None) or []
+    return [(str(name), axis) for name, axis in zip(names, axis_names(mesh), strict=False) if name]

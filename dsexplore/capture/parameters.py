@@ -1,0 +1,122 @@
+"""Where each parameter lives: its shapes, placements and bytes, read when its model is met; never its values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import is_lazy
+
+from dsexplore import placements
+from dsexplore.meshes import mesh_text
+
+if TYPE_CHECKING:
+    from dsexplore.capture.modules import Module
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape and place of a parameter."""
+
+    global_shape: Sequence[int]
+    local_shape: Sequence[int]
+    dtype: str
+    placements: str
+    mesh: str
+    global_bytes: int
+    local_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Parameter:
+    """One parameter of a module."""
+
+    module: Module
+    name: str
+    layout: Layout
+    requires_grad: bool
+    shared_with: Parameter | None
+
+
+@dataclass
+class Parameters:
+    """Those of all models met; for one thread at a time."""
+
+    _read: dict[tuple[int, str], Parameter] = field(default_factory=dict)
+    """By the identity of the module's entry, and name."""
+    _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    """Models with parameters that had no shape yet, by identity."""
+    _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
+    """Meshes that parameters lie on, by identity."""
+    _layouts: dict[Hashable, Layout] = field(default_factory=dict)
+    """By what tells them: a model's layers repeat a few."""
+
+    def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, Module]]) -> None:
+        """Read those of a model that were not read before.
+
+        Args:
+            model: it.
+            parts: its modules, in the order of ``named_modules``, with their entries.
+        """
+        first: dict[int, Parameter] = {}
+        for part, module in parts:
+            for name, tensor in part._parameters.items():
+                if tensor is None:
+                    continue
+                if is_lazy(tensor):
+                    self._lazy[id(model)] = weakref.ref(model)
+                    continue
+                key = (id(module), name)
+                if key not in self._read:
+                    shared = first.get(id(tensor))
+                    self._read[key] = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
+                first.setdefault(id(tensor), self._read[key])
+
+    def read_lazy(self, entry_of: Callable[[nn.Module], Module | None]) -> None:
+        """Read those that had no shape when their model was met: its first call has given them one."""
+        lazy, self._lazy = self._lazy, {}
+        for reference in lazy.values():
+            model = reference()
+            if model is not None:
+                entries = ((part, entry_of(part)) for part in model.modules())
+                self.read(model, [(part, module) for part, module in entries if module is not None])
+
+    def of(self, modules: Iterable[Module]) -> list[Parameter]:
+        """All of them, in the order of their modules."""
+        places = {id(module): place for place, module in enumerate(modules)}
+        return sorted(self._read.values(), key=lambda parameter: places.get(id(parameter.module), len(places)))
+
+    def meshes(self) -> list[DeviceMesh]:
+        """The meshes that they lie on."""
+        return list(self._meshes.values())
+
+    def release(self) -> None:
+        """Hold no mesh any more; what was read stays."""
+        self._meshes.clear()
+        self._layouts.clear()
+
+    def _layout(self, tensor: torch.Tensor) -> Layout:
+        spec = getattr(tensor, "_spec", None)
+        if spec is None:
+            local, placed, mesh = tensor, (), None
+        else:
+            local, placed, mesh = tensor._local_tensor, spec.placements, spec.mesh  # type: ignore[attr-defined]
+            self._meshes[id(mesh)] = mesh
+        key = tensor.shape, local.shape, tensor.dtype, placed, id(mesh)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(
+                global_shape=tensor.shape,
+                local_shape=local.shape,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                placements=placements.joined(placed),
+                mesh=mesh_text(mesh) if mesh is not None else "",
+                global_bytes=tensor.numel() * tensor.element_size(),
+                local_bytes=local.numel() * local.element_size(),
+            )
+        return layout

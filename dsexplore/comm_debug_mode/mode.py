@@ -1,0 +1,229 @@
+"""torch's ``CommDebugMode`` on this project's recorder: the same names and results, without its faults.
+
+What must hold, on success and on exception:
+
+1. counts, tables and JSON have torch's keys and shape (`dsexplore.trace.torch_json` says where there is more);
+2. collectives come from the recorder, so that other threads, DDP's reducer, a module that runs twice, microbatches and
+   nested modes are counted right; the dispatch mode itself only lists operations, as torch's does;
+3. compiled code stays compiled;
+4. no parameter and no model is kept alive: `get_parameter_info` reads the model when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsexplore.capture import recorder
+from dsexplore.capture.modules import Module
+from dsexplore.comm_debug_mode import table
+from dsexplore.comm_debug_mode.table import Operation, trivial_ops
+from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
+from dsexplore.trace import torch_json
+from dsexplore.trace.torch_json import COUNTED, GLOBAL, NATIVE_TO_PY_MAPPING, ModuleCounts, Op, c10d_collective_ops
+from dsexplore.trace.trace import Trace
+
+__all__ = [
+    "NATIVE_TO_PY_MAPPING",
+    "CommDebugMode",
+    "CommModeModuleTracker",
+    "c10d_collective_ops",
+    "trivial_ops",
+]
+
+
+class CommDebugMode(TorchDispatchMode):
+    """Counts collectives per op and per module: a drop-in for ``torch.distributed.tensor.debug.CommDebugMode``.
+
+    Names of earlier versions of torch's class work too. `trace` has all that the recorder saw: bytes, groups, causes.
+
+    .. code-block:: python
+
+        with CommDebugMode() as mode:
+            model(x).sum().backward()
+        mode.get_comm_counts()[torch.ops.c10d_functional.all_reduce]
+        print(mode.generate_comm_debug_tracing_table(noise_level=1))
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.supports_higher_order_operators = True
+        self.advanced_module_tracker = CommModeModuleTracker()
+        self.comm_registry: set[Op] = set(COUNTED)
+        self._comm_counts: dict[Op, int] = defaultdict(int)
+        self._comm_module_counts: dict[str, ModuleCounts] = {}
+        self._operations: dict[Module | None, list[Operation]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled while this mode is active."""
+        return True
+
+    def __enter__(self) -> CommDebugMode:
+        self.advanced_module_tracker.__enter__()
+        try:
+            super().__enter__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        except BaseException:
+            self.advanced_module_tracker.__exit__()
+            raise
+        self._operations = {}
+        self._refresh()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        finally:
+            self.advanced_module_tracker.__exit__(kind, error, traceback)
+            self._refresh()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*args, **kwargs)
+        if any(issubclass(kind, DTensor) for kind in types):
+            self._note(func, args)
+            return NotImplemented  # DTensor runs, and what it does in its place comes here again
+        if detect_fake_mode(args) is None:
+            self._note(func, args)
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: tuple[Any, ...]) -> None:
+        tensors = [arg for arg in args if isinstance(arg, DTensor)]
+        tracker = self.advanced_module_tracker
+        operation = {
+            "name": func,
+            "input_shape": [tensor.shape for tensor in tensors],
+            "input_sharding": [tensor.placements for tensor in tensors],
+            "device_mesh": str(tensors[-1].device_mesh) if tensors else "",
+            "is_bw": tracker.is_bw,
+            "is_activation_checkpointing": tracker.activation_checkpointing,
+        }
+        self._operations.setdefault(recorder.running_module(), []).append(operation)
+
+    def _refresh(self) -> None:
+        tree = self.advanced_module_tracker.tree
+        found = list(torch_json.calls(self.trace.events))
+        self._comm_counts.clear()
+        for _, _, op, count in found:
+            self._comm_counts[op] += count
+        self._comm_module_counts.clear()
+        self._comm_module_counts.update(torch_json.module_counts(found, tree))
+
+    def _refresh_if_open(self) -> None:
+        if self.advanced_module_tracker.active:
+            self._refresh()
+
+    @property
+    def trace(self) -> Trace:
+        """What the recorder saw, in the last block or so far."""
+        return self.advanced_module_tracker.trace
+
+    @property
+    def comm_counts(self) -> dict[Op, int]:
+        """Op → count; functional ops under their older names, as `NATIVE_TO_PY_MAPPING` has them."""
+        self._refresh_if_open()
+        return self._comm_counts
+
+    @property
+    def comm_module_counts(self) -> dict[str, ModuleCounts]:
+        """Module → phase → op → count, each module with those inside it."""
+        self._refresh_if_open()
+        return self._comm_module_counts
+
+    @property
+    def comm_module_operation_counts(self) -> dict[str, dict[str, list[Operation]]]:
+        """Module → ``{"operations_list": […]}``: its operations in order, collective or not."""
+        listed: dict[str, dict[str, list[Operation]]] = {}
+        for module, operations in self._operations.items():
+            name = module.name if module is not None else GLOBAL
+            listed.setdefault(name, {"operations_list": []})["operations_list"].extend(operations)
+        return listed
+
+    def get_total_counts(self) -> int:
+        """All counts of `get_comm_counts` together."""
+        return sum(self.comm_counts.values())
+
+    def get_comm_counts(self) -> dict[Op, int]:
+        """Op → count: `comm_counts`."""
+        return self.comm_counts
+
+    def get_comm_module_counts(self) -> dict[str, ModuleCounts]:
+        """`comm_module_counts`, where an op is a key beside the phases, as in earlier versions."""
+        return self.comm_module_counts
+
+    def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Module → parameter → its data, for models that still exist."""
+        return self.advanced_module_tracker.module_parameters_dict
+
+    def get_sharding_info(self) -> dict[str, tuple[Any, ...]]:
+        """Parameter → placements, for DTensors of models that still exist."""
+        return self.advanced_module_tracker.sharding_dict
+
+    def print_parameter_info(self) -> None:
+        """Print what `get_parameter_info` returns."""
+        self.advanced_module_tracker.print_parameter_info()
+
+    print_paramater_info = print_parameter_info
+
+    def print_sharding_info(self) -> None:
+        """Print what `get_sharding_info` returns, a line per parameter."""
+        self.advanced_module_tracker.print_sharding_info()
+
+    def generate_module_tracing_table(self) -> str:
+        """The modules, indented, each with its collectives: the table of earlier versions."""
+        return table.earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
+
+    def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
+        """The modules, indented, each with collectives and operations of forward, backward and so on.
+
+        Args:
+            noise_level: 0: collectives; 1: and types, parameters, and operations on DTensors; 2: and other operations;
+                3: and trivial ones, see `trivial_ops`.
+        """
+        return table.table(
+            self.advanced_module_tracker.tree,
+            self.comm_module_counts,
+            self._shown_operations(noise_level),
+            with_modules=noise_level > 0,
+        )
+
+    def _shown_operations(self, noise_level: int) -> dict[str, list[Operation]]:
+        listed = self.comm_module_operation_counts
+        return {name: table.shown(lists["operations_list"], noise_level) for name, lists in listed.items()}
+
+    def generate_json_dump(
+        self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
+    ) -> None:
+        """Write the tree of `generate_comm_debug_tracing_table` as JSON."""
+        tree = self.advanced_module_tracker.tree
+        operations = self._shown_operations(noise_level)
+        written = torch_json.json_tree(tree, self.comm_module_counts, operations, with_modules=noise_level > 0)
+        torch_json.write_json(written, file_name)
+
+    def log_comm_debug_tracing_table_to_file(
+        self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3
+    ) -> None:
+        """Write `generate_comm_debug_tracing_table` without its colours."""
+        table.write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
+
+    def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
+        """Write `generate_module_tracing_table` without its colours."""
+        table.write_plain(self.generate_module_tracing_table(), file_name)
+
+    def __repr__(self) -> str:
+        return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"

@@ -1,0 +1,162 @@
+"""torch's module tracker on this project's recorder: which modules ran, with their parameters and placements."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dsexplore.capture import recorder
+from dsexplore.errors import UsageError
+from dsexplore.trace import torch_json
+from dsexplore.trace.torch_json import GLOBAL, Node
+from dsexplore.trace.trace import Trace
+
+
+class CommModeModuleTracker:
+    """Which modules ran inside the block, with their parameters and placements, under torch's attribute names.
+
+    Everything is read when asked for, during the block and after it; a model that is gone has no parameters.
+    """
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+        self._open: ExitStack | None = None
+        self._references: dict[str, weakref.ref[nn.Module]] = {}
+        self._tree: dict[str, Node] = {}
+
+    def __enter__(self) -> CommModeModuleTracker:
+        if self._open is not None:
+            raise UsageError("this mode is already active: nest another CommDebugMode() instead of the same one")
+        with ExitStack() as stack:
+            self.trace = stack.enter_context(recorder.record())
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        stack, self._open = self._open, None
+        if stack is not None:
+            try:
+                self._refresh()
+            finally:
+                stack.__exit__(kind, error, traceback)
+
+    @property
+    def active(self) -> bool:
+        """Whether the block is running."""
+        return self._open is not None
+
+    @property
+    def tree(self) -> dict[str, Node]:
+        """`GLOBAL` and the modules that ran, parents before children; empty before the first block."""
+        if self._open is not None:
+            self._refresh()
+        return self._tree
+
+    def _refresh(self) -> None:
+        tree = torch_json.module_tree(self.trace.tables)
+        self._references = {module.name: module.reference for module in recorder.followed() if module.name in tree}
+        for name, model in self._alive(self._references):
+            tree[name].type = str(type(model)).strip("<>")
+            tree[name].placements = {
+                key: str(parameter.placements)
+                for key, parameter in model.named_parameters(recurse=False)
+                if isinstance(parameter, DTensor)
+            }
+        self._tree = tree
+
+    @staticmethod
+    def _alive(references: dict[str, weakref.ref[nn.Module]]) -> list[tuple[str, nn.Module]]:
+        return [(name, model) for name, reference in references.items() if (model := reference()) is not None]
+
+    @property
+    def module_helper_dict(self) -> dict[str, dict[str, Any]]:
+        """Module → its depth, type, and the placements of its parameters as text."""
+        return {
+            name: {
+                **({"module_type": node.type} if node.type else {}),
+                "depth": node.depth,
+                **({"parameters": dict(node.placements)} if node.placements else {}),
+            }
+            for name, node in self.tree.items()
+        }
+
+    @property
+    def module_depth_dict(self) -> dict[str, int]:
+        """Module → depth, 0 for `GLOBAL`."""
+        return {name: node.depth for name, node in self.tree.items()}
+
+    @property
+    def module_parents_dict(self) -> dict[str, set[str]]:
+        """Module → itself and all that surrounds it."""
+        return {name: node.parents | ({name} if node.parents else set()) for name, node in self.tree.items()}
+
+    @property
+    def parent_dict(self) -> dict[str, list[str]]:
+        """Module → the modules directly inside it, each once."""
+        return {name: list(node.children) for name, node in self.tree.items() if node.children}
+
+    @property
+    def module_parameters_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Module → its own parameters' data, for modules that still exist."""
+        tree = self.tree
+        alive = dict(self._alive(self._references))
+        parameters = {
+            name: {key: parameter.data for key, parameter in alive[name].named_parameters(recurse=False)}
+            for name in tree
+            if name in alive
+        }
+        return {name: own for name, own in parameters.items() if own}
+
+    @property
+    def sharding_dict(self) -> dict[str, tuple[Any, ...]]:
+        """Parameter → its placements, for DTensors of modules that still exist."""
+        return {
+            f"{name}.{key}": data.placements
+            for name, own in self.module_parameters_dict.items()
+            for key, data in own.items()
+            if isinstance(data, DTensor)
+        }
+
+    @property
+    def is_bw(self) -> bool:
+        """Whether autograd is running a backward pass in this thread."""
+        return torch._C._current_graph_task_id() != -1
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether a module's forward runs inside backward."""
+        return self.is_bw and recorder.is_in_forward()
+
+    @property
+    def name(self) -> str:
+        """The module that is running; in backward, the one whose forward made the running node."""
+        module = recorder.running_module() if self._open is not None else None
+        return module.name if module is not None else GLOBAL
+
+    @property
+    def parents(self) -> set[str]:
+        """`GLOBAL`, the module that is running, and all that surrounds it."""
+        name = self.name
+        return {GLOBAL, name, *torch_json.outer_modules(name)}
+
+    def print_parameter_info(self) -> None:
+        """Print `module_parameters_dict`."""
+        print(self.module_parameters_dict)
+
+    print_paramater_info = print_parameter_info
+
+    def print_sharding_info(self) -> None:
+        """Print a line per parameter that is a DTensor."""
+        for name, placements in self.sharding_dict.items():
+            print(f"{name}: {placements}")

@@ -1,0 +1,218 @@
+"""`Trace`: what was communicated, as four plain tables. It knows nothing of hooks below or screens above."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.trace import schema
+
+if TYPE_CHECKING:
+    from dsexplore.trace.diff import TraceDiff
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """Where and how a trace was recorded."""
+
+    world_size: int = 1
+    ranks: tuple[int, ...] = ()
+    """The ranks whose events are in the trace."""
+    mesh: str = ""
+    """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
+    simulated: bool = False
+    """True on a fake process group: counts and bytes are real, values and times are not."""
+    torch_version: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader must know: an exception that ended the recording, an op that was not known, …"""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The content of a trace at one moment; columns are those of `dsexplore.trace.schema`."""
+
+    events: pl.DataFrame = field(default_factory=lambda: schema.empty("events"))
+    parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
+    modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
+    groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
+    info: TraceInfo = field(default_factory=TraceInfo)
+
+
+class Trace(Displayable):
+    """Collectives, parameters, modules and groups of a recorded program.
+
+    Args:
+        tables: the content; or, while a recording runs, a function that returns the content so far.
+        on_step: called by `step`; only a running recording has one.
+    """
+
+    def __init__(
+        self, tables: Tables | Callable[[], Tables] | None = None, on_step: Callable[[], None] | None = None
+    ) -> None:
+        self._tables = Tables() if tables is None else tables
+        self._on_step = on_step
+
+    @property
+    def tables(self) -> Tables:
+        """All four tables and the info, as of now."""
+        return self._tables() if callable(self._tables) else self._tables
+
+    @property
+    def events(self) -> pl.DataFrame:
+        """One row per collective and rank, in program order; columns: `schema.EVENTS`."""
+        return self.tables.events
+
+    @property
+    def parameters(self) -> pl.DataFrame:
+        """One row per parameter and rank; columns: `schema.PARAMETERS`."""
+        return self.tables.parameters
+
+    @property
+    def modules(self) -> pl.DataFrame:
+        """One row per module, parents before children, in the order of ``named_modules``; columns: `schema.MODULES`."""
+        return self.tables.modules
+
+    @property
+    def groups(self) -> pl.DataFrame:
+        """One row per process group; columns: `schema.GROUPS`."""
+        return self.tables.groups
+
+    @property
+    def info(self) -> TraceInfo:
+        """Where and how it was recorded."""
+        return self.tables.info
+
+    def step(self) -> None:
+        """Mark the end of a training step: later events have the next ``step`` number.
+
+        Raises:
+            UsageError: the recording has ended.
+        """
+        if self._on_step is None:
+            raise UsageError("trace.step() was called after the recording ended: call it inside the block that records")
+        self._on_step()
+
+    def finish(self, tables: Tables) -> None:
+        """Hold the final content; called by the recorder when the block ends."""
+        self._tables = tables
+        self._on_step = None
+
+    def __len__(self) -> int:
+        """The number of events."""
+        return self.events.height
+
+    def __repr__(self) -> str:
+        tables = self.tables
+        events, ranks, size = tables.events.height, tables.info.ranks, tables.info.world_size
+        whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        return f"<Trace: {events:,} collective{'' if events == 1 else 's'} of {whose}, world of {size:,}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """The events as a polars frame; ``.to_pandas()`` on it gives a pandas one."""
+        return self.events
+
+    def where(self, **conditions: Any) -> Trace:
+        """The events that meet all conditions, as a `Trace` with the same modules, parameters and groups.
+
+        Each condition names a column of the events and a value or a list of values; ``None`` is null.
+        ``module="layers.0"`` matches trigger or owner by shell pattern, with or without the root's name: the module
+        itself and those inside it.
+
+        Raises:
+            UsageError: no such column, no such phase or op, or a value of another type than the column's.
+        """
+        from dsexplore.trace.select import select
+
+        return Trace(select(self.tables, conditions))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the trace and return where to: ``step.parquet`` is one file, ``trace/`` gets one file per rank.
+
+        Raises:
+            UsageError: the directory has files of ranks that this trace has not.
+        """
+        from dsexplore.trace.files import save
+
+        return save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a file, or a directory of one file per rank; no code from a file is ever run.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            TraceFileError: a file that is truncated, damaged, foreign or from a newer version.
+        """
+        from dsexplore.trace.files import load
+
+        return load(path)
+
+    @staticmethod
+    def merge(traces: Iterable[Trace]) -> Trace:
+        """One trace from those of several ranks of one recording.
+
+        Raises:
+            UsageError: none given, a rank given twice, or traces of different worlds.
+        """
+        from dsexplore.trace.files import merge
+
+        return merge(traces)
+
+    def diff(self, other: Trace) -> TraceDiff:
+        """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase."""
+        from dsexplore.trace.diff import diff
+
+        return diff(self, other)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""
+        from dsexplore.trace.exports import write_csv
+
+        return write_csv(self.tables, path)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
+        """Write a timeline for https://ui.perfetto.dev or chrome://tracing and return the path.
+
+        One process per rank, one track per group; without measured times, events stand in program order, 1 µs each.
+        A path that ends with ``.gz`` is compressed.
+        """
+        from dsexplore.trace.exports import write_perfetto
+
+        return write_perfetto(self.tables, path)
+
+    def to_torch_json(self, path: str | os.PathLike[str] = "comm_mode_log.json") -> Path:
+        """Write the module tree in the form of torch's ``CommDebugMode.generate_json_dump`` and return the path."""
+        from dsexplore.trace.torch_json import write_torch_json
+
+        return write_torch_json(self.tables, path)
+
+    def by_module(self) -> pl.DataFrame:
+        """Count and bytes per owner module and axis."""
+        return self._totals("owner", "axis")
+
+    def by_op(self) -> pl.DataFrame:
+        """Count and bytes per op."""
+        return self._totals("op")
+
+    def by_axis(self) -> pl.DataFrame:
+        """Count and bytes per mesh axis."""
+        return self._totals("axis")
+
+    def by_phase(self) -> pl.DataFrame:
+        """Count and bytes per phase, in the order a step runs them."""
+        totals = self._totals("phase")
+        return totals.sort(pl.col("phase").replace_strict({p: i for i, p in enumerate(schema.PHASES)}, default=99))
+
+    def _totals(self, *keys: str) -> pl.DataFrame:
+        return (
+            self.events.group_by(*keys, maintain_order=True)
+            .agg(pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("wire_bytes").sum())
+            .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
+        )

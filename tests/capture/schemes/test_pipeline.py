@@ -1,0 +1,204 @@
+"""Pipeline schedules: what each rank sends and receives, for which stage, and in which direction.
+
+Symbols: P ranks, V stages per rank, m microbatches, A = B·T·D·e the bytes of one microbatch's activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from dsexplore.capture.recorder import record
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.processes import run_ranks
+
+RANKS, MICROBATCHES = 4, 6
+WARM_UP = "pipeline warm-up"
+VOTES = hasattr(PipelineStage, "_warmup_forward_vote")
+"""Whether stages vote on their shapes also where ranks are simulated; not so on torch 2.15."""
+
+
+class Reducing(nn.Module):
+    """A stage that communicates in its own forward and backward."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        dist.all_reduce(y.detach().clone())
+        return y
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).sum()
+
+
+def run(
+    mesh: DeviceMesh,
+    build: Callable[[], nn.Module],
+    schedule: Callable[..., Any],
+    shape: tuple[int, ...],
+    per_rank: int = 1,
+) -> Trace:
+    """One step of a schedule on this rank's stages."""
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    example = torch.zeros(shape, requires_grad=True)
+    stages = [
+        PipelineStage(
+            build(),
+            rank + ranks * part,
+            ranks * per_rank,
+            torch.device("cpu"),
+            input_args=example,
+            output_args=example,
+            group=mesh.get_group(),
+        )
+        for part in range(per_rank)
+    ]
+    running = schedule(stages if per_rank > 1 else stages[0], MICROBATCHES, loss_fn=loss)
+    whole = torch.ones(MICROBATCHES * shape[0], *shape[1:])
+    with record() as trace:
+        running.step(*([whole] if rank == 0 else []), **({"target": whole, "losses": []} if rank == ranks - 1 else {}))
+    return trace
+
+
+def messages(rank: int, per_rank: int, activation: int) -> dict[tuple[str, str], tuple[int, int]]:
+    """m per neighbouring stage and direction: the stage before sends forward and receives backward."""
+    stages = [rank + RANKS * part for part in range(per_rank)]
+    before = sum(stage > 0 for stage in stages) * MICROBATCHES
+    after = sum(stage < RANKS * per_rank - 1 for stage in stages) * MICROBATCHES
+    counts = {
+        ("forward", "recv"): before,
+        ("forward", "send"): after,
+        ("backward", "recv"): after,
+        ("backward", "send"): before,
+    }
+    return {key: (count, count * activation) for key, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("rank", [0, 1, RANKS - 1])
+@pytest.mark.parametrize(
+    ("schedule", "per_rank"),
+    [
+        (ScheduleGPipe, 1),
+        (Schedule1F1B, 1),
+        (ScheduleInterleaved1F1B, 2),
+        (ScheduleInterleavedZeroBubble, 2),
+    ],
+)
+def test_messages(
+    world: Callable[..., DeviceMesh],
+    block: Any,
+    sizes: SimpleNamespace,
+    totals: Any,
+    schedule: Any,
+    per_rank: int,
+    rank: int,
+) -> None:
+    """Per stage that has one before it: m receives forward and m sends backward; per stage that has one after it:
+    m sends forward and m receives backward; each of A. With V stages per rank every stage but the first of the
+    first rank has one before it, whichever the schedule."""
+    shape = (sizes.batch, sizes.seq, sizes.d)
+    trace = run(world(f"pp={RANKS}", rank), block, schedule, shape, per_rank)
+    activation = sizes.tokens * sizes.d * sizes.float
+    work = trace.where(cause="pipeline schedule")
+    assert totals(work, "phase", "op") == messages(rank, per_rank, activation)
+    assert set(work.events["axis"]) == {"pp"}
+    assert work.events["is_async"].all()
+
+    warm_up = trace.where(cause=WARM_UP)
+    assert len(work) + len(warm_up) == len(trace)
+    # one vote of 4 bytes down the pipeline and one result back, for each neighbouring stage
+    neighbours = sum(count for count, _ in messages(rank, per_rank, activation).values()) // (2 * MICROBATCHES)
+    assert totals(warm_up, "phase") == ({"other": (2 * neighbours, 2 * neighbours * 4)} if VOTES else {})
+
+
+def test_each_stage_has_its_own(
+    world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace, totals: Any
+) -> None:
+    """Two stages on a rank in the middle: 2m messages forward and 2m backward for each."""
+    shape = (sizes.batch, sizes.seq, sizes.d)
+    trace = run(world(f"pp={RANKS}", 1), block, ScheduleInterleaved1F1B, shape, per_rank=2)
+    owners = totals(trace.where(cause="pipeline schedule"), "owner", "phase")
+    assert {key: count for key, (count, _) in owners.items()} == {
+        (name, phase): 2 * MICROBATCHES for name in ("Block", "Block#2") for phase in ("forward", "backward")
+    }
+
+
+def test_steady_state_sends_and_receives_in_batches(
+    world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace
+) -> None:
+    """1F1B on rank 1 of 4 warms up with w = P − rank = 3 forwards. Then m − w + 1 = 4 batches send an activation and
+    receive a gradient, and between them m − w = 3 batches send a gradient and receive an activation."""
+    shape = (sizes.batch, sizes.seq, sizes.d)
+    trace = run(world(f"pp={RANKS}", 1), block, Schedule1F1B, shape)
+    batches = trace.events.drop_nulls("batch").group_by("batch", maintain_order=True)
+    pairs = [tuple(frame.select("op", "phase").rows()) for _, frame in batches]
+    down = (("send", "forward"), ("recv", "backward"))
+    up = (("send", "backward"), ("recv", "forward"))
+    assert pairs == [down, up] * (MICROBATCHES - 3) + [down]
+
+
+def test_a_stages_own_collectives_are_not_the_schedules(
+    world: Callable[..., DeviceMesh], sizes: SimpleNamespace, totals: Any
+) -> None:
+    """m all-reduces in the stage's forward: they belong to the stage, and the schedule is not their cause."""
+    shape = (sizes.batch, sizes.d)
+    trace = run(world(f"pp={RANKS}", 1), lambda: Reducing(nn.Linear(sizes.d, sizes.d)), ScheduleGPipe, shape)
+    reduces = trace.where(op="all_reduce")
+    assert totals(reduces, "phase", "trigger", "cause") == {
+        ("forward", "Reducing", ""): (MICROBATCHES, MICROBATCHES * sizes.batch * sizes.d * sizes.float)
+    }
+
+
+REAL = 2
+
+
+def events(mesh: DeviceMesh, per_rank: int) -> list[tuple[Any, ...]]:
+    """What one step sends on this rank, in order."""
+    schedule = Schedule1F1B if per_rank == 1 else ScheduleInterleaved1F1B
+    trace = run(mesh, lambda: nn.Linear(5, 5), schedule, (3, 5), per_rank)
+    columns = ("op", "phase", "trigger", "message_bytes", "cause", "batch", "is_async")
+    return trace.events.select(columns).rows()
+
+
+def on_real_ranks(per_rank: int) -> list[tuple[Any, ...]]:
+    return events(dist.init_device_mesh("cpu", (REAL,), mesh_dim_names=("pp",)), per_rank)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+@pytest.mark.parametrize("per_rank", [1, 2])
+def test_real_ranks_send_what_the_simulation_says(world: Callable[..., DeviceMesh], per_rank: int) -> None:
+    """Schedules on gloo, where all receives bring true values: event by event the same on every rank. What torch 2.15
+    sends before its first step, and leaves out where ranks are simulated, is 4 bytes at a time."""
+    real = run_ranks(on_real_ranks, REAL, args=(per_rank,), timeout=240).values
+    if not VOTES:
+        warm_ups = [[event for event in rank if event[4] == WARM_UP] for rank in real]
+        assert all(event[3] == 4 for rank in warm_ups for event in rank)
+        real = [rank[len(warm_up) :] for rank, warm_up in zip(real, warm_ups, strict=True)]
+    assert real == [events(world(f"pp={REAL}", rank), per_rank) for rank in range(REAL)]
+
+
+def test_a_stage_without_shapes_says_what_it_needs(world: Callable[..., DeviceMesh], sizes: SimpleNamespace) -> None:
+    mesh = world(f"pp={RANKS}", 1)
+    stage = PipelineStage(nn.Linear(4, 4), 1, RANKS, torch.device("cpu"), group=mesh.get_group())
+    with pytest.raises(UsageError, match=r"pipeline stage 1 .* input_args=…, output_args=…"):
+        ScheduleGPipe(stage, 2, loss_fn=loss).step()

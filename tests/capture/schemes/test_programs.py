@@ -1,0 +1,563 @@
+"""Everyday programs: what is recorded is what happened, and nothing is left of the recording."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.modules import module as torch_module
+
+from dsexplore.capture import ops
+from dsexplore.capture.recorder import is_recording, record
+
+WIDTH = 4
+SIZE = 2 * WIDTH * 4
+
+
+class Reduce(torch.autograd.Function):
+    """All-reduces what passes, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return all_reduce(x, "sum", dist.group.WORLD) * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return all_reduce(gradient.contiguous(), "sum", dist.group.WORLD) * 1
+
+
+class Talker(nn.Module):
+    """One all-reduce of 2·4·e forward and one backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Reduce.apply(self.linear(x))
+
+
+class Pair(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def x(**options: Any) -> torch.Tensor:
+    return torch.ones(2, WIDTH, **options)
+
+
+@pytest.fixture(autouse=True)
+def four(world: Callable[..., DeviceMesh]) -> DeviceMesh:
+    return world("dp=4")
+
+
+def forward_and_backward(*names: str) -> list[tuple[str, str]]:
+    """One event each way per module that ran, backward in reverse."""
+    return [*(("forward", name) for name in names), *(("backward", name) for name in reversed(names))]
+
+
+def test_several_steps(column: Any) -> None:
+    model = Talker()
+    with record() as trace:
+        for number in range(3):
+            if number:
+                trace.step()
+            model(x()).sum().backward()
+    assert column(trace, "step", "phase") == [(n, phase) for n in range(3) for phase in ("forward", "backward")]
+    assert column(trace, "seq") == list(range(6))
+
+
+def test_a_module_called_twice(column: Any) -> None:
+    model = Talker()
+    with record() as trace:
+        model(model(x())).sum().backward()
+    assert column(trace, "phase", "trigger") == forward_and_backward("Talker", "Talker")
+    assert trace.modules.filter(module="Talker")["calls"].to_list() == [2]
+    assert repr(trace) == "<Trace: 4 collectives of rank 0, world of 4>"
+
+
+def test_a_shared_module(column: Any) -> None:
+    shared = Talker()
+    model = Pair(shared, shared)
+    with record() as trace:
+        model(x()).sum().backward()
+    assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first", "Pair.first")
+    assert trace.modules.filter(module="Pair.first")["calls"].to_list() == [2]
+
+
+def test_a_module_shared_by_two_models(column: Any) -> None:
+    shared = Talker()
+    with record() as trace:
+        for model in (Pair(shared, nn.ReLU()), Pair(nn.Identity(), shared)):
+            model(x())
+    assert column(trace, "trigger") == ["Pair.first"] * 2
+
+
+def test_two_models(column: Any) -> None:
+    first, second = Pair(Talker(), nn.ReLU()), Pair(nn.ReLU(), Talker())
+    with record() as trace:
+        (first(x()) + second(x())).sum().backward()
+    assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first", "Pair#2.second")
+
+
+def test_a_model_without_a_name_of_its_own(column: Any) -> None:
+    anonymous = type("", (Talker,), {})()
+    sequential = nn.Sequential(Talker(), nn.ReLU())
+    with record() as trace:
+        anonymous(x())
+        sequential(x())
+    assert column(trace, "trigger") == ["Module", "Sequential.0"]
+
+
+def test_no_model_at_all(column: Any) -> None:
+    with record() as trace:
+        y = Reduce.apply(x(requires_grad=True))
+        y.sum().backward()
+    assert column(trace, "phase", "trigger") == [("other", ""), ("backward", "")]
+
+
+def test_nested_traces(column: Any) -> None:
+    """The inner trace has what happened in its block, numbered from 0; the outer one has all of it."""
+    model = Talker()
+    with record() as outer:
+        model(x())
+        with record() as inner:
+            model(x())
+            inner.step()
+            model(x())
+        model(x())
+    assert (len(outer), len(inner)) == (4, 2)
+    assert column(inner, "seq", "step") == [(0, 0), (1, 1)]
+    assert column(outer, "step") == [0] * 4
+    assert inner.modules.filter(module="Talker")["calls"].to_list() == [2]
+
+
+def test_traces_that_overlap(column: Any) -> None:
+    first, second = record(), record()
+    model = Talker()
+    one = first.__enter__()
+    model(x())
+    two = second.__enter__()
+    model(x())
+    first.__exit__(None, None, None)
+    model(x())
+    second.__exit__(None, None, None)
+    assert (len(one), len(two)) == (2, 2)
+    assert not is_recording()
+
+
+def test_threads(column: Any) -> None:
+    """Collectives of other threads are seen, each in the module that its own thread runs."""
+    models = [Pair(Talker(), nn.ReLU()) for _ in range(3)]
+    gate = threading.Barrier(len(models))
+
+    def run(model: nn.Module) -> None:
+        gate.wait(timeout=120)
+        model(x()).sum().backward()
+
+    with record() as trace:
+        for model in models:
+            model.first.linear(x())  # met in this order
+        threads = [threading.Thread(target=run, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=120)
+    assert sorted(column(trace, "phase")) == ["backward"] * 3 + ["forward"] * 3
+    for phase in ("forward", "backward"):
+        assert len(set(trace.where(phase=phase).events["trigger"])) == 3
+    assert all(name.endswith(".first") for name in column(trace, "trigger"))
+
+
+def test_backward_in_another_thread_than_forward(column: Any) -> None:
+    """As on a GPU, whose backward runs in a thread of the device."""
+    model = Pair(Talker(), nn.ReLU())
+    with record() as usual:
+        model(x()).sum().backward()
+    with record() as trace:
+        loss = model(x()).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join(timeout=120)
+    assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first")
+    assert column(trace, "source") == column(usual, "source")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_as_many_lines_of_the_program_as_asked_for(four: DeviceMesh, column: Any, depth: int) -> None:
+    """Innermost first. The all-reduce of a row-wise linear is issued by torch's hook of it, that of the talker by a
+    line of its own; in backward the line that called the module comes first, as the stack does not show it."""
+    model = Pair(parallelize_module(nn.Linear(WIDTH, WIDTH, bias=False), four, RowwiseParallel()), Talker())
+    here = inspect.currentframe()
+    assert here is not None
+    with record(stack_depth=depth) as trace:
+        output, called = model(torch.ones(2, WIDTH // 4)).sum(), here.f_lineno
+        output.backward()
+
+    def line(function: Callable[..., Any]) -> int:
+        """The last line of a function of two or more."""
+        return max(number for *_, number in function.__code__.co_lines() if number is not None)
+
+    of_pair, of_talker = line(Pair.forward), line(Talker.forward)
+    assert [
+        [int(source.rpartition(":")[2]) for source in sources.split(" ← ")] for sources in column(trace, "source")
+    ] == [
+        [of_pair, called, ANY][:depth],
+        [line(Reduce.forward), of_talker, of_pair][:depth],
+        [of_pair, line(Reduce.backward), called + 1][:depth],
+    ]
+
+
+def test_what_no_module_made_comes_from_the_line_that_calls_backward(four: DeviceMesh, column: Any) -> None:
+    """Each of two backwards from its own."""
+    here = inspect.currentframe()
+    assert here is not None
+
+    def gathered() -> torch.Tensor:
+        whole = DTensor.from_local(torch.ones(2, requires_grad=True), four, [Replicate()])
+        return whole.redistribute(four, [Shard(0)]).to_local().sum()
+
+    first, second = gathered(), gathered()
+    with record() as trace:
+        first.backward()
+        line = here.f_lineno - 1
+        second.backward()
+    assert column(trace, "trigger", "phase") == [("", "backward")] * 2
+    assert [source.rpartition(":")[2] for source in column(trace, "source")] == [str(line), str(line + 2)]
+
+
+def test_a_trace_read_during_backward_tells_the_modules_so_far(column: Any) -> None:
+    model = Pair(Talker(), Talker())
+    seen: list[Any] = []
+    with record() as trace:
+        inner = model.first(x())
+        inner.register_hook(lambda _: seen.append(column(trace, "phase", "trigger")))
+        model.second(inner).sum().backward()
+    assert seen == [column(trace, "phase", "trigger")[:3]]
+    assert seen[0][2] == ("backward", "Talker#2")
+
+
+def test_a_recording_opened_during_backward_has_as_many_lines_as_it_asked_for(column: Any) -> None:
+    model = Pair(Talker(), Talker())
+    here = inspect.currentframe()
+    assert here is not None
+    with ExitStack() as stack, record() as trace:
+        later: list[Any] = []
+        between = model.first(x())
+        between.register_hook(lambda _: later.append(stack.enter_context(record(stack_depth=3))))
+        model.second(between).sum().backward()
+        line = here.f_lineno - 1
+    assert len(trace) == 4
+    (source,) = column(later[0], "source")
+    assert source.count(" ← ") == 2
+    assert source.endswith(f":{line}")
+
+
+def test_a_step_like_the_last_keeps_little() -> None:
+    """What holds other things costs again whenever the program's garbage is collected."""
+    model = Pair(Talker(), Talker())
+
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    with record() as trace:
+        model(x()).sum().backward()
+        before, sent = objects(), len(trace)
+        for _ in range(10):
+            model(x()).sum().backward()
+        kept, sent = objects() - before, len(trace) - sent
+    assert sent == 40
+    assert kept / sent < 5  # a collective, its line, and the calls of 5 modules per 4 collectives
+
+
+def test_a_trace_inside_a_thread(column: Any) -> None:
+    found: list[Any] = []
+
+    def run() -> None:
+        model = Talker()
+        with record() as trace:
+            model(x()).sum().backward()
+        found.append(trace)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(timeout=120)
+    assert column(found[0], "phase", "trigger") == forward_and_backward("Talker")
+
+
+class Fails(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("in the third module")
+
+
+def test_an_exception_in_the_middle(column: Any) -> None:
+    """The trace keeps what happened until then; the next one, of the same model, is right."""
+    model = nn.Sequential(Talker(), Talker(), Fails())
+    with pytest.raises(RuntimeError, match="third"), record() as trace:
+        model(x())
+    assert column(trace, "trigger") == ["Sequential.0", "Sequential.1"]
+    assert any("RuntimeError" in note for note in trace.info.notes)
+    assert not is_recording()
+    model[2] = nn.Identity()
+    with record() as again:
+        model(x()).sum().backward()
+    assert column(again, "phase", "trigger") == forward_and_backward("Sequential.0", "Sequential.1")
+
+
+def test_an_exception_that_the_program_catches(column: Any) -> None:
+    """A module that failed and was caught is not running any more."""
+    failing, good = Pair(Talker(), Fails()), Talker()
+    with record() as trace:
+        with pytest.raises(RuntimeError):
+            failing(x())
+        all_reduce(x(), "sum", dist.group.WORLD)
+        good(x())
+    assert column(trace, "trigger") == ["Pair.first", "", "Talker"]
+
+
+def test_an_exception_in_backward(column: Any) -> None:
+    model = Talker()
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise RuntimeError("in backward")
+
+    model.linear.weight.register_hook(fail)
+    with record() as trace:
+        with pytest.raises(RuntimeError, match="in backward"):
+            model(x()).sum().backward()
+        model(x())
+    assert column(trace, "phase") == ["forward", "backward", "forward"]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_without_autograd(column: Any, mode: Callable[[], Any]) -> None:
+    model = Talker()
+    with record() as trace, mode():
+        model(x())
+    with mode(), record() as inside:
+        model(x())
+    for found in (trace, inside):
+        assert column(found, "phase", "trigger", "message_bytes") == [("forward", "Talker", SIZE)]
+
+
+def test_gradient_accumulation(column: Any) -> None:
+    model = Talker()
+    with record() as trace:
+        losses = [model(x()).sum() for _ in range(3)]
+        for loss in losses:
+            loss.backward()
+    assert column(trace, "phase", "trigger") == [("forward", "Talker")] * 3 + [("backward", "Talker")] * 3
+
+
+def test_microbatches_whose_backwards_interleave(column: Any) -> None:
+    """Forward of a, of b, backward of a, forward of c, …: backward goes by the graph, not by what ran last."""
+    first, second = Pair(Talker(), nn.ReLU()), Pair(nn.ReLU(), Talker())
+    with record() as trace:
+        a = first(x()).sum()
+        b = second(x()).sum()
+        a.backward()
+        c = first(x()).sum()
+        b.backward()
+        c.backward()
+    assert column(trace.where(phase="backward"), "trigger") == ["Pair.first", "Pair#2.second", "Pair.first"]
+
+
+def test_inplace_relu(column: Any) -> None:
+    model = nn.Sequential(Talker(), nn.ReLU(inplace=True), Talker(), nn.ReLU(inplace=True))
+    with record() as trace:
+        model(x()).sum().backward()
+    assert column(trace, "phase", "trigger") == forward_and_backward("Sequential.0", "Sequential.2")
+
+
+def test_a_gradient_to_an_input(column: Any) -> None:
+    model = Talker()
+    start = x(requires_grad=True)
+    with record() as trace:
+        torch.autograd.grad(model(start).sum(), start)
+    assert column(trace, "phase", "trigger") == forward_and_backward("Talker")
+
+
+def test_a_gradient_penalty(column: Any) -> None:
+    """grad with create_graph inside the loss, then backward: all of autograd's runs are backward. What the graph sends
+    that the first of them made belongs to the module whose gradient that was, as what the loss's own graph sends."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Talker())
+    start = x(requires_grad=True)
+    with record() as trace:
+        output = model(start).square().sum()
+        (gradient,) = torch.autograd.grad(output, start, create_graph=True)
+        (output + gradient.square().sum()).backward()
+    own = "Sequential.2"
+    assert column(trace, "phase", "trigger") == [
+        ("forward", own),
+        ("backward", own),
+        ("backward", own),
+        ("backward", own),
+    ]
+
+
+def test_a_gradient_penalty_of_two_modules(column: Any) -> None:
+    """Forward 1 per module; the gradient 1 per module, in reverse; its backward again 1 per module for the gradient's
+    graph, last one first, and 1 per module for the forward's."""
+    model = nn.Sequential(Talker(), nn.Tanh(), Talker())
+    start = x(requires_grad=True)
+    with record() as trace:
+        output = model(start).square().sum()
+        (gradient,) = torch.autograd.grad(output, start, create_graph=True)
+        gradient.square().sum().backward()
+    first, second = "Sequential.0", "Sequential.2"
+    assert column(trace, "trigger") == [first, second, second, first, first, second, second, first]
+    assert column(trace, "phase") == ["forward"] * 2 + ["backward"] * 6
+
+
+def test_a_gradient_inside_a_forward(column: Any) -> None:
+    """A module that differentiates in its own forward: that part is backward, of the module that it goes through."""
+
+    class Score(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = Talker()
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            value = value.requires_grad_()
+            return torch.autograd.grad(self.energy(value).sum(), value)[0]
+
+    with record() as trace:
+        Score()(x())
+    assert column(trace, "phase", "trigger") == forward_and_backward("Score.energy")
+
+
+def test_a_collective_in_a_hook_of_the_module(column: Any) -> None:
+    model = Pair(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+
+    def reduce(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return Reduce.apply(output)
+
+    model.first.register_forward_hook(reduce)
+    with record() as trace:
+        model(x()).sum().backward()
+    assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first")
+
+
+def test_a_collective_in_a_gradient_hook(column: Any) -> None:
+    """Data parallelism by hand: a hook on each parameter, whose module is the trigger."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    with record() as trace:
+        model(x()).sum().backward()
+    assert column(trace, "phase", "trigger") == [("backward", "Sequential.2"), ("backward", "Sequential.0")]
+
+
+def test_a_forward_outside_the_trace(column: Any) -> None:
+    model = Talker()
+    output = model(x()).sum()
+    with record() as trace:
+        output.backward()
+    assert column(trace, "phase", "op") == [("backward", "all_reduce")]
+
+
+def test_local_tensors_inside_and_outside(column: Any) -> None:
+    """LocalTensorMode runs all ranks in one process: a redistribute is one event all the same, whichever block is
+    the outer one."""
+    mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+
+    def gather() -> None:
+        DTensor.from_local(torch.ones(2, WIDTH), mesh, [Shard(0)], run_check=False).redistribute(mesh, [Replicate()])
+
+    with record() as outside, LocalTensorMode(frozenset(range(4))):
+        gather()
+    with LocalTensorMode(frozenset(range(4))), record() as inside:
+        gather()
+    for trace in (outside, inside):
+        assert column(trace, "op", "message_bytes", "cause") == [("all_gather", 4 * SIZE, "redistribute S(0)→R")]
+
+
+def test_tensor_parallel_training_loop(
+    world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace, totals: Any
+) -> None:
+    """Three steps, forward, backward and optimizer, each 2 + 5 all_reduce: the same in every step."""
+    mesh = world("tp=4")
+    columns = ("attn.wq", "attn.wk", "attn.wv", "mlp.w1", "mlp.w3")
+    plan = {**dict.fromkeys(columns, ColwiseParallel()), "attn.wo": RowwiseParallel(), "mlp.w2": RowwiseParallel()}
+    model = parallelize_module(block(), mesh, plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    with record() as trace:
+        for number in range(3):
+            if number:
+                trace.step()
+            optimizer.zero_grad()
+            model(torch.ones(sizes.batch, sizes.seq, sizes.d, requires_grad=True)).sum().backward()
+            optimizer.step()
+    size = sizes.tokens * sizes.d * sizes.float
+    assert totals(trace, "step", "phase", "op") == {
+        (number, phase, "all_reduce"): (count, count * size)
+        for number in range(3)
+        for phase, count in (("forward", 2), ("backward", 5))
+    }
+
+
+def test_nothing_is_kept_alive(world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace) -> None:
+    """After the recording the trace is there, and the model, its parameters, its output and the mesh are not."""
+    mesh = world("tp=4")
+    sub = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    model = parallelize_module(block(), sub["b"], {"attn.wq": ColwiseParallel(use_local_output=False)})
+    with record() as trace:
+        output = model.attn.wq(torch.ones(sizes.batch, sizes.seq, sizes.d)).full_tensor()
+    watched = [weakref.ref(thing) for thing in (model, model.attn.wq.weight, output, sub)]
+    del model, output, sub
+    torch.distributed.tensor.debug._clear_sharding_prop_cache()
+    gc.collect()
+    alive = [reference() for reference in watched[:3]]
+    assert alive == [None] * 3
+    assert ops._known_message.cache_info().currsize == 0
+    assert len(trace) > 0
+    assert mesh is not None
+
+
+def test_the_model_is_as_it_was(column: Any) -> None:
+    """No hook, no attribute, no changed class remains on the model or on torch."""
+    model = Pair(Talker(), nn.ReLU())
+    before = [(dict(part.__dict__), type(part)) for part in model.modules()]
+    hooks = dict(torch_module._global_forward_pre_hooks)
+    with record():
+        model(x()).sum().backward()
+    model.zero_grad()
+    after = [(dict(part.__dict__), type(part)) for part in model.modules()]
+    assert [kind for _, kind in before] == [kind for _, kind in after]
+    for (old, _), (new, _) in zip(before, after, strict=True):
+        assert old.keys() == new.keys()
+        assert not new["_forward_hooks"]
+        assert not new["_forward_hooks_always_called"]
+    assert dict(torch_module._global_forward_pre_hooks) == hooks
+
+
+def test_results_are_those_of_an_untraced_run() -> None:
+    model = Talker()
+    start = x(requires_grad=True)
+    model(start).sum().backward()
+    expected = start.grad
+    start.grad = None
+    with record():
+        model(start).sum().backward()
+    torch.testing.assert_close(start.grad, expected, rtol=0, atol=0)

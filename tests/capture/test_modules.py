@@ -1,0 +1,295 @@
+"""One tree per model, whatever ran first; backward nodes belong to the module whose forward made them."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dsexplore.capture.modules import Modules
+from dsexplore.capture.source_lines import file_name, source_text
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block() for _ in range(depth)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture
+def modules() -> Iterator[Modules]:
+    following = Modules()
+    following.install()
+    yield following
+    following.uninstall()
+
+
+def calls(modules: Modules) -> dict[str, int]:
+    return {module.name: module.calls for module in modules.in_order()}
+
+
+def test_names_begin_with_the_models_class(modules: Modules) -> None:
+    Model()(torch.ones(1, 4))
+    assert calls(modules) == {
+        "Model": 1,
+        "Model.layers": 0,
+        "Model.layers.0": 1,
+        "Model.layers.0.up": 1,
+        "Model.layers.0.down": 1,
+        "Model.layers.1": 1,
+        "Model.layers.1.up": 1,
+        "Model.layers.1.down": 1,
+    }
+
+
+def test_a_part_that_ran_first_joins_its_model(modules: Modules) -> None:
+    model = Model()
+    model.layers[1](torch.ones(1, 4))
+    assert list(calls(modules)) == ["Block", "Block.up", "Block.down"]
+    model(torch.ones(1, 4))
+    assert list(calls(modules)) == [
+        "Model",
+        "Model.layers",
+        *(f"Model.layers.{i}{part}" for i in range(2) for part in ("", ".up", ".down")),
+    ]
+    assert calls(modules)["Model.layers.1.up"] == 2
+    holders = [parameter.module.name for parameter in modules.parameters() if parameter.name == "weight"]
+    assert holders == [f"Model.layers.{i}.{part}" for i in range(2) for part in ("up", "down")]
+
+
+def test_two_models_of_one_class_are_told_apart(modules: Modules) -> None:
+    Model(1)(torch.ones(1, 4))
+    Model(1)(torch.ones(1, 4))
+    nn.Linear(4, 4)(torch.ones(1, 4))
+    assert [name for name in calls(modules) if "." not in name] == ["Model", "Model#2", "Linear"]
+
+
+def test_a_shared_module_has_one_name_and_all_its_calls(modules: Modules) -> None:
+    model = Model()
+    model.layers[1] = model.layers[0]
+    model(torch.ones(1, 4))
+    assert calls(modules)["Model.layers.0"] == 2
+    assert "Model.layers.1" not in calls(modules)
+
+
+def test_tied_parameters_say_whose_they_are(modules: Modules) -> None:
+    model = Model(1)
+    model.layers[0].down.weight = nn.Parameter(model.layers[0].up.weight.t().contiguous())
+    other = nn.Linear(4, 4)
+    tied = nn.Sequential(other, nn.Linear(4, 4))
+    tied[1].weight = other.weight
+    tied(torch.ones(1, 4))
+    shared = {f"{p.module.name}.{p.name}": p.shared_with for p in modules.parameters()}
+    assert shared["Sequential.0.weight"] is None
+    assert shared["Sequential.1.weight"] is not None
+    assert shared["Sequential.1.weight"].module.name == "Sequential.0"
+
+
+def test_wrappers_are_no_part_of_a_name(modules: Modules) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = Model()
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    model(torch.ones(1, 4))
+    assert list(calls(modules)).count("Model.layers.0") == 1
+    assert calls(modules)["Model.layers.0"] == 1
+    assert not any("_checkpoint" in name for name in calls(modules))
+
+
+def test_a_module_added_after_the_first_call_is_found(modules: Modules) -> None:
+    model = Model(1)
+    model(torch.ones(1, 4))
+    model.layers.append(Block())
+    model(torch.ones(1, 4))
+    assert calls(modules)["Model.layers.1.up"] == 1
+
+
+def node_names(modules: Modules, output: torch.Tensor) -> list[str]:
+    """The module of every autograd node behind a tensor, outermost first."""
+    names, nodes = [], [output.grad_fn]
+    while nodes:
+        node = nodes.pop(0)
+        if node is None or type(node).__name__ == "AccumulateGrad":
+            continue
+        module, _ = modules.of_node(node)
+        names.append(f"{node.name().removesuffix('Backward0')} {module.name if module else '-'}")
+        nodes.extend(parent for parent, _ in node.next_functions)
+    return names
+
+
+def test_autograd_nodes_belong_to_the_module_that_made_them(modules: Modules) -> None:
+    out = Model(1)(torch.ones(1, 4)) * 2
+    names = node_names(modules, out)
+    assert names[:2] == ["Mul -", "Addmm Model.layers.0.down"]
+    assert "Relu Model.layers.0" in names
+    assert "Addmm Model.layers.0.up" in names
+
+
+def test_a_gradient_accumulator_belongs_to_the_holder_of_its_parameter(modules: Modules) -> None:
+    model = Model(1)
+    accumulator = (model(torch.ones(1, 4))).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    found, _ = modules.of_node(accumulator)
+    assert found is not None
+    assert found.name == "Model.layers.0.down"
+
+
+def test_an_exception_inside_a_module_leaves_no_open_call(modules: Modules) -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        nn.Sequential(nn.Identity(), Failing())(torch.ones(1))
+    assert modules.here.mine.stack == []
+
+
+def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Modules) -> None:
+    class Interrupted(nn.Module):
+        stop = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.stop:
+                raise KeyboardInterrupt
+            return x * 2
+
+    model = nn.Sequential(nn.Linear(1, 1), Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 1))
+    model[1].stop = False
+    out = model(torch.ones(1, 1)).sum()
+    assert node_names(modules, out)[0] == "Sum -"
+    assert modules.here.mine.stack == []
+
+
+def test_recomputed_forwards_count_as_calls(modules: Modules) -> None:
+    block = Block()
+    checkpoint(block, torch.ones(1, 4, requires_grad=True), use_reentrant=False).sum().backward()
+    assert calls(modules)["Block.up"] == 2
+
+
+def test_threads_do_not_share_a_stack(modules: Modules) -> None:
+    names: list[str] = []
+
+    class Spawning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            other = nn.Linear(1, 1)
+            thread = threading.Thread(target=lambda: names.append(node_names(modules, other(x))[0]))
+            thread.start()
+            thread.join()
+            return self.inner(x)
+
+    out = Spawning()(torch.ones(1, 1))
+    assert names == ["Addmm Linear"]
+    assert node_names(modules, out)[0] == "Addmm Spawning.inner"
+
+
+def test_models_are_not_kept_alive_and_hooks_are_removed() -> None:
+    following = Modules()
+    following.install()
+    model = Model()
+    model(torch.ones(1, 4))
+    following.uninstall()
+    assert not any(part._forward_hooks or part._forward_hooks_always_called for part in model.modules())
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert calls(following)["Model.layers.0"] == 1
+
+
+def test_copies_made_meanwhile_are_left_without_hooks() -> None:
+    following = Modules()
+    following.install()
+    model = Model()
+    model(torch.ones(1, 4))
+    copied = copy.deepcopy(copy.deepcopy(model))
+    saved = pickle.dumps(model)
+    following.uninstall()
+    assert not any(part._forward_hooks or part._forward_hooks_always_called for part in copied.modules())
+    copied(torch.ones(1, 4))
+    pickle.loads(saved)(torch.ones(1, 4))
+
+
+def test_outputs_are_not_replaced(modules: Modules) -> None:
+    class Several(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return x, None
+
+    tensor = torch.ones(1)
+    assert Several()(tensor)[0] is tensor
+
+
+def test_a_node_knows_the_line_that_called_its_module(modules: Modules) -> None:
+    block = Block()
+    lines = []
+    for out in (block(torch.ones(1, 4)), block(torch.ones(1, 4))):
+        _, ((code, offset),) = modules.of_node(out.grad_fn)
+        file, _, line = source_text(code, offset).rpartition(":")
+        assert file == file_name(__file__)
+        lines.append(int(line))
+    assert lines[0] == Block.forward.__code__.co_firstlineno + 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_script_modules_are_followed(modules: Modules) -> None:
+    """Their ``_modules`` is no dict."""
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    nn.Sequential(scripted)(torch.ones(1, 2))
+    assert calls(modules) == {"Sequential": 1, "Sequential.0": 1, "Sequential.0.0": 0}
+
+
+def test_a_module_is_still_told_of_once_another_lies_where_it_lay(modules: Modules) -> None:
+    """Some of ten blocks made one after the other, each gone by then, have the same address."""
+    for _ in range(10):
+        Block()(torch.ones(1, 4))
+    labels = ["Block", *(f"Block#{number}" for number in range(2, 11))]
+    assert calls(modules) == {name: 1 for label in labels for name in (label, f"{label}.up", f"{label}.down")}
+
+
+def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:
+    class Unreadable(nn.Module):
+        def named_modules(self, *_args: object, **_kwargs: object) -> Iterator[tuple[str, nn.Module]]:
+            raise LookupError("no list of my parts")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    told: list[str] = []
+    following = Modules(lambda _about, message: told.append(message))
+    following.install()
+    try:
+        model = Unreadable()
+        for _ in range(2):
+            assert model(torch.ones(1)).item() == 2
+    finally:
+        following.uninstall()
+    (message,) = told
+    assert "around Unreadable" in message
+    assert "no list of my parts" in message
+    assert calls(following) == {"Unreadable": 2}

@@ -1,0 +1,107 @@
+"""Every op of every communication namespace is classified, and read at the right argument."""
+
+import pytest
+import torch
+import torch.distributed._symmetric_memory  # registers symm_mem's ops
+import torch.distributed.fsdp  # registers fsdp's ops
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from dsexplore.capture import ops
+from dsexplore.capture.substrate import KernelSubstrate  # noqa: F401  registers the functional and _dtensor ops
+from dsexplore.trace.collectives import OPS
+
+
+def test_every_op_is_recorded_or_has_a_reason() -> None:
+    names = ops.op_names()
+    assert {name.partition("::")[0] for name in names} == set(ops.NAMESPACES)
+    unclassified = [name for name in names if name not in ops.COMMUNICATION and name not in ops.NOT_COMMUNICATION]
+    assert not unclassified
+
+
+def test_no_op_is_both() -> None:
+    assert not ops.COMMUNICATION.keys() & ops.NOT_COMMUNICATION.keys()
+    assert all(reason.strip() for reason in ops.NOT_COMMUNICATION.values())
+
+
+@pytest.mark.parametrize("raw_op", sorted(ops.COMMUNICATION.keys() & set(ops.op_names())))
+def test_positions_agree_with_the_schema(raw_op: str) -> None:
+    entry = ops.COMMUNICATION[raw_op]
+    (schema,) = torch._C._jit_get_schemas_for_operator(raw_op)
+    names = [argument.name for argument in schema.arguments]
+    assert names[entry.group] in ("process_group", "group_name")
+    assert entry.op in OPS
+    has_async = "async_op" in names
+    assert (entry.async_op is not None) == has_async
+    if has_async:
+        assert names[entry.async_op] == "async_op"
+
+
+def test_an_op_that_this_torch_does_not_have_is_of_a_later_one() -> None:
+    missing = (ops.COMMUNICATION.keys() | ops.NOT_COMMUNICATION.keys()) - set(ops.op_names())
+    assert missing <= ops.LATER
+    assert ops.COMMUNICATION.keys() | ops.NOT_COMMUNICATION.keys() >= ops.LATER
+
+
+def test_an_op_that_nobody_described_gets_a_generic_entry() -> None:
+    entry = ops.lookup("c10d::brand_new_")
+    assert entry is not None
+    assert entry.op == "unknown:brand_new_"
+    small, large = torch.ones(2), torch.ones(3, dtype=torch.float64)
+    assert entry.messages([[small], {"x": large}], 4, entry.op) == [(entry.op, 24, torch.float64, (3,))]
+    assert entry.messages([1, "x"], 4, entry.op) == [(entry.op, 0, None, ())]
+
+
+def test_an_op_that_does_not_communicate_has_no_entry() -> None:
+    assert ops.lookup("_c10d_functional::wait_tensor") is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "message_bytes"),
+    [([2, 2], [2, 2], 4 * 3 * 4), ([4, 0], [1, 1], 4 * 3 * 4), ([1, 1], [3, 4], 7 * 3 * 4), ([], [], 4 * 3 * 4)],
+)
+def test_an_uneven_all_to_all_counts_the_larger_side(sent: list[int], received: list[int], message_bytes: int) -> None:
+    rows = sum(sent) or 4
+    entry = ops.COMMUNICATION["_c10d_functional::all_to_all_single"]
+    ((_, size, _, _),) = entry.messages([torch.empty(rows, 3), received, sent, "0"], 2, entry.op)
+    assert size == message_bytes
+
+
+def test_an_all_to_all_that_sends_nothing_still_receives() -> None:
+    entry = ops.COMMUNICATION["_c10d_functional::all_to_all_single"]
+    ((_, size, _, _),) = entry.messages([torch.empty(0, 3), [5, 0], [0, 0], "0"], 2, entry.op)
+    assert size == 5 * 3 * 4
+
+
+def test_a_fused_matmul_scatters_its_product() -> None:
+    entry = ops.COMMUNICATION["symm_mem::fused_matmul_reduce_scatter"]
+    left, right = torch.empty(8, 16), torch.empty(16, 32)
+    ((_, size, _, _),) = entry.messages([left, right, "sum", 0, "0"], 4, entry.op)
+    assert size == 8 * 32 * 4
+
+
+@pytest.mark.parametrize("op", ["_c10d_functional::all_reduce", "_c10d_functional::all_gather_into_tensor"])
+def test_symbolic_sizes_are_read_as_the_numbers_they_stand_for(op: str) -> None:
+    entry = ops.lookup(op)
+    assert entry is not None
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    fake = FakeTensorMode(shape_env=ShapeEnv())
+    tensor = fake.from_tensor(torch.empty(2, 3), symbolic_context=dynamic, source=ConstantSource("tensor"))
+    assert isinstance(tensor.shape[0], torch.SymInt)
+    ((_, size, dtype, shape),) = entry.messages([tensor, "sum", "0"], 4, entry.op)
+    assert (size, dtype, tuple(map(int, shape))) == (24 * (4 if "gather" in op else 1), torch.float32, (2, 3))
+
+
+def test_messages_are_the_same_objects_until_they_are_forgotten() -> None:
+    entry = ops.COMMUNICATION["_c10d_functional::all_reduce"]
+
+    def message() -> object:
+        (one,) = entry.messages([torch.empty(2), "sum", "0"], 4, entry.op)
+        return one
+
+    first = message()
+    assert message() is first
+    ops.forget_messages()
+    assert message() == first
+    assert message() is not first

@@ -1,0 +1,312 @@
+"""What is read in one function is what reading frame by frame tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+from dsexplore.capture import frame_kinds, recorder
+from dsexplore.capture.recorder import record
+from dsexplore.worlds.simulate import simulate
+
+R, P, S0 = Replicate(), Partial(), Shard(0)
+ROWS, COLUMNS = 8, 24
+
+World = Callable[..., DeviceMesh]
+Program = Callable[[], Any]
+
+
+def frame_by_frame(*_: Any) -> None:
+    """In the place of ``read_sharded``: leaves everything to `context`."""
+
+
+def gathered(x: DTensor) -> DTensor:
+    return x.redistribute(placements=[R] * x.device_mesh.ndim)
+
+
+class Gathering(nn.Module):
+    """Redistributes in its forward, in a helper and by itself, and so in its backward."""
+
+    def forward(self, x: DTensor) -> torch.Tensor:
+        first = gathered(x).to_local(grad_placements=[P] * x.device_mesh.ndim)
+        return first * x.redistribute(placements=[R] * x.device_mesh.ndim).to_local()
+
+
+class Backward(torch.autograd.Function):
+    """Redistributes twice in a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        ctx.mesh = mesh
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = DTensor.from_local(gradient, ctx.mesh, [P], run_check=False)
+        return (gathered(whole).to_local() + gathered(whole).to_local()) / 2, None
+
+
+class OwnBackward(nn.Module):
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh, self.linear = mesh, nn.Linear(COLUMNS, COLUMNS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Backward.apply(self.linear(x), self.mesh)
+
+
+def sharded(mesh: DeviceMesh, **options: Any) -> DTensor:
+    return DTensor.from_local(torch.ones(ROWS, COLUMNS, **options), mesh, [S0] * mesh.ndim, run_check=False)
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(COLUMNS, 4 * COLUMNS), nn.Linear(4 * COLUMNS, COLUMNS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(self.w1(x).relu())
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(COLUMNS), FeedForward()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Stack(nn.Module):
+    """Two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as opened:
+        yield lambda mesh: opened.enter_context(simulate(mesh=mesh))
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """With sequence parallelism too."""
+    plan = {
+        "norm": SequenceParallel(sequence_dim=0),
+        "mlp": PrepareModuleInput(input_layouts=(S0,), desired_input_layouts=(R,)),
+        "mlp.w1": ColwiseParallel(),
+        "mlp.w2": RowwiseParallel(output_layouts=S0),
+    }
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.fixture
+def model(world: World) -> nn.Module:
+    return tensor_parallel(Stack(), world("tp=4"))
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.ones(ROWS, COLUMNS)
+
+
+Compare = Callable[[Program], tuple[pl.DataFrame, int]]
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
+    """The events of a program, the same for both ways to read them, and how many of them were read in one function."""
+
+    def run(program: Program) -> tuple[pl.DataFrame, int]:
+        monkeypatch.setattr(frame_kinds, "kinds", {})  # as far as this program has filled them, not the tests before
+        monkeypatch.setattr(frame_kinds, "_redistributes", {})
+        for _ in range(2):  # so that both recordings meet the same: torch's caches are filled, and ours
+            with record():
+                program()
+        read, known = recorder.read_sharded, []
+
+        def counted(*args: Any) -> Any:
+            issued = read(*args)
+            known.append(issued is not None)
+            return issued
+
+        traces = []
+        for reader in (counted, frame_by_frame):
+            monkeypatch.setattr(recorder, "read_sharded", reader)
+            with record() as trace:
+                for _ in range(3):  # what is met first is read frame by frame
+                    program()
+            traces.append(trace)
+        monkeypatch.setattr(recorder, "read_sharded", read)
+        one, other = traces
+        assert_frame_equal(one.events, other.events)
+        assert_frame_equal(one.modules, other.modules)
+        assert one.events["source"].str.contains(":").all()
+        return one.events, sum(known)
+
+    return run
+
+
+def test_tensor_and_sequence_parallel(compare: Compare, model: nn.Module, x: torch.Tensor) -> None:
+    events, known = compare(lambda: model(x).sum().backward())
+    assert known > 0.7 * len(events)  # all but the first of each backward, and what is met first
+    assert set(events["phase"]) == {"forward", "backward"}
+
+
+def test_fsdp(world: World, compare: Compare, x: torch.Tensor) -> None:
+    model = fully_sharded(Stack(), world("dp=4"))
+    events, known = compare(lambda: model(x).sum().backward())
+    assert known == 12  # of 18: not the first of each backward, nor what FSDP does as it ends
+    assert set(events["cause"]) == {"FSDP pre_forward", "FSDP pre_backward", "FSDP prefetch", "FSDP post_backward"}
+    assert set(events["owner"]) == {"Stack.blocks.0", "Stack.blocks.1"}
+
+
+def test_fsdp_of_a_tensor_parallel_model(world: World, compare: Compare, x: torch.Tensor) -> None:
+    mesh = world("dp=2,tp=4")
+    model = fully_sharded(tensor_parallel(Stack(), mesh["tp"]), mesh["dp"])
+    events, known = compare(lambda: model(x).sum().backward())
+    assert known > 0.7 * len(events)
+    of_both = events.filter(pl.col("cause").str.starts_with("FSDP post_backward: redistribute"))
+    assert set(of_both["axis"]) == {"tp"}
+
+
+def test_fsdp_with_recomputation(world: World, compare: Compare, x: torch.Tensor) -> None:
+    model = fully_sharded(Stack(), world("dp=4"))
+    events, known = compare(lambda: checkpoint(model, x, use_reentrant=False).sum().backward())
+    assert 0 < known < len(events)
+
+
+def test_fsdp_that_gathers_as_the_program_says(world: World, compare: Compare, x: torch.Tensor) -> None:
+    class Gather(DefaultAllGather):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    model = fully_sharded(Stack(), world("dp=4"))
+    for block in model.blocks:
+        block.set_custom_all_gather(Gather())
+    events, known = compare(lambda: model(x).sum().backward())
+    lines = events.filter(pl.col("op") == "all_gather", phase="forward")["source"].unique()
+    assert len(lines) == 1  # of the program's own gathering, not that of the module's call
+    assert known >= 0.5 * len(events)
+
+
+@pytest.mark.parametrize("mesh", ["tp=4", "dp=2,tp=4"])
+def test_by_the_program_itself(world: World, compare: Compare, mesh: str) -> None:
+    model, x = Gathering(), sharded(world(mesh), requires_grad=True)
+    events, known = compare(lambda: model(x).sum().backward())
+    assert known >= 0.5 * len(events)
+
+
+def test_in_a_backward_of_the_program_s_own(world: World, compare: Compare, x: torch.Tensor) -> None:
+    model = OwnBackward(world("tp=4"))
+    events, known = compare(lambda: model(x).sum().backward())
+    assert events["phase"].to_list() == ["backward"] * 6
+    assert known == 3  # all but the first of each backward
+
+
+def test_recomputed(world: World, compare: Compare) -> None:
+    model, x = Gathering(), sharded(world("tp=4"), requires_grad=True)
+    events, known = compare(lambda: checkpoint(model, x, use_reentrant=False).sum().backward())
+    assert set(events["phase"]) == {"forward", "recompute", "backward"}
+    assert known >= 0.5 * len(events)
+
+
+def test_under_a_loss_of_shards(world: World, compare: Compare, x: torch.Tensor) -> None:
+    model = parallelize_module(nn.Linear(COLUMNS, COLUMNS), world("tp=4"), ColwiseParallel(use_local_output=False))
+    wanted = torch.zeros(ROWS, dtype=torch.long)
+
+    def program() -> None:
+        with loss_parallel():
+            nn.functional.cross_entropy(model(x), wanted).backward()
+
+    events, known = compare(program)
+    assert events["op"].to_list() == ["all_reduce"] * 9
+    assert known == 0
+
+
+def test_outside_any_module(world: World, compare: Compare) -> None:
+    x = sharded(world("tp=4"))
+    events, known = compare(lambda: gathered(x))
+    assert events["trigger"].to_list() == [""] * 3
+    assert known == 0
+
+
+def test_a_backward_that_makes_a_graph(world: World, compare: Compare) -> None:
+    model, x = Gathering(), sharded(world("tp=4"), requires_grad=True)
+
+    def program() -> None:
+        (gradient,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        gradient.to_local().pow(2).sum().backward()
+
+    events, known = compare(program)
+    assert set(events["phase"]) == {"forward", "backward"}
+    assert 0 < known < len(events)
+
+
+def test_a_backward_in_another_thread(compare: Compare, model: nn.Module, x: torch.Tensor) -> None:
+    def program() -> None:
+        loss = model(x).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join(timeout=60)
+
+    events, _ = compare(program)
+    assert set(events["phase"]) == {"forward", "backward"}
+    assert "" not in set(events["trigger"])
+
+
+def test_a_call_that_began_before_the_recording(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(nn.Module):
+        def forward(self, x: DTensor) -> DTensor:
+            gathered(x)
+            with record() as trace:
+                gathered(x)
+            self.seen = trace.events
+            return x
+
+    x, model = sharded(world("tp=4")), Late()
+    seen = []
+    for reader in (recorder.read_sharded, recorder.read_sharded, frame_by_frame):
+        monkeypatch.setattr(recorder, "read_sharded", reader)
+        model(x)
+        seen.append(model.seen)
+    first, again, other = seen  # what is met first is read frame by frame
+    assert first["trigger"].to_list() == ["Late"]
+    assert_frame_equal(first, again)
+    assert_frame_equal(again, other)

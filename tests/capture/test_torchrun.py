@@ -1,0 +1,145 @@
+"""Under torchrun, real ranks write a file each, and what is loaded is the whole recording."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from polars.testing import assert_frame_equal
+
+import dsexplore
+from dsexplore.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    import dsexplore
+
+    class MLP(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.down(self.up(x))
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    torch.manual_seed(0)
+    model = parallelize_module(MLP(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    try:
+        with dsexplore.commtrace(save=sys.argv[1]) as trace:
+            model(torch.ones(4, 8)).sum().backward()
+            trace.step()
+            dist.all_reduce(torch.ones(256))
+            if sys.argv[2] == "raise":
+                raise RuntimeError("in the middle")
+            dist.barrier()
+    finally:
+        dist.barrier()  # torchrun ends the other ranks when the first one fails
+    dist.destroy_process_group()
+"""
+
+
+def torchrun(tmp_path: Path, save: str, ending: str = "well") -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*command, str(script), save, ending],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_every_rank_writes_a_file_and_loading_merges_them(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "trace/")
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in (tmp_path / "trace").iterdir()) == ["rank-00000.parquet", "rank-00001.parquet"]
+    trace = dsexplore.load(tmp_path / "trace")
+    assert trace.info.ranks == (0, 1)
+    assert trace.info.world_size == 2
+    assert not trace.info.simulated
+    assert trace.info.notes == ()
+    for rank in (0, 1):
+        own = trace.where(rank=rank)
+        assert own.events["op"].to_list() == ["all_reduce", "all_reduce", "barrier"]
+        assert own.events["step"].to_list() == [0, 1, 1]
+        assert own.events["owner"].to_list() == ["MLP.down", "", ""]
+        assert own.events["message_bytes"].to_list() == [4 * 8 * 4, 1024, 0]
+        assert own.events["seq"].to_list() == [0, 1, 2]
+    assert (trace.events["end"] >= trace.events["start"]).all()
+    assert trace.parameters.filter(trace.parameters["name"] == "MLP.up.weight")["placements"].to_list() == ["S(0)"] * 2
+    assert trace.modules["calls"].to_list() == [1, 1, 1]
+    assert dict(trace.groups.select("axis", "backend").iter_rows())["tp"] == "gloo"
+    whole = dsexplore.load(trace.save(tmp_path / "whole.parquet"))
+    assert_frame_equal(whole.events, trace.events)
+
+
+@pytest.mark.processes
+def test_a_program_that_fails_leaves_its_traces(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "trace", "raise")
+    assert done.returncode != 0
+    assert "in the middle" in done.stderr
+    trace = dsexplore.load(tmp_path / "trace")
+    assert trace.info.ranks == (0, 1)
+    assert trace.by_op()["count"].to_list() == [4]
+    assert trace.info.notes == ("the recording ended early, with RuntimeError",)
+
+
+TERMINATED = """
+import os, signal
+from dsexplore.capture import recorder
+save = recorder.save_recording
+
+def terminated(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return save(*arguments)
+
+recorder.save_recording = terminated
+with recorder.record(save="trace/"):
+    print("recorded", flush=True)
+print("not reached", flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_that_its_launcher_ends_while_it_writes_its_file_writes_it_first(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "recorded\n")
+    assert len(dsexplore.load(tmp_path / "trace")) == 0
+
+
+def test_one_file_for_two_processes_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ran = False
+    with (
+        pytest.raises(UsageError, match=r"save='trace\.parquet' names one file, but 2 processes record"),
+        dsexplore.commtrace(save="trace.parquet"),
+    ):
+        ran = True
+    assert not ran
