@@ -1,9 +1,11 @@
-"""A room imports only from rooms on floors below it, or from itself: read off the sources."""
+"""How modules may lean on each other, read off the sources: floors, no import circles, no name in two rooms."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,45 @@ ONE_DOOR = {("display", "views")}
 """`display` alone reaches up, when asked to draw."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
+WITH_CIRCLES = {"aio", "capture", "trace", "views"}
+"""Rooms whose modules still import each other in a circle; a room leaves this list with its last circle."""
+TO_RENAME = {"cells", "config", "constants", "files", "groups", "memory", "progress", "trace"}
+"""Module names that still stand in two rooms; a name leaves this list with its second use."""
+ON_PURPOSE = {"diff": "trace compares two traces, views shows the comparison"}
+"""Module names that may stand in two rooms, each with why."""
 
 
 def room_of(path: Path) -> str:
     """The room of a module's file."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a module's file: ``trace.files``; of a package its folder: ``trace``."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(source: str, modules: set[str]) -> Iterator[str]:
+    """Those of our modules that a module imports anywhere in it: in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [member if member.removeprefix("dsexplore.") in modules else str(node.module) for member in members]
+        else:
+            continue
+        ours = {name.removeprefix("dsexplore.") for name in names if name.startswith("dsexplore.")}
+        yield from ours & modules
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """One circle of imports, from a module back to itself; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
 
 
 def imports(source: str) -> Iterator[str]:
@@ -62,7 +98,9 @@ def test_imports_only_from_below(path: Path) -> None:
     for other in imports(path.read_text(encoding="utf-8")):
         if other == room or (room, other) in ONE_DOOR or other not in FLOOR:
             continue
-        above = FLOOR[other] >= FLOOR[room] and not (FLOOR[other] == FLOOR[room] and FLOOR[room] in (0, len(FLOORS) - 1))
+        above = FLOOR[other] >= FLOOR[room] and not (
+            FLOOR[other] == FLOOR[room] and FLOOR[room] in (0, len(FLOORS) - 1)
+        )
         assert not above, f"{path.name}: {room} (floor {FLOOR[room]}) imports {other} (floor {FLOOR[other]})"
 
 
@@ -75,3 +113,60 @@ def later():
     importlib.import_module("dsexplore.cli")
 """
     assert sorted(imports(source)) == ["aio", "cli", "comm", "load", "views"]
+
+
+def room_circle(room: str) -> list[str]:
+    """One circle of imports among the modules of a room; empty where there is none."""
+    paths = {module_of(path): path for path in PACKAGE.rglob("*.py") if room_of(path) == room}
+    names = set(paths)
+    return circle({name: {*imported_modules(path.read_text(encoding="utf-8"), names)} for name, path in paths.items()})
+
+
+@pytest.mark.parametrize("room", sorted(FLOOR))
+def test_no_room_imports_in_a_circle(room: str) -> None:
+    found = room_circle(room)
+    if room in WITH_CIRCLES:
+        assert found, f"{room} has no circle any more: remove it from WITH_CIRCLES"
+    else:
+        assert not found, f"imports run in a circle: {' → '.join(found)}"
+
+
+def test_no_rooms_import_in_a_circle() -> None:
+    graph = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        if room_of(path) != ROOT:
+            others = set(imports(path.read_text(encoding="utf-8"))) & FLOOR.keys()
+            graph[room_of(path)] |= {other for other in others if (room_of(path), other) not in ONE_DOOR}
+    for room, others in graph.items():
+        others.discard(room)
+    assert circle(graph) == []
+
+
+def test_finds_circles_of_types_and_in_functions() -> None:
+    source = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from dsexplore.trace.trace import Trace
+def later():
+    from dsexplore.trace import files
+    import dsexplore.trace.diff
+"""
+    assert {*imported_modules(source, {"trace", "trace.trace", "trace.files", "trace.diff"})} == {
+        "trace.trace",
+        "trace.files",
+        "trace.diff",
+    }
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})[0] in "abc"
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_no_module_name_stands_in_two_rooms() -> None:
+    rooms = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        if path.stem != ROOT:
+            rooms[path.stem].add(room_of(path))
+    twice = {name: sorted(where) for name, where in rooms.items() if len(where) > 1}
+    unexpected = {name: where for name, where in twice.items() if name not in TO_RENAME | ON_PURPOSE.keys()}
+    assert not unexpected, f"one name, one meaning: rename one of each of {unexpected}"
+    gone = (TO_RENAME | ON_PURPOSE.keys()) - twice.keys()
+    assert not gone, f"{sorted(gone)} stand in one room now: remove them from TO_RENAME or ON_PURPOSE"
