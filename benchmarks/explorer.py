@@ -168,7 +168,7 @@ def measure(playwright: Any, chromium: Chromium, lab: Any) -> dict[str, Any]:
     browser, page = chromium.take(playwright)
     page.add_init_script(COUNTING)
     cells = [
-        "import dsexplore\ntrace = dsexplore.load('big.trace')\nimport dsexplore.views.explorer",
+        "import dsexplore\ntrace = dsexplore.load('big.trace')\nimport dsexplore.views.explorer.explorer",
         "trace.explore()",
     ]
     lab.write("load.ipynb", cells)

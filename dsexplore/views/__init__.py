@@ -1,26 +1,30 @@
-"""Views: what each kind of object looks like. One file per view; all are imported only when something is drawn.
+"""Views: what each kind of object looks like, in a folder per subject. A view is imported when something is drawn.
 
-To add a view, write a subclass of `dsexplore.display.View` that takes the object, and add its line to `VIEWS`.
+To add a view, write a subclass of `dsexplore.views.view.View` that takes the object, and add its line to `VIEWS`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from dsexplore.display import Displayable, View, view_of
+from dsexplore.views.view import View
 
 VIEWS = {
     # the class that is shown: the view that shows it
-    "dsexplore.trace.trace:Trace": "dsexplore.views.trace:TraceView",
-    "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding:ShardingView",
-    "dsexplore.trace.diff:TraceDiff": "dsexplore.views.diff:TraceDiffView",
-    "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep:SweepView",
-    "dsexplore.comm.summary:CommsSummary": "dsexplore.views.comms_log:CommsSummaryView",
+    "dsexplore.trace.trace:Trace": "dsexplore.views.trace.trace_view:TraceView",
+    "dsexplore.trace.diff:TraceDiff": "dsexplore.views.trace.diff_view:TraceDiffView",
+    "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
+    "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
+    "dsexplore.comm.summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }
 
 
-@view_of.register(Displayable)
-def _listed_view(shown: Displayable) -> View:
+def view_of(shown: object) -> View:
+    """The view of an object: that of its class in `VIEWS`, else that of its nearest base class there.
+
+    Raises:
+        TypeError: no class of the object is in `VIEWS`.
+    """
     for kind in type(shown).__mro__:
         home = VIEWS.get(f"{kind.__module__}:{kind.__qualname__}")
         if home is not None:

@@ -300,7 +300,7 @@ def make_timed() -> Callable[..., Trace]:
 @pytest.fixture(scope="session")
 def kinds() -> list[str]:
     """The kinds of figure, in the order of the list to choose from."""
-    from dsexplore.views.figures import KINDS
+    from dsexplore.views.trace.figures import KINDS
 
     return list(KINDS)
 

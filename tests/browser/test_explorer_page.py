@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
-from dsexplore.views.figures import finished
-from dsexplore.views.widgets.explorer import ExplorerWidget
-from dsexplore.views.widgets.plot import PlotWidget
+from dsexplore.views.trace.figures import finished
+from dsexplore.views.widgets.explorer_widget import ExplorerWidget
+from dsexplore.views.widgets.plot_widget import PlotWidget
 
 pytestmark = pytest.mark.browser
 

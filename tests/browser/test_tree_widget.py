@@ -13,9 +13,9 @@ import polars as pl
 import pytest
 
 from dsexplore.trace.trace import Tables, Trace
-from dsexplore.views.codes import EventCodes
-from dsexplore.views.explorer_rows import ModuleRows, rows_of
-from dsexplore.views.widgets.tree import TreeWidget
+from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.widgets.tree_widget import TreeWidget
 
 pytestmark = pytest.mark.browser
 WIDGETS = Path(__file__).parents[2] / "dsexplore" / "views" / "widgets"

@@ -1,0 +1,104 @@
+"""The explorer's filters: what there is to choose from, and which events a choice lets through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dsexplore.views.page import html
+from dsexplore.views.trace.event_codes import FACETS, EventCodes, Matched
+from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.pivot import Mask, Sums
+
+_MOST_OPTIONS = 500
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which events are looked at."""
+
+    facets: Mapping[str, Any] = field(default_factory=dict)
+    """phase, op, axis, group, step or rank → a value or several."""
+    module: str = ""
+    """A shell pattern, as in `Trace.where`; empty for every module."""
+    implicit: bool = False
+    """Only redistributes that the program did not ask for."""
+
+
+class Passed:
+    """What filters let through, worked out when first asked."""
+
+    def __init__(self, codes: EventCodes, filters: Filters) -> None:
+        self._codes = codes
+        self.filters = filters
+
+    @cached_property
+    def _matched(self) -> Matched | None:
+        return self._codes.matched(self.filters.module) if self.filters.module else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the pattern matches any module, or there is none."""
+        return self._matched is None or bool(self._matched.owners.any() or self._matched.triggers.any())
+
+    @cached_property
+    def mask(self) -> Mask:
+        """The events."""
+        mask = self._codes.mask(self.filters.facets, self.filters.implicit)
+        return mask if self._matched is None else mask & self._codes.in_modules(self._matched)
+
+    @cached_property
+    def sums(self) -> Sums:
+        """Their count and bytes by cell: without a look at the events, where the cells tell which ones pass."""
+        cells = None if self.filters.implicit else self._codes.in_cells(self.filters.facets, self._matched)
+        return self._codes.sums(self.mask) if cells is None else self._codes.total.only(cells)
+
+
+def lists(codes: EventCodes) -> list[list[object]]:
+    """[facet, texts] to choose from; the first text lets everything through, the others are the facet's labels.
+
+    A facet with one value only needs no list.
+    """
+    told = _ranks_of_groups(codes)
+    return [
+        [name, ["all", *(_text(label, told.get(label, "") if name == "group" else "") for label in labels)]]
+        for name in FACETS
+        if len(labels := _labels(codes, name)) > 1
+    ]
+
+
+def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
+    """Facet → index of what is chosen in its list, where one label alone is."""
+    wanted = {name: several(value)[0] for name, value in filters.facets.items() if len(several(value)) == 1}
+    return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
+
+
+def several(wanted: Any) -> list[Any]:
+    """A value or several, as a list."""
+    return list(wanted) if isinstance(wanted, (list, tuple, set)) else [wanted]
+
+
+def chosen(codes: EventCodes, choices: Mapping[str, int]) -> dict[str, Any]:
+    """Facet → label, for the indices chosen in the lists."""
+    return {name: _labels(codes, name)[index - 1] for name, index in choices.items() if index}
+
+
+def _labels(codes: EventCodes, name: str) -> list[Any]:
+    return codes.facets[name].labels[:_MOST_OPTIONS]
+
+
+def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
+    """Group → its axis and ranks: names of groups are made by programs and tell people little."""
+    groups = codes.tables.groups.select("group", "axis", "ranks")
+    return {
+        group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {ranges(list(ranks), 3)}"])
+        for group, axis, ranks in groups.iter_rows()
+        if ranks is not None and len(ranks)
+    }
+
+
+def _text(label: object, more: str) -> str:
+    name = html.plain("none" if label == "" else label, 40)
+    return f"{more} ({name})" if more else name

@@ -1,0 +1,122 @@
+"""Which events stand behind a mark that was clicked, in a figure or in the table of causes, and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dsexplore.units import format_seconds
+from dsexplore.views.trace import tally
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.figures import SEQUENCE_BINS, SEQUENCE_LANES, Spec
+from dsexplore.views.trace.lanes import Lanes, lanes, phase_runs, placed
+from dsexplore.views.trace.pivot import Mask
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What stands behind a mark."""
+
+    mask: Mask
+    title: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The figure that was clicked: what it was drawn from and how."""
+
+    codes: EventCodes
+    spec: Spec
+    mask: Mask
+    """The events that it shows."""
+    window: tuple[float, float] | None = None
+
+
+def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    """The events of a clicked mark; None where it stands for none."""
+    find = _FINDERS.get(str(click.get("kind")))
+    found = find(shown, click) if find else None
+    return found if found is not None and found.mask.any() else None
+
+
+def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    if not click.get("customdata"):
+        return None
+    place, axis = (str(name) for name in click["customdata"])
+    drawn = [cell for row in shown.spec["data"][0]["customdata"] for cell in row]
+    others = {row for row, _ in drawn}, {column for _, column in drawn}
+    named = [None if name == tally.OTHERS else name for name in (place, axis)]
+    at = shown.codes.at_place(named[0], named[1], others)
+    return Picked(shown.mask & at, f"{place} on {axis}")
+
+
+def _op(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    if not click.get("customdata"):
+        return None
+    op, phase = (str(name) for name in click["customdata"])
+    return Picked(shown.mask & shown.codes.mask({"op": op, "phase": phase}), f"{op}, {phase}")
+
+
+def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    if not click.get("customdata"):
+        return None
+    op, low = str(click["customdata"][0]), int(click["customdata"][1])
+    sizes = shown.codes.sizes
+    within = (sizes >= low) & (sizes < max(2 * low, 1))
+    return Picked(shown.mask & within & shown.codes.mask({"op": op}), f"{op}, {tally.size_range(low)}")
+
+
+def _bin(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    found = _lanes(shown)
+    row, column = click["index"]
+    if row >= len(found.labels):
+        return None
+    rank, lane, op = found.labels[row]
+    here = (pl.col("rank") == rank) & (pl.col("op") == op) & (pl.col("lane") == lane)
+    title = f"{op} of rank {rank}" + (f" on {lane}" if lane else "")
+    return Picked(_placed(shown, here & found.holds(column)), title)
+
+
+def _run(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    """What begins in one run of a phase."""
+    found, column = _lanes(shown), click["index"][1]
+    run = next((run for run in phase_runs(found) if run[1] <= column < run[2]), None)
+    if run is None:
+        return None
+    phase, first, end = run
+    low = found.edges(first)[0]
+    since = format_seconds(low / 1e9) if found.unit == "ns" else f"{low:,.0f}"
+    mask = _placed(shown, (pl.col("phase") == phase) & found.begins(first, end))
+    return Picked(mask, f"{phase} from {since} on")
+
+
+def _lanes(shown: Shown) -> Lanes:
+    held = shown.codes.tables.events.filter(pl.Series(shown.mask))
+    return lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window)
+
+
+def _placed(shown: Shown, meant: pl.Expr) -> Mask:
+    """Which events of a sequence are meant."""
+    at = np.flatnonzero(shown.mask)
+    chosen: Mask = np.zeros(len(shown.mask), bool)
+    chosen[at] = placed(shown.codes.tables.events[at]).select(meant.fill_null(False)).to_series().to_numpy()
+    return chosen
+
+
+def _cause(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    mask, title = shown.codes.cause(int(click["index"][0]))
+    return Picked(shown.mask & mask, title)
+
+
+_FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
+    "module_axis": _place,
+    "op_phase": _op,
+    "size": _size,
+    "sequence": _bin,
+    "phases": _run,
+    "cause": _cause,
+}

@@ -1,0 +1,1 @@
+"""The comms logger's summary as a table and as plotly figures."""

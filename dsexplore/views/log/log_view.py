@@ -1,0 +1,172 @@
+"""The comms logger's summary: a table with a bar for the time of each line, and the same as a plotly figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.comm.bandwidth import rate_text
+from dsexplore.comm.summary import CommsSummary, Line, shown_name
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_seconds
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import OPS, OTHER_OP
+from dsexplore.views.view import View
+
+STYLE = """
+.dsx .log td{vertical-align:middle}
+.dsx .log .bar{display:inline-block;height:9px;min-width:1px;vertical-align:baseline}
+.dsx .log .track{display:inline-block;width:48px;text-align:left}
+.dsx.dsx .log th,.dsx.dsx .log td{padding-right:8px}
+"""
+HEAD = ("op", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
+KINDS = ("time", "bandwidth")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_INK = "#767676"
+_MOST_LINES = 200
+_MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
+
+
+class CommsSummaryView(View):
+    """How a `CommsSummary` is shown."""
+
+    title = "Comms log"
+
+    def __init__(self, summary: CommsSummary) -> None:
+        self._lines = summary.lines
+        self._text = summary.text()
+
+    def text(self) -> str:
+        """The table."""
+        return self._text
+
+    def html(self, most: int = _MOST_ROWS) -> str:
+        """What was sent and how long it took, one row per op, group and message size.
+
+        Args:
+            most: rows.
+        """
+        if not self._lines:
+            return html.fragment("<p><b>Comms log</b> nothing was logged</p>")
+        longest = max(sum(line.seconds) for line in self._lines)
+        rows = [_row(line, longest) for line in self._lines[:most]]
+        more = len(self._lines) - len(rows)
+        told = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
+        rest = f'<p class="dim">{told}</p>' if more else ""
+        note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
+        table = html.table(HEAD, rows, left=(0, 1, 5))
+        return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
+
+    def page(self) -> str:
+        """A document with many more rows than a notebook's output holds."""
+        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
+
+    def figure(self, kind: str = "time", **options: Any) -> Any:
+        """A plotly figure.
+
+        Args:
+            kind: ``time``, a bar of milliseconds for each line; or ``bandwidth``, bus bandwidth by message size.
+            options: none.
+
+        Raises:
+            UsageError: no such kind, or an option.
+        """
+        if kind not in KINDS or options:
+            given = ", ".join([f"kind={kind!r}", *(f"{key}=…" for key in options)])
+            raise UsageError(f"figure({given}): no such figure; kinds are {', '.join(KINDS)}, without options")
+        return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
+
+
+def _headline(lines: list[Line]) -> str:
+    calls = sum(line.count for line in lines)
+    total = sum(line.message_bytes * line.count for line in lines)
+    off = sum(line.count for line in lines if line.op.startswith("switched_off:"))
+    seconds = sum(sum(line.seconds) for line in lines)
+    told = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
+    return f"<p><b>Comms log</b> {told}{f'; {off:,} of the calls switched off' if off else ''}</p>"
+
+
+def _row(line: Line, longest: float) -> list[str]:
+    total = sum(line.seconds)
+    colour, _ = OPS.get(line.op, OTHER_OP)
+    share = 100 * total / longest if longest else 0
+    bar = f'<span class="track"><span class="bar" style="width:{share:.1f}%;background:{colour}"></span></span>'
+    rates = map(rate_text, line.rates) if line.rates else ("–", "–")
+    times = [min(line.seconds), max(line.seconds)] if line.seconds else []
+    return [
+        html.name(shown_name(line)),
+        html.name(line.group.name),
+        str(line.group.size),
+        format_bytes(line.message_bytes) if line.message_bytes else "–",
+        f"{line.count:,}",
+        bar if line.seconds else "",
+        format_seconds(total) if line.seconds else "–",
+        format_seconds(total / len(line.seconds)) if line.seconds else "–",
+        *(map(format_seconds, times) if times else ("–", "–")),
+        *rates,
+    ]
+
+
+def _label(line: Line) -> str:
+    size = format_bytes(line.message_bytes)
+    return html.escape(f"{shown_name(line)} · group {line.group.name} ({line.group.size}) · {size}", 60)
+
+
+def _styled(figure: Any, height: int) -> Any:
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": _INK, "size": 12},
+        margin={"l": 8, "r": 8, "t": 24, "b": 8},
+        height=height,
+    )
+    figure.update_xaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)")
+    figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)")
+    return figure
+
+
+def _time_figure(lines: list[Line]) -> Any:
+    import plotly.graph_objects as go
+
+    timed = [line for line in lines if line.seconds][:_MOST_LINES]
+    figure = go.Figure(
+        go.Bar(
+            orientation="h",
+            x=[sum(line.seconds) * 1e3 for line in timed],
+            y=[_label(line) for line in timed],
+            marker={"color": [OPS.get(line.op, OTHER_OP)[0] for line in timed]},
+            text=[f"{line.count:,} ×" for line in timed],
+            customdata=[[rate_text(rate) for rate in line.rates or (0.0, 0.0)] for line in timed],
+            hovertemplate="%{y}<br>%{x:.3f} ms, %{text}<br>algbw %{customdata[0]}, busbw %{customdata[1]}<extra/>",
+        )
+    )
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="total time, ms", rangemode="tozero")
+    return _styled(figure, 90 + 26 * max(1, len(timed)))
+
+
+def _bandwidth_figure(lines: list[Line]) -> Any:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    series: dict[tuple[str, str, int], list[Line]] = {}
+    for line in lines:
+        if line.rates:
+            series.setdefault((line.op, line.group.name, line.group.size), []).append(line)
+    groups = list(dict.fromkeys((group, size) for _, group, size in series))
+    for (op, group, size), members in series.items():
+        colour, symbol = OPS.get(op, OTHER_OP)
+        members.sort(key=lambda line: line.message_bytes)
+        figure.add_scatter(
+            x=[line.message_bytes for line in members],
+            y=[line.rates[1] for line in members if line.rates],
+            mode="lines+markers",
+            marker={"color": colour, "symbol": symbol},
+            line={"dash": _DASHES[groups.index((group, size)) % len(_DASHES)]},
+            name=html.escape(f"{op} · group {group} ({size})", 40),
+            hovertemplate="%{x} B: %{y:.3g} GB/s<extra></extra>",
+        )
+    figure.update_xaxes(type="log", title="message size S, bytes")
+    figure.update_yaxes(type="log", title="bus bandwidth, GB/s")
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0})
+    return _styled(figure, 340)

@@ -1,0 +1,213 @@
+"""Many tensors on a mesh: a line for each kind of parameter, its picture when opened, and memory by rank."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from dsexplore.sharding.cells import RankGroup
+from dsexplore.sharding.layout import Sharding, dtype_name
+from dsexplore.sharding.memory import PARTS, Assumptions, memory_groups
+from dsexplore.sharding.tensor import Placed
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE, GREEN, ORANGE
+from dsexplore.views.sharding.placement_tables import axis_table, held_table, shape_text
+from dsexplore.views.sharding.shard_picture import picture_html, swatch
+
+MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
+
+PART_MARKS = {
+    # part: letter, colour, ink, CSS hatch, plotly pattern
+    "parameters": ("W", BLUE, "#fff", "", ""),
+    "gradients": ("G", ORANGE, "#000", "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),", "/"),
+    "optimizer": ("O", GREEN, "#000", "repeating-linear-gradient(0deg,#0005 0 1px,transparent 1px 4px),", "-"),
+}
+
+STYLE = (
+    "".join(
+        f".dsx .m{part[0]}{{background:{hatch}{colour};color:{ink}}}\n"
+        for part, (_, colour, ink, hatch, _) in PART_MARKS.items()
+    )
+    + """
+.dsx .mem{width:100%}
+.dsx .mem td.track{width:46%;min-width:170px}
+.dsx .stack{display:flex;height:16px;min-width:2px}
+.dsx .stack span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
+.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
+.dsx .list{min-width:730px;border-top:1px solid var(--dsx-line)}
+.dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
+.dsx .line:hover{background:var(--dsx-shade)}
+.dsx .line.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
+.dsx .list summary{list-style:none}
+.dsx .list summary::-webkit-details-marker{display:none}
+.dsx .line .n{flex:1 1 0;min-width:130px;overflow-wrap:anywhere;position:relative;padding-left:16px}
+.dsx .list summary .n::before{content:"▸";position:absolute;left:2px;color:var(--dsx-dim)}
+.dsx .list details[open]>summary .n::before{content:"▾"}
+.dsx .line .s{flex:0 0 124px}
+.dsx .line .p{flex:0 0 160px}
+.dsx .line .p>span{display:inline-block;white-space:nowrap;margin-right:8px}
+.dsx .line .c{flex:0 0 70px;text-align:right;font-variant-numeric:tabular-nums}
+.dsx .line b{display:block;font-weight:400;white-space:nowrap}
+.dsx .list .open{padding:2px 4px 10px 18px}
+.dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
+"""
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Parameters that differ by a number in their name alone: ``layers.*.weight``."""
+
+    name: str
+    tensors: tuple[Placed, ...]
+
+    @property
+    def first(self) -> Placed:
+        """The one that is drawn for all."""
+        return self.tensors[0]
+
+
+def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
+    """Tensors alike in shape, dtype and place whose names differ in numbers only, in order of their first."""
+    found: dict[tuple[object, ...], list[Placed]] = {}
+    for tensor in tensors:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", tensor.name)
+        key = (
+            pattern,
+            tensor.shape,
+            tensor.dtype,
+            tensor.placements,
+            tensor.axes,
+            tensor.requires_grad,
+            bool(tensor.also),
+        )
+        found.setdefault(key, []).append(tensor)
+    return [Kind(_name(tuple(alike), str(key[0])), tuple(alike)) for key, alike in found.items()]
+
+
+def _name(alike: tuple[Placed, ...], pattern: str) -> str:
+    """The numbers that all have in common stay: ``encoder.0.layers.*.weight``."""
+    if len(alike) == 1:
+        return alike[0].name
+    parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in alike), strict=True)
+    return ".".join(part if len(set(own)) > 1 else own[0] for part, *own in parts)
+
+
+def model_html(shown: Sharding) -> str:
+    """Memory by rank, then the parameters."""
+    if not shown.tensors:
+        return '<p class="dim">No parameters.</p>'
+    return _memory_html(shown) + _list_html(shown)
+
+
+def text_lines(shown: Sharding) -> list[str]:
+    """The neediest rank and the kinds of parameters that hold most."""
+    if not shown.tensors:
+        return ["  no parameters"]
+    worst = memory_groups(shown.mesh, shown.tensors, Assumptions())[0]
+    kinds = sorted(fold_names(shown.tensors), key=lambda kind: -kind.first.nbytes * len(kind.tensors))
+    lines = [
+        f"  rank {shown.mesh.rank(worst.first)} needs most: {format_bytes(worst.value[0])} of parameters, "
+        f"{format_bytes(sum(worst.value))} with gradients and AdamW"
+    ]
+    for kind in kinds[:8]:
+        times = f" ×{len(kind.tensors)}" if len(kind.tensors) > 1 else ""
+        placements = ", ".join(map(str, kind.first.placements)) or "plain"
+        lines.append(f"  {html.plain(kind.name, 48)}{times}  {shape_text(kind.first.shape)}  {placements}")
+    return lines + ([f"  … and {len(kinds) - 8} more kinds"] if len(kinds) > 8 else [])
+
+
+def _memory_html(shown: Sharding) -> str:
+    assumed = Assumptions()
+    groups = memory_groups(shown.mesh, shown.tensors, assumed)
+    top = max(sum(groups[0].value), 1)
+    rows = [_memory_row(shown, group, top) for group in groups[:MOST_GROUPS]]
+    head = "".join(
+        f'<th scope="col"{kind}>{title}</th>'
+        for title, kind in (
+            ("ranks", ' class="l"'),
+            ("how many", ""),
+            ("", ' class="l"'),
+            *((p, "") for p in PARTS),
+            ("total", ""),
+        )
+    )
+    key = " ".join(f'<span class="key m{part[0]}">{letter}</span>{part}' for part, (letter, *_) in PART_MARKS.items())
+    more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
+    return (
+        f'<h4>Memory by rank</h4><p class="dim">{key}</p>'
+        f'<div class="scroll"><table class="mem"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
+    )
+
+
+def _memory_row(shown: Sharding, group: RankGroup, top: int) -> str:
+    bars = "".join(
+        f'<span class="m{part[0]}" style="width:{100 * size / top:.3g}%" title="{part}: {format_bytes(size)}">'
+        f"{PART_MARKS[part][0] if size / top > 0.04 else ''}</span>"
+        for part, size in zip(PARTS, group.value, strict=True)
+        if size
+    )
+    sizes = "".join(f"<td>{format_bytes(size)}</td>" for size in (*group.value, sum(group.value)))
+    return (
+        f'<tr><td class="l w">{html.escape(group.ranks)}</td><td>{group.count:,}</td>'
+        f'<td class="l track"><div class="stack">{bars}</div></td>{sizes}</tr>'
+    )
+
+
+def _list_html(shown: Sharding) -> str:
+    kinds = fold_names(shown.tensors)
+    blocks = max(6, MOST_BLOCKS // min(len(kinds), MOST_PICTURES))
+    largest = sorted(kinds, key=lambda kind: -kind.first.nbytes * len(kind.tensors))[:MOST_PICTURES]
+    drawn = {id(kind) for kind in largest}
+    lines = [_line_html(shown, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
+    more = len(kinds) - len(lines)
+    return (
+        "<h4>Tensors</h4>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><div class="list">'
+        '<div class="line head"><span class="n">name</span> <span class="s">shape</span> '
+        '<span class="p">placements</span> <span class="s">on a rank</span> <span class="c">bytes</span> '
+        f'<span class="c">worst</span></div>{"".join(lines)}</div></div>'
+        + (f'<p class="dim">{more:,} more kinds of tensors: summary() has all.</p>' if more else "")
+    )
+
+
+def _line_html(shown: Sharding, kind: Kind, blocks: int, drawn: bool) -> str:
+    tensor = kind.first
+    line = _cells(shown, kind)
+    if not drawn:
+        return f'<div class="line">{line}</div>'
+    also = (
+        f'<p class="dim">The same tensor as {html.name(", ".join(tensor.also), 300)}; counted once.</p>'
+        if tensor.also
+        else ""
+    )
+    inside = axis_table(tensor, shown.mesh) + picture_html(tensor, shown.mesh, blocks) + held_table(shown, tensor)
+    return f'<details><summary class="line">{line}</summary><div class="open">{also}{inside}</div></details>'
+
+
+def _cells(shown: Sharding, kind: Kind) -> str:
+    tensor = kind.first
+    groups = shown.shapes(tensor)
+    sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]
+    worst = groups[sizes.index(max(sizes))]
+    times = f' <span class="times">×{len(kind.tensors)}</span>' if len(kind.tensors) > 1 else ""
+    frozen = "" if tensor.requires_grad else ' <span class="times">frozen</span>'
+    placed = "".join(
+        f"<span>{swatch(placement)} {html.name(axis.name, 24)}</span> "
+        for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
+    )
+    uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
+    rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all alike"
+    least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
+    return (
+        f'<span class="n">{html.name(kind.name).replace(".", ".<wbr>")}{times}{frozen}</span> '
+        f'<span class="s"><b>{html.escape(shape_text(tensor.shape))}</b> '
+        f'<b class="dim">{dtype_name(tensor.dtype)}</b></span> '
+        f'<span class="p">{placed or swatch(None)}</span> '
+        f'<span class="s"><b>{html.escape(shape_text(worst.value))}</b> {uneven}</span> '
+        f'<span class="c"><b>{format_bytes(max(sizes))}</b> {least}</span> <span class="c">{rank}</span>'
+    )

@@ -1,0 +1,205 @@
+"""Plotly figures of a `Sharding`: memory by rank, and the picture of one tensor."""
+
+from __future__ import annotations
+
+import html as entities
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from dsexplore.errors import UsageError
+from dsexplore.sharding.cells import RankGroup
+from dsexplore.sharding.layout import Sharding
+from dsexplore.sharding.memory import PARTS, Assumptions, assume, memory_groups
+from dsexplore.units import format_bytes, parse_size
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE, GREEN, PURPLE, VERMILION
+from dsexplore.views.sharding.parameter_list import PART_MARKS
+from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
+from dsexplore.views.sharding.shard_picture import Frame, Titles, picture_frame, places
+
+KINDS = ("memory", "shards")
+MOST_RANKS, MOST_BARS = 64, 40
+_WHOLE = {"replicate": (GREEN, "."), "partial": (VERMILION, "/")}
+INK = "#767676"
+"""Text that is legible on white and on black."""
+
+
+def sharding_figure(
+    shown: Sharding,
+    kind: str | None = None,
+    tensor: str | None = None,
+    optimizer: str | int = "AdamW",
+    state_dtype: torch.dtype | None = None,
+    gradient_dtype: torch.dtype | None = None,
+) -> go.Figure:
+    """A figure of a `Sharding`.
+
+    Args:
+        shown: the tensors and their mesh.
+        kind: ``"memory"``, bytes by rank, equal ranks folded where they are many; or ``"shards"``, the picture of one
+            tensor. By default memory for several tensors, shards for one.
+        tensor: for shards, the name of the tensor where there are several.
+        optimizer: for memory, as in `Sharding.memory`; so are the dtypes.
+        state_dtype: of the optimizer's states.
+        gradient_dtype: of the gradients.
+
+    Raises:
+        UsageError: no such kind, tensor or optimizer.
+    """
+    chosen = kind or ("shards" if len(shown) == 1 or tensor is not None else "memory")
+    if chosen not in KINDS:
+        raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
+    if chosen == "memory":
+        figure = _memory(shown, assume(optimizer, state_dtype, gradient_dtype))
+    else:
+        figure = _shards(shown if tensor is None else shown[tensor])
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": INK, "size": 12},
+        margin={"l": 8, "r": 24, "t": 76 if chosen == "memory" else 44, "b": 8},
+        title={"x": 0, "xref": "paper", "font": {"size": 13}},
+    )
+    figure.update_xaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
+    figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
+    return figure
+
+
+def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
+    groups = memory_groups(shown.mesh, shown.tensors, assumed)
+    labels, bars = _bars(shown, groups)
+    unit, size = _unit(max((sum(group.value) for group in groups), default=0))
+    figure = go.Figure(layout={"barmode": "stack", "height": 150 + 24 * max(2, len(bars))})
+    for number, part in enumerate(PARTS):
+        letter, colour, ink, _, pattern = PART_MARKS[part]
+        figure.add_bar(
+            y=labels,
+            x=[group.value[number] / size for group in bars],
+            name=f"{letter} {part}",
+            orientation="h",
+            marker={
+                "color": colour,
+                "line": {"width": 0},
+                "pattern": {"shape": pattern, "bgcolor": colour, "fgcolor": "#000", "fgopacity": 0.4, "size": 7},
+            },
+            text=[letter if group.value[number] else "" for group in bars],
+            textposition="inside",
+            insidetextanchor="middle",
+            textfont={"color": ink},
+            textangle=0,
+            customdata=[format_bytes(group.value[number]) for group in bars],
+            hovertemplate=f"%{{y}}<br>{part}: %{{customdata}}<extra></extra>",
+        )
+    more = len(groups) - len(bars) if len(bars) < len(groups) else 0
+    title = f"{html.escape(shown.title, 60)} on {html.escape(shown.mesh, 60)}: memory by rank, {assumed.optimizer}"
+    figure.update_layout(
+        title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""),
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(title=f"{unit} on a rank", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+def _bars(shown: Sharding, groups: list[RankGroup]) -> tuple[list[str], list[RankGroup]]:
+    """One bar per rank where ranks are few, one per group of equal ranks otherwise."""
+    if shown.mesh.size <= MOST_RANKS and shown.tensors:
+        ranks = {rank: group for group in groups for rank in group.numbers(shown.mesh)}
+        return [f"rank {rank}" for rank in sorted(ranks)], [ranks[rank] for rank in sorted(ranks)]
+    kept = groups[:MOST_BARS]
+    return [f"{html.escape(group.ranks, 40)} ({group.count:,})" for group in kept], kept
+
+
+def _unit(largest: int) -> tuple[str, int]:
+    """The unit in which that many bytes are written."""
+    unit = format_bytes(largest).split()[1]
+    return unit, parse_size(f"1{unit}")
+
+
+def _shards(shown: Sharding) -> go.Figure:
+    if len(shown) != 1:
+        raise UsageError("figure(kind='shards') draws one tensor: name it, figure(kind='shards', tensor='…')")
+    (tensor,) = shown.tensors
+    placed = ", ".join(f"{axis.name} {p}" for axis, p in zip(tensor.axes, tensor.placements, strict=True)) or "plain"
+    title = f"{html.escape(tensor.name, 60)} {tensor.shape}: {html.escape(placed, 80)}"
+    figure = go.Figure(layout={"title_text": title, "height": 200, "showlegend": False})
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False)
+    if not tensor.numel:
+        figure.add_annotation(text="no elements: every rank holds an empty tensor", showarrow=False)
+        figure.update_xaxes(visible=False)
+        figure.update_yaxes(visible=False)
+        return figure
+    drawn = picture(tensor)
+    frame = picture_frame(tensor, drawn)
+    titles, panel = Titles(tensor, shown.mesh), drawn.panels[0]
+    down, across = places(panel)
+    for block in panel.blocks:
+        _add_block(figure, block, down[block.rows[0][0]] + across[block.columns[0][0]], titles)
+    for kind in dict.fromkeys(p.kind for p, axis in zip(tensor.placements, tensor.axes, strict=True) if axis.size > 1):
+        if kind in _WHOLE:
+            _add_hatch(figure, kind, frame)
+    _name_sides(figure, drawn, panel, tensor.shape)
+    figure.update_layout(width=max(440, 1.3 * frame.width + 110), height=1.3 * frame.height + 110)
+    return figure
+
+
+def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[int, ...]) -> None:
+    fixed = "".join(f", dim {dim} at {start}:{stop}" for dim, (start, stop) in panel.fixed)
+    columns = shape[drawn.columns] if drawn.columns is not None else 1
+    figure.update_xaxes(title=f"dim {drawn.columns}{fixed}" if shape else "", range=[0, columns])
+    rows = shape[drawn.rows] if drawn.rows is not None else 1
+    figure.update_yaxes(title=f"dim {drawn.rows}" if drawn.rows is not None else "", range=[rows, 0])
+    figure.update_yaxes(visible=drawn.rows is not None)
+    figure.update_xaxes(visible=bool(shape))
+
+
+def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> None:
+    """Every piece of a block is one closed line; hovering anywhere inside tells what the ranks hold."""
+    colour, pattern = {"shard": (BLUE, ""), "strided": (PURPLE, "|")}.get(titles.kind, (INK, ""))
+    xs: list[Any] = []
+    ys: list[Any] = []
+    for (y0, y1), (x0, x1) in ((row, column) for row in block.rows for column in block.columns):
+        xs += [x0, x1, x1, x0, x0, None]
+        ys += [y0, y0, y1, y1, y0, None]
+        label = titles.label(block, 24) or f"{block.folded:,} shards"
+        figure.add_annotation(
+            x=(x0 + x1) / 2, y=(y0 + y1) / 2, text=label, showarrow=False, bgcolor="rgba(255,255,255,0.8)"
+        )
+    told = "<br>".join(titles.lines(block))
+    odd = bool(titles.shade(block, place))
+    figure.add_scatter(
+        x=xs,
+        y=ys,
+        mode="lines",
+        fill="toself",
+        fillcolor=_tint(colour, 0.16 if odd else 0.38),
+        fillpattern={"shape": pattern, "fgcolor": colour, "fillmode": "overlay", "size": 8} if pattern else None,
+        line={"color": INK, "width": 1, "dash": "dash" if block.folded > 1 else "solid"},
+        text=told,
+        hoverinfo="text",
+        hoveron="fills",
+        name=entities.unescape(told),
+    )
+
+
+def _add_hatch(figure: go.Figure, kind: str, frame: Frame) -> None:
+    """Copies and partial values are of all the tensor: their hatch lies over the whole picture."""
+    colour, pattern = _WHOLE[kind]
+    figure.add_scatter(
+        x=[0, frame.columns, frame.columns, 0],
+        y=[0, 0, frame.rows, frame.rows],
+        mode="none",
+        fill="toself",
+        fillpattern={"shape": pattern, "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)", "size": 9, "solidity": 0.15},
+        hoverinfo="skip",
+        name=kind,
+    )
+
+
+def _tint(colour: str, share: float) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{share})"

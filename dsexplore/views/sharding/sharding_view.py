@@ -1,0 +1,91 @@
+"""A `Sharding` at rest: pictures of its tensors, what each axis does, which ranks hold how much."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dsexplore.sharding.layout import Sharding, dtype_name, index_text
+from dsexplore.sharding.tensor import Placed
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.sharding import parameter_list
+from dsexplore.views.sharding.placement_tables import axis_table, held_table, meanings, rank_table
+from dsexplore.views.sharding.shard_picture import STYLE, picture_html
+from dsexplore.views.view import View
+
+
+class ShardingView(View):
+    """How a `Sharding` is shown."""
+
+    title = "Sharding"
+
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
+
+    def text(self) -> str:
+        """The tensor and what each axis does to it; of a model its largest tensors and the neediest rank."""
+        shown = self._sharding
+        if len(shown) == 1:
+            (tensor,) = shown.tensors
+            head = f"Sharding: {_headline(shown, tensor)}"
+            return "\n".join([head, *_axis_lines(tensor), *_held_lines(shown, tensor)])
+        return "\n".join([f"Sharding: {_model_headline(shown)}", *parameter_list.text_lines(shown)])
+
+    def html(self) -> str:
+        """Pictures, tables and bars; complete without JavaScript."""
+        shown = self._sharding
+        notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
+        if len(shown) == 1:
+            (tensor,) = shown.tensors
+            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>"
+            body = axis_table(tensor, shown.mesh) + picture_html(tensor, shown.mesh)
+            return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), STYLE)
+        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>"
+        return html.fragment(head + notes + parameter_list.model_html(shown), STYLE + parameter_list.STYLE)
+
+    def figure(self, **options: Any) -> Any:
+        """A plotly figure; see `sharding_figure.sharding_figure`."""
+        from dsexplore.views.sharding.sharding_figures import sharding_figure  # plotly
+
+        return sharding_figure(self._sharding, **options)
+
+
+def _headline(shown: Sharding, tensor: Placed) -> str:
+    return (
+        f"{html.plain(tensor.name)} {tensor.shape} {dtype_name(tensor.dtype)}, {format_bytes(tensor.nbytes)}, "
+        f"on {_mesh_text(shown)}"
+    )
+
+
+def _model_headline(shown: Sharding) -> str:
+    size = sum(tensor.nbytes for tensor in shown.tensors)
+    elements = sum(tensor.numel for tensor in shown.tensors)
+    return (
+        f"{html.plain(shown.title)}: {len(shown):,} tensors, {elements:,} elements, {format_bytes(size)}, "
+        f"on {_mesh_text(shown)}"
+    )
+
+
+def _mesh_text(shown: Sharding) -> str:
+    count = shown.mesh.size
+    return f"{html.plain(shown.mesh)} ({count:,} rank{'s' if count != 1 else ''})"
+
+
+def _axis_lines(tensor: Placed) -> list[str]:
+    return [
+        f"  {html.plain(axis.name, 24):<8} {placement!s:<9} {meaning}"
+        for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
+    ]
+
+
+def _held_lines(shown: Sharding, tensor: Placed) -> list[str]:
+    lines = []
+    for group in shown.shapes(tensor)[:6]:
+        size = format_bytes(math.prod(group.value) * tensor.dtype.itemsize)
+        index = index_text(tensor.ranges(group.first))
+        example = f"; rank {shown.mesh.rank(group.first)} has {index}" if math.prod(group.value) else ""
+        lines.append(
+            f"  {group.count:,} rank{'s' if group.count != 1 else ''} hold {group.value}, {size} each{example}"
+        )
+    return lines

@@ -1,0 +1,176 @@
+"""A sweep of a disk at rest: the block to paste, the heatmaps behind it, and how it was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.aio.config import AioConfig, threads_text
+from dsexplore.aio.result import SweepResult
+from dsexplore.aio.statistics import ratio_interval
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_rate
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE
+from dsexplore.views.sweep.sweep_figures import KINDS
+from dsexplore.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
+from dsexplore.views.view import View
+
+_MOST_ROWS = 24
+
+STYLE = """
+.dsx pre.block{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;width:max-content;max-width:100%;
+overflow-x:auto;font-family:var(--dsx-mono);font-size:12px;user-select:all;color:inherit}
+.dsx .sweep td{padding:2px 8px;border:1px solid var(--dsx-line);text-align:right}
+.dsx .sweep th{padding:2px 8px;font-weight:400}
+.dsx .sweep tbody th{text-align:right;border:0}
+.dsx.dsx .sweep tbody th.group{text-align:left;color:var(--dsx-dim);padding:6px 0 1px}
+.dsx .sweep td.best{outline:2px solid var(--dsx-fg);outline-offset:-2px;font-weight:600}
+.dsx details>summary{font-weight:600;padding:3px 0}
+"""
+
+
+class SweepView(View):
+    """How a `SweepResult` is shown."""
+
+    title = "Disk throughput"
+
+    def __init__(self, result: SweepResult) -> None:
+        self._result = result
+
+    def text(self) -> str:
+        """What to take and what it gives: some ten lines."""
+        return "\n".join(html.plain(line, 300) for line in self._result.lines())
+
+    def html(self) -> str:
+        """The verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
+        result = self._result
+        body = [f"<p>{html.escape(line, 300)}</p>" for line in result.lines()]
+        if result.rounds:
+            body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
+        for at, direction in enumerate(reversed(directions(result))):
+            grid = _heat_table(result, direction)
+            body.append(_section(f"{direction}: GB/s by block size and queue depth", grid, opened=at == 0))
+        body.append(_section("Settings compared", _settings_table(result)))
+        body.append(_section("Other limits", _references_table(result)))
+        body.append(_section("How it was measured", _conditions_table(result)))
+        return html.fragment("".join(body), STYLE)
+
+    def figure(self, kind: str = "heatmap", operation: str | None = None, **options: Any) -> Any:
+        """A plotly figure.
+
+        Args:
+            kind: ``"heatmap"`` (one per thread count), ``"depth"`` (rate by queue depth, with the disk's limit),
+                ``"latency"`` (latency by rate, with the disk's limit) or ``"parallel"`` (parallel coordinates).
+            operation: ``"read"``, ``"write"`` or ``"mix"``; None takes the mix, or the only direction measured.
+
+        Raises:
+            UsageError: an unknown kind, direction or option.
+        """
+        if options:
+            raise UsageError(f"figure() of a sweep has no option {next(iter(options))!r}: it takes kind and operation")
+        if kind not in KINDS:
+            raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
+        chosen = operation or directions(self._result)[-1]
+        if chosen not in directions(self._result):
+            raise UsageError(f"operation {chosen!r} was not measured: there is {', '.join(directions(self._result))}")
+        return KINDS[kind](self._result, chosen)
+
+    def explore(self, **options: Any) -> Any:
+        """Pictures to choose from; a click on a point shows the ``"aio"`` block of its setting, to copy."""
+        from dsexplore.views.sweep.sweep_explorer import explorer
+
+        if options:
+            raise UsageError(f"explore() of a sweep has no option {next(iter(options))!r}: it takes none")
+        return explorer(self._result)
+
+
+def _section(title: str, body: str, *, opened: bool = False) -> str:
+    if not body:
+        return ""
+    return f"<details{' open' if opened else ''}><summary>{html.escape(title)}</summary>{body}</details>"
+
+
+def _heat_table(result: SweepResult, direction: str) -> str:
+    """Block size by queue depth, one group of rows per thread count; all share their columns and their shades."""
+    every = points(result, direction)
+    if not every:
+        return ""
+    depths = sorted({point.config.queue_depth for point in every})
+    scale = min(point.rate for point in every), max(point.rate for point in every)
+    chosen = result.best().config if result.rounds else None
+    head = "".join(f'<th scope="col">{"depth " if depth == depths[0] else ""}{depth}</th>' for depth in depths)
+    groups = ""
+    for threads in thread_counts(result, direction):
+        found = cells(result, direction, threads)
+        title = threads_text(threads)
+        groups += f'<tbody><tr><th scope="rowgroup" class="group" colspan="{len(depths) + 1}">{title}</th></tr>'
+        for block in sorted({size for size, _ in found}):
+            line = "".join(_heat_cell(found.get((block, depth)), scale, chosen) for depth in depths)
+            groups += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
+        groups += "</tbody>"
+    return f'<div class="scroll"><table class="sweep"><thead><tr><th></th>{head}</tr></thead>{groups}</table></div>'
+
+
+def _heat_cell(point: Point | None, scale: tuple[float, float], chosen: AioConfig | None) -> str:
+    if point is None:
+        return '<td class="dim">–</td>'
+    low, high = scale
+    shade = round(5 + 45 * (point.rate - low) / (high - low)) if high > low else 25
+    mark = ' class="best"' if chosen is not None and _place(point.config) == _place(chosen) else ""
+    told = html.escape(str(point.config))
+    return (
+        f'<td{mark} title="{told}" style="background:color-mix(in srgb,{BLUE} {shade}%,transparent)">'
+        f"{point.rate / 1e9:.2f}</td>"
+    )
+
+
+def _place(config: AioConfig) -> tuple[int, int, int]:
+    return config.thread_count, config.block_size, config.queue_depth
+
+
+def _settings_table(result: SweepResult) -> str:
+    """The settings that the verdict rests on, fastest first."""
+    means = {config: ratio_interval(list(ratios.values())) for config, ratios in result.rounds.items()}
+    ranked = sorted(means, key=lambda config: -means[config].value)[:_MOST_ROWS]
+    by_config = {point.config: point for point in points(result, directions(result)[-1])}
+    rows = [
+        [
+            html.escape(str(config)) + (" (default)" if config == result.control else ""),
+            f"{result.mixed_rate(config) / 1e9:.2f}",
+            f"{result.mixed_rate(config) / 2**30:.2f}",
+            html.escape(str(means[config])),
+            f"{by_config[config].p50 * 1e3:.2f}",
+            f"{by_config[config].p99 * 1e3:.2f}",
+        ]
+        for config in ranked
+    ]
+    return html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows) if rows else ""
+
+
+def _references_table(result: SweepResult) -> str:
+    rows = [[html.escape(r.name), r.operation, format_rate(r.rate), html.escape(r.note)] for r in result.references]
+    return html.table(["by", "direction", "rate", "how"], rows, left=(0, 1, 3)) if rows else ""
+
+
+def _conditions_table(result: SweepResult) -> str:
+    disk, how = result.disk, result.conditions
+
+    def share(value: float | None) -> str:
+        return "unknown" if value is None else f"{value:.0%}"
+
+    facts = {
+        "disk": f"{disk.label} {disk.model}",
+        "path": disk.path,
+        "why not direct": disk.why_buffered or "",
+        "engine": how.backend,
+        **{f"not {name}": reason for name, reason in sorted(how.unavailable.items())},
+        "mode": f"{how.mode}; writes: {how.write_mode}; {how.read_share:.0%} reads",
+        "size": format_bytes(how.size),
+        "huge pages": share(how.huge_share),
+        "in the page cache before": share(how.cached_share),
+        "slices": f"{len(result.measured)} of {how.slice_seconds:.2f} s, {result.elapsed:.0f} s in all",
+        "written": format_bytes(result.bytes_written),
+        "system": how.system,
+        "started": how.started,
+    }
+    return html.table(["", ""], [[html.escape(k), html.name(v, 300)] for k, v in facts.items() if v], left=(0, 1))

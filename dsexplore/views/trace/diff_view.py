@@ -1,0 +1,255 @@
+"""Two traces, one tree: what the second communicates more and less than the first, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dsexplore.trace.diff import TraceDiff
+from dsexplore.trace.trace import Tables
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.trace import outline
+from dsexplore.views.trace.facets import facet
+from dsexplore.views.trace.folding import Fold, Folds, signatures
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Ints, ModuleTree, module_tree
+from dsexplore.views.view import View
+
+_BUDGET, _PAGE_BUDGET = 50_000, 1_500_000
+_MOST_ROWS = 16
+_SMALL = 16
+_CHANGE = (
+    "op",
+    "axis",
+    "phase",
+    "count_before",
+    "count_after",
+    "message_bytes_before",
+    "message_bytes_after",
+)
+
+STYLE = (
+    outline.STYLE
+    + """
+.dsx .sign{display:inline-block;width:15px;text-align:center;border-radius:3px;font-weight:700;line-height:15px}
+.dsx .more{background:#d55e00;color:#fff}
+.dsx .less{background:#0072b2;color:#fff}
+.dsx .both{background:repeating-linear-gradient(45deg,#cc79a7 0 4px,#b86492 4px 6px);color:#000}
+.dsx .only{border:1px dashed currentColor;border-radius:3px;padding:0 3px;font-size:11px}
+"""
+)
+
+_Change = tuple[Any, ...]
+"""The values of `_CHANGE` in one row of the diff."""
+
+
+class TraceDiffView(View):
+    """How a `TraceDiff` is shown."""
+
+    title = "Trace diff"
+
+    def __init__(self, diff: TraceDiff) -> None:
+        self._diff = diff
+
+    def text(self) -> str:
+        """Totals of both, and the ops that differ."""
+        rows = self._diff.to_frame()
+        lines = [f"TraceDiff: {_totals(self._diff)}"]
+        by_op = rows.group_by("op", "axis").agg(pl.col("count_change", "message_bytes_change").sum())
+        for op, axis, count, size in by_op.sort("op", "axis").head(8).iter_rows():
+            lines.append(
+                f"  {html.plain(op, 40):<16} {html.plain(axis, 24) or '–':<10} {count:+9,}  {_signed_bytes(size)}"
+            )
+        return "\n".join(lines)
+
+    def html(self, budget: int = _BUDGET) -> str:
+        """The joined tree, only where it differs, equal layers folded.
+
+        Args:
+            budget: bytes for the tree, about.
+        """
+        head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff), 0)}</p>"
+        source = _DiffSource(self._diff)
+        if not source.roots():
+            return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
+        drawn = outline.outline(source, source.titles(), budget, "module tree of the differences", _SMALL)
+        cut = (
+            "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."
+            if drawn.hidden or drawn.closed
+            else "Modules that are the same in both are left out."
+        )
+        return html.fragment(f'{head}{_key()}{drawn.html}<p class="dim">{cut}</p>', STYLE)
+
+    def page(self) -> str:
+        """A document with many more modules than a notebook's output holds."""
+        return html.page(self.title, self.html(_PAGE_BUDGET))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One trace on the rows of the joined tree; sums over all its ranks, with the modules inside."""
+
+    counts: Ints
+    """(n,)"""
+    bytes: Ints
+    """(n,)"""
+    axis_bytes: Ints
+    """(n, axes)"""
+
+
+class _DiffSource:
+    """The rows of two traces' joined tree that differ, as `outline.Source`."""
+
+    def __init__(self, diff: TraceDiff) -> None:
+        before, after = diff.before.tables, diff.after.tables
+        self._tree = module_tree(
+            Tables(
+                events=pl.concat([before.events, after.events]),
+                parameters=pl.concat([before.parameters, after.parameters]),
+                modules=diff.modules,
+            )
+        )
+        self._before, self._after = (_side(self._tree, tables.events) for tables in (before, after))
+        self._changes = _by_module(diff.to_frame())
+        self._only = _only(self._tree, before, after)
+        own = [(self._changes.get(name, ()), self._only[row]) for row, name in enumerate(self._tree.names)]
+        self._differs = self._tree.with_children(np.array([any(each) for each in own], np.int64))
+        self._folds = Folds(self._tree, signatures(self._tree, own))
+
+    def titles(self) -> list[tuple[str, str, str]]:
+        """The columns after the module."""
+        inside = ", with the modules inside, summed over all recorded ranks"
+        axes = [
+            (f"± {axis}" if axis in (NO_AXIS, OTHER_AXES) else f"± on {axis}", f"the change on {axis}{inside}", "delta")
+            for axis in self._tree.axes
+        ]
+        return [
+            ("bytes A", f"message bytes of the first trace{inside}", ""),
+            ("bytes B", f"message bytes of the second trace{inside}", ""),
+            ("± bytes", "bytes B less bytes A", "delta"),
+            ("count A", f"collectives of the first trace{inside}", ""),
+            ("count B", f"collectives of the second trace{inside}", ""),
+            ("± count", "count B less count A", "delta"),
+            *axes,
+        ]
+
+    def roots(self) -> list[Fold]:
+        """The topmost rows in which something differs."""
+        return self._different(self._folds.roots())
+
+    def children(self, row: int) -> list[Fold]:
+        """The rows inside a row in which something differs."""
+        return self._different(self._folds.children(row))
+
+    def _different(self, folds: list[Fold]) -> list[Fold]:
+        return [fold for fold in folds if self._differs[fold.first]]
+
+    def line(self, fold: Fold, times: int) -> str:
+        """Name, both traces' numbers, and what the second has more or less."""
+        tree, row = self._tree, fold.first
+        a, b = self._before, self._after
+        only = self._only[row]
+        mark = f' <span class="only">only in {only}</span>' if only else ""
+        name = outline.label(fold, tree.names[row], tree.types[row], mark)
+        counts = int(a.counts[row]) * times, int(b.counts[row]) * times
+        sizes = int(a.bytes[row]) * times, int(b.bytes[row]) * times
+        axes = [(int(x) * times, int(y) * times) for x, y in zip(a.axis_bytes[row], b.axis_bytes[row], strict=True)]
+        moved = counts[0] == counts[1] and sizes[0] == sizes[1]
+        return (
+            name
+            + "".join(_number(size, format_bytes) for size in sizes)
+            + _delta(*sizes, format_bytes, moved)
+            + "".join(_number(count, "{:,}".format) for count in counts)
+            + _delta(*counts, "{:,}".format, moved)
+            + "".join(_delta(x, y, format_bytes, False) for x, y in axes)
+        )
+
+    def inside(self, row: int, times: int) -> str:
+        """Which collectives of the module itself differ."""
+        changes = self._changes.get(self._tree.names[row], ())
+        if not changes:
+            return ""
+        rows = [
+            (
+                _sign((size, count), (size_after, count_after)),
+                html.name(op, 60),
+                html.name(axis or "–", 60),
+                html.escape(phase),
+                _both(count, count_after, "{:,}".format),
+                _both(size, size_after, format_bytes),
+                _signed_bytes(size_after - size) if size != size_after else "",
+            )
+            for op, axis, phase, count, count_after, size, size_after in changes[:_MOST_ROWS]
+        ]
+        head = ("", "collective", "axis", "phase", "count", "bytes", "± bytes")
+        more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
+        named = html.name(self._tree.names[row])
+        each = f'<p class="dim">Each of the {times:,}; named here: {named}</p>' if times > 1 else ""
+        return each + html.table(head, rows, left=(0, 1, 2, 3)) + more
+
+
+def _side(tree: ModuleTree, events: pl.DataFrame) -> _Side:
+    n, axes = len(tree), len(tree.axes)
+    rows, columns = tree.rows_of(facet(events["owner"])), tree.axis_columns(facet(events["axis"]))
+    size = events["message_bytes"].to_numpy().astype(np.float64)
+    counts = np.bincount(rows, minlength=n).astype(np.int64)
+    own = np.bincount(rows * axes + columns, size, minlength=n * axes).astype(np.int64).reshape(n, axes)
+    total = tree.with_children(own)
+    return _Side(tree.with_children(counts), total.sum(axis=1), total)
+
+
+def _by_module(changes: pl.DataFrame) -> dict[str, tuple[_Change, ...]]:
+    found: dict[str, list[_Change]] = {}
+    for module, *change in changes.select("module", *_CHANGE).iter_rows():
+        found.setdefault(module, []).append(tuple(change))
+    return {module: tuple(rows) for module, rows in found.items()}
+
+
+def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
+    """``A`` or ``B`` where only that trace has the module, else empty."""
+    has = [
+        {*tables.modules["module"], *tables.events["owner"], *tables.parameters["module"]} for tables in (before, after)
+    ]
+    marks = {(True, False): "A", (False, True): "B"}
+    return [marks.get((name in has[0], name in has[1]), "") for name in tree.names]
+
+
+def _totals(diff: TraceDiff) -> str:
+    before, after = diff.before.events, diff.after.events
+    count = after.height - before.height
+    size = int(after["message_bytes"].sum()) - int(before["message_bytes"].sum())
+    return f"{before.height:,} → {after.height:,} collectives ({count:+,}), {_signed_bytes(size)} in messages"
+
+
+def _key() -> str:
+    meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "as much in sum, of other collectives"))
+    told = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
+    return f'<p class="dim">A: the first trace. B: the second. {told}</p>'
+
+
+def _sign(before: Any, after: Any) -> str:
+    kind, shown = ("more", "+") if after > before else ("less", "−") if after < before else ("both", "±")
+    return f'<span class="sign {kind}">{shown}</span>'
+
+
+def _number(value: int, write: Callable[[int], str]) -> str:
+    return outline.cell(write(value)) if value else outline.cell("–", "z")
+
+
+def _delta(before: int, after: int, write: Callable[[int], str], moved: bool) -> str:
+    """The change with its sign; ``moved``: no change in sum, but in what makes it up."""
+    if before == after:
+        return outline.cell(_sign(0, 0) if moved else "–", "delta" if moved else "delta z")
+    return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")
+
+
+def _both(before: int, after: int, write: Callable[[int], str]) -> str:
+    return f"{write(before)} → {write(after)}" if before != after else write(before)
+
+
+def _signed_bytes(size: int) -> str:
+    return f"{'+' if size >= 0 else '−'}{format_bytes(abs(size))}"

@@ -1,0 +1,163 @@
+"""Bars, heatmaps and lanes as HTML and inline SVG: the numbers stand there as text too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import PHASES, phase_mark
+from dsexplore.views.trace.lanes import Lanes, lane_names, phase_runs
+from dsexplore.views.trace.tally import Grid
+
+STYLE = (
+    """
+.dsx .part>summary{font-weight:600;padding:3px 4px;border-top:1px solid var(--dsx-line)}
+.dsx .part>div,.dsx .part>p{margin:4px 0 8px 18px}
+.dsx.dsx .heat td{padding:2px 8px;text-align:right;border:1px solid var(--dsx-line)}
+.dsx.dsx .heat th{padding:2px 8px}
+.dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
+min-width:10em}
+.dsx .bar{display:flex;height:16px;min-width:2px}
+.dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
+.dsx.dsx .bars td.track{width:42%;min-width:160px}
+.dsx.dsx .bars{width:100%}
+.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
+.dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
+.dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
+.dsx .lane>svg{flex:1 1 0;min-width:0;height:12px;background:var(--dsx-shade)}
+"""
+    + "".join(
+        f".dsx .p{i}{{background:{m.hatch + ',' if m.hatch else ''}{m.colour};color:{m.ink}}}\n"
+        for i, m in enumerate(PHASES.values())
+    )
+    + "".join(f".dsx .lane .q{i}{{fill:{m.colour}}}\n" for i, m in enumerate(PHASES.values()))
+    + ".dsx .lane .h{fill:none;stroke:#000b;vector-effect:non-scaling-stroke}\n"
+)
+
+_INDEX = {phase: i for i, phase in enumerate(PHASES)}
+
+
+def part(title: str, body: str, opened: bool = False) -> str:
+    """A section that opens and closes; nothing where there is nothing to show."""
+    return (
+        f'<details class="part"{" open" if opened else ""}><summary>{html.escape(title)}</summary>{body}</details>'
+        if body
+        else ""
+    )
+
+
+def phase_key(phases: Sequence[str]) -> str:
+    """The legend: letter, hatch and name of each phase."""
+    return (
+        '<p class="dim">'
+        + " ".join(
+            f'<span class="key p{_INDEX.get(p, 4)}">{phase_mark(p).letter}</span>{html.escape(p)}' for p in phases
+        )
+        + "</p>"
+    )
+
+
+def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bool = True) -> str:
+    """A table whose cells are shaded by value; the value stands in each cell."""
+    if not grid.rows or not grid.columns:
+        return ""
+    top = float(grid.values.max()) or 1.0
+    head = "".join(f'<th scope="col">{html.name(c, 32)}</th>' for c in grid.columns)
+    body = "".join(
+        f'<tr><th scope="row">{html.name(row, 96)}</th>'
+        + "".join(_heat_cell(float(v), top, write, log) for v in values)
+        + "</tr>"
+        for row, values in zip(grid.rows, grid.values, strict=True)
+    )
+    return (
+        '<div class="scroll"><table class="heat"><thead><tr>'
+        f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _heat_cell(value: float, top: float, write: Callable[[float], str], log: bool) -> str:
+    if not value:
+        return '<td class="dim">–</td>'
+    shade = round(8 + 37 * (value / top) ** (1 / 3 if log else 1))
+    return f'<td style="background:color-mix(in srgb,#0072b2 {shade}%,transparent)">{write(value)}</td>'
+
+
+def stacked_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], Sequence[str]]], head: Sequence[str]) -> str:
+    """One bar per row, split by phase.
+
+    Args:
+        rows: (label, [(phase, value)], cells of text right of the bar).
+        head: titles of label, bar and those cells.
+    """
+    top = max((sum(v for _, v in parts) for _, parts, _ in rows), default=0) or 1
+    titles = "".join(f'<th scope="col"{" class=l" if i < 2 else ""}>{html.escape(t)}</th>' for i, t in enumerate(head))
+    body = "".join(
+        f'<tr><td class="l">{html.name(label, 40)}</td>'
+        f'<td class="l track"><div class="bar">{_segments(parts, top)}</div></td>'
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "</tr>"
+        for label, parts, cells in rows
+    )
+    return (
+        f'<div class="scroll"><table class="bars"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _segments(parts: Sequence[tuple[str, float]], top: float) -> str:
+    return "".join(
+        f'<span class="p{_INDEX.get(phase, 4)}" style="width:{100 * value / top:.2f}%">'
+        f"{phase_mark(phase).letter if value / top > 0.04 else ''}</span>"
+        for phase, value in parts
+        if value
+    )
+
+
+def lanes_html(lanes: Lanes) -> str:
+    """One strip per rank, group and op; the colour and the hatch of a mark tell the phase, as in the key above."""
+    if not lanes.labels:
+        return ""
+    rows = "".join(_lane(lanes, row, name) for row, name in enumerate(lane_names(lanes)))
+    hidden = f'<p class="dim">{lanes.hidden:,} more lanes are not drawn.</p>' if lanes.hidden else ""
+    return f'<div class="scroll"><div style="min-width:420px">{rows}</div></div>{hidden}'
+
+
+def _lane(lanes: Lanes, row: int, label: str) -> str:
+    _, lane, op = lanes.labels[row]
+    paths: dict[str, list[str]] = {}
+    hatches: list[str] = []
+    top = int(lanes.bytes.max()) or 1
+    for column, size in enumerate(lanes.bytes[row]):
+        if lanes.counts[row, column]:
+            height = round(3 + 9 * (int(size) / top) ** (1 / 3))
+            phase = lanes.phases[row][column]
+            paths.setdefault(phase, []).append(f"M{column} {12 - height}h1v{height}h-1z")
+            hatches.append(_hatch(phase_mark(phase).pattern, column, height))
+    marks = "".join(f'<path class="q{_INDEX.get(p, 4)}" d="{"".join(d)}"/>' for p, d in sorted(paths.items()))
+    hatch = "".join(hatches)
+    spoken = f"{lanes.events[row]:,} × {op} on {lane}"
+    return (
+        f'<div class="lane"><span>{html.name(label, 60)}</span>'
+        f'<svg viewBox="0 0 {lanes.bytes.shape[1]} 12" preserveAspectRatio="none" role="img" '
+        f'aria-label="{html.escape(spoken)}">{marks}{f"""<path class="h" d="{hatch}"/>""" if hatch else ""}</svg></div>'
+    )
+
+
+def _hatch(pattern: str, column: int, height: int) -> str:
+    """The phase's stripe across a mark that is one wide and stands on the lane's floor at 12."""
+    return {
+        "/": f"M{column} 12l1-{height}",
+        "\\": f"M{column} {12 - height}l1 {height}",
+        "-": f"M{column} {12 - height // 2}h1",
+        "|": f"M{column}.5 12v-{height}",
+    }.get(pattern, "")
+
+
+def phase_strip(lanes: Lanes) -> str:
+    """The band above the lanes: which phase each bin belongs to, with its letter."""
+    if not lanes.labels:
+        return ""
+    parts = [(phase, float(end - first)) for phase, first, end in phase_runs(lanes)]
+    segments = _segments(parts, float(lanes.bytes.shape[1]))
+    bar = f'<div class="bar" style="flex:1 1 0;min-width:0">{segments}</div>'
+    return f'<div class="lane"><span class="dim">phase</span>{bar}</div>'

@@ -1,0 +1,181 @@
+"""An indented tree of modules as nested ``<details>``, of a size that is bounded whatever the model.
+
+Rows are drawn level by level, outermost first, until the budget is spent, and then what each row has inside. So a
+model that does not fold loses its depths before its breadth, and each place says how much is not drawn there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dsexplore.views.page import html
+from dsexplore.views.trace.folding import Fold
+
+_MARKUP = 110
+"""Bytes around a row, about."""
+_OF_ROWS = 0.65
+"""The part of the budget that rows may take; what they have inside may take the rest."""
+
+_WIDTHS = {"": 70, "delta": 88, "wide": 144}
+"""Pixels of a column of each kind, with the gap beside it."""
+
+STYLE = """
+.dsx .tree{min-width:var(--dsx-width);border-top:1px solid var(--dsx-line)}
+.dsx .row{display:flex;align-items:baseline;padding:1px 4px 1px 0;gap:4px}
+.dsx .row.head{font-weight:600;font-size:12px;border-bottom:1px solid var(--dsx-line)}
+.dsx .row .n{flex:1 1 0;min-width:200px;max-width:560px;overflow-wrap:break-word;position:sticky;left:0;z-index:1;
+background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-16px}
+.dsx .row:hover,.dsx .row:hover .n{background:linear-gradient(var(--dsx-shade),var(--dsx-shade)),var(--dsx-bg)}
+.dsx .row .n *{text-indent:0}
+.dsx .row .n::before{content:"";display:inline-block;width:16px;text-indent:0}
+.dsx .tree details>summary{list-style:none}
+.dsx .tree summary::-webkit-details-marker{display:none}
+.dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
+.dsx .tree details[open]>summary .n::before{content:"▾"}
+.dsx .row .c{flex:0 0 66px;font-size:12px;min-width:0;text-align:right;font-variant-numeric:tabular-nums;
+white-space:nowrap}
+.dsx .row.head .c{overflow-wrap:anywhere;white-space:normal;font-size:11px}
+.dsx .row .c.z{color:var(--dsx-dim)}
+.dsx .row .c.delta{flex-basis:84px}
+.dsx .row .c.wide{flex-basis:132px;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}
+.dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
+.dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 36px)}
+.dsx .tree .rest{padding:1px 4px 1px calc(var(--d,0)*14px + 36px)}
+"""
+
+
+class Source(Protocol):
+    """What a tree is drawn from."""
+
+    def roots(self) -> list[Fold]:
+        """The topmost rows."""
+
+    def children(self, row: int) -> list[Fold]:
+        """The rows inside a row."""
+
+    def line(self, fold: Fold, times: int) -> str:
+        """The row's `cell`s after its `label`; ``times``: modules that it stands for, those of rows above included."""
+
+    def inside(self, row: int, times: int) -> str:
+        """What a row shows of its own when it is opened; empty for nothing."""
+
+
+@dataclass
+class _Row:
+    fold: Fold
+    depth: int
+    times: int
+    parent: int
+    line: str
+    own: str = ""
+    hidden: int = 0
+    """Rows inside it that are not drawn."""
+    children: list[str] = field(default_factory=list)
+    """HTML, last first."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A drawn tree."""
+
+    html: str
+    hidden: int
+    """Rows that are not drawn, not counting those inside them."""
+    closed: bool
+    """Whether rows are drawn without what they have inside."""
+
+
+def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str, small: int = 0) -> Outline:
+    """Draw a tree.
+
+    Args:
+        source: its rows.
+        titles: (title, explanation, class) per column after the first; see `cell`.
+        budget: bytes, about; at least the roots' first rows are drawn.
+        label: what the tree is, for those who hear it.
+        small: a tree of so many rows or fewer is open all through.
+    """
+    rows, left, unseen = _rows(source, int(budget * _OF_ROWS))
+    closed = _fill(source, rows, budget - int(budget * _OF_ROWS) + left)
+    body: list[str] = []
+    for row in reversed(rows):
+        (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
+    width = 230 + sum(_WIDTHS[kind] for _, _, kind in titles)
+    heads = " ".join(
+        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(told)}">{html.name(title, 12)}</span>'
+        for title, told, kind in titles
+    )
+    drawn = "".join(reversed(body)) + (_rest(unseen, 0) if unseen else "")
+    return Outline(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}">'
+        f'<div class="tree" style="--dsx-width:{width}px">'
+        f'<div class="row head"><span class="n">module</span> {heads}</div>{drawn}</div></div>',
+        unseen + sum(row.hidden for row in rows),
+        closed,
+    )
+
+
+def label(fold: Fold, full: str, kind: str, mark: str = "") -> str:
+    """The first column: the name, ``×N`` where it stands for several, the type where that says more, and a mark.
+
+    Args:
+        fold: the row.
+        full: the fully qualified name of its first module, to hover.
+        kind: the module's type.
+        mark: HTML.
+    """
+    many = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
+    shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
+    hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
+    return f'<span class="n"{hover}>{html.name(fold.label)}{many}{shown}{mark}</span>'
+
+
+def cell(text: str, kind: str = "") -> str:
+    """One column of HTML; ``kind``: ``z`` for nothing worth reading, ``delta`` for a change, ``wide`` for text."""
+    return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
+
+
+def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
+    """The rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
+    rows: list[_Row] = []
+    unseen = 0
+    waiting = deque((fold, 0, 1, -1) for fold in source.roots())
+    while waiting:
+        fold, depth, times, parent = waiting.popleft()
+        if budget > 0:
+            times *= len(fold.rows)
+            line = source.line(fold, times)
+            budget -= len(line.encode()) + _MARKUP
+            waiting.extend((child, depth + 1, times, len(rows)) for child in source.children(fold.first))
+            rows.append(_Row(fold, depth, times, parent, line))
+        elif parent >= 0:
+            rows[parent].hidden += 1
+        else:
+            unseen += 1
+    return rows, max(budget, 0), unseen
+
+
+def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
+    """Put into the rows what they have inside, until one does not fit; whether there was one."""
+    for row in rows:
+        inside = source.inside(row.fold.first, row.times)
+        budget -= len(inside.encode()) + _MARKUP // 2
+        if budget < 0 and inside:
+            return True
+        row.own = inside
+    return False
+
+
+def _row_html(row: _Row, small: bool) -> str:
+    own = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
+    inside = own + "".join(reversed(row.children)) + (_rest(row.hidden, row.depth) if row.hidden else "")
+    if not inside:
+        return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'
+    opened = " open" if small or (row.children and (row.depth < 2 or (not own and row.depth < 4))) else ""
+    return f'<details{opened}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
+
+
+def _rest(count: int, depth: int) -> str:
+    return f'<div class="rest dim" style="--d:{depth}">… {count:,} more, not drawn</div>'

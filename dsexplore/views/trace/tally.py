@@ -1,0 +1,184 @@
+"""Small tables for drawing, counted from a trace's events; shared by the static views, figures and the explorer.
+
+Each has at most a few hundred rows, whatever the number of events: what is drawn is binned here, in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.trace.trace import Tables
+from dsexplore.units import format_bytes
+from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.module_tree import NO_AXIS, OUTSIDE
+
+MOST_ROWS = 16
+MOST_COLUMNS = 10
+OTHERS = "(all others)"
+CAUSE = ("module", "op", "axis", "phase", "cause", "source")
+"""Implicit redistributes that agree in these columns stand on one line; ``module`` is the place of the trigger."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers with named rows and columns."""
+
+    rows: list[str]
+    columns: list[str]
+    values: npt.NDArray[np.float64]
+    """(rows, columns)"""
+
+
+def pattern_of(name: pl.Expr) -> pl.Expr:
+    """``Net.layers.3.up`` → ``Net.layers.*.up``: the numbered siblings of one place together."""
+    return pl.when(name == "").then(pl.lit(OUTSIDE)).otherwise(name.str.replace_all(r"\.\d+(\.|$)", ".*${1}"))
+
+
+def module_by_axis(events: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
+    """Message bytes per place in the model (layers together) and mesh axis, largest first."""
+    totals = events.group_by("owner", "axis").agg(pl.col("message_bytes").sum())
+    named = totals.group_by(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column"))
+    summed = named.agg(pl.col("message_bytes").sum())
+    return grid({(row, column): size for row, column, size in summed.iter_rows()}, most)
+
+
+def op_by_phase(events: pl.DataFrame) -> pl.DataFrame:
+    """Count and bytes per op and phase; ops in order of their bytes. Columns: op phase count message_bytes."""
+    return (
+        events.group_by("op", "phase")
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+        .with_columns(pl.col("message_bytes").sum().over("op").alias("all"))
+        .sort("all", "op", "phase", descending=[True, False, False])
+        .drop("all")
+    )
+
+
+def message_sizes(events: pl.DataFrame) -> pl.DataFrame:
+    """Messages per op and power of two. Columns: op, size (lower bound in bytes, 0 for empty), count, message_bytes."""
+    return (
+        events.group_by("op", _power_of_two().alias("size"))
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+        .sort("size", "op")
+    )
+
+
+def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
+    """Median bus bandwidth per op and power of two, where durations were measured.
+
+    Columns: op, size (bytes), count, gb_per_s (1e9 bytes; wire bytes over duration).
+    """
+    timed = events.filter((pl.col("end") > pl.col("start")) & (pl.col("message_bytes") > 0))
+    return (
+        timed.group_by("op", _power_of_two().alias("size"))
+        .agg(
+            pl.len().alias("count"),
+            (pl.col("wire_bytes") / (pl.col("end") - pl.col("start"))).median().alias("gb_per_s"),
+        )
+        .sort("size", "op")
+    )
+
+
+def implicit(events: pl.DataFrame) -> pl.DataFrame:
+    """Redistributes that nobody asked for, layers together, most bytes first.
+
+    Columns: module, op, axis, phase, cause, source, count, message_bytes.
+    """
+    counted = (
+        events.filter(pl.col("implicit"))
+        .with_columns(pattern_of(pl.col("trigger")).alias("module"))
+        .group_by(CAUSE)
+        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+    )
+    return counted.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Wire bytes from recorded ranks to their peers."""
+
+    senders: list[int]
+    receivers: list[list[int]]
+    """Ranks that get the same from every sender, together."""
+    bytes: npt.NDArray[np.float64]
+    """(senders, receivers) to each one of those ranks."""
+    hidden: int
+    """Senders and receivers that are left out, because there are too many."""
+
+    def grid(self) -> Grid:
+        """The same as a grid."""
+        return Grid([f"rank {rank}" for rank in self.senders], [ranges(r, 4) for r in self.receivers], self.bytes)
+
+
+def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | None = 2 * MOST_ROWS) -> Flows:
+    """Wire bytes from each recorded rank to each peer, a group's traffic shared equally among its other ranks.
+
+    Equal peers are one column, equal senders are not joined. Point-to-point in a group of more than two ranks
+    counts the same way, because a trace does not hold the peer.
+
+    Args:
+        tables: what was recorded.
+        senders: how many are kept at most.
+        receivers: how many columns; None for all of them.
+    """
+    members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
+    sent = tables.events.group_by("rank", "group").agg(pl.col("wire_bytes").sum()).sort("rank", "group")
+    sent = sent.filter(pl.col("wire_bytes") > 0)
+    every = sent["rank"].unique().sort().to_list()
+    row_of = {rank: row for row, rank in enumerate(every[:senders])}
+    world = max([tables.info.world_size, *(max(ranks, default=0) + 1 for ranks in members.values())])
+    matrix = np.zeros((len(row_of), world))
+    for rank, group, total in sent.iter_rows():
+        peers = [peer for peer in members.get(group, ()) if peer != rank]
+        if rank in row_of and peers:
+            matrix[row_of[rank], peers] += total / len(peers)
+    columns: dict[tuple[float, ...], list[int]] = {}
+    for peer in range(world if row_of else 0):
+        columns.setdefault(tuple(matrix[:, peer]), []).append(peer)
+    found = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])
+    kept = found[:receivers]
+    return Flows(
+        list(row_of),
+        [peers for _, peers in kept],
+        np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
+        len(every) - len(row_of) + len(found) - len(kept),
+    )
+
+
+def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid:
+    """(row, column) → bytes, as a grid with rows and columns in order of their bytes; past the most they become one."""
+    rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
+    columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)
+    values = np.zeros((len(rows), len(columns)))
+    row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
+    for (row, column), size in totals.items():
+        values[row_of.get(row, -1), column_of.get(column, -1)] += size
+    return Grid(rows, columns, values)
+
+
+def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
+    """Names by their bytes, the largest first; where there are too many, the last stands for all others."""
+    sums: dict[str, float] = {}
+    for name, size in sizes:
+        sums[name] = sums.get(name, 0) + size
+    names = sorted(sums, key=lambda name: (-sums[name], name))
+    return names if len(names) <= most else [*names[: most - 1], OTHERS]
+
+
+def _axis() -> pl.Expr:
+    return pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
+
+
+def size_range(low: int) -> str:
+    """A power of two as messages between it and its double are called."""
+    return f"{format_bytes(low)} – {format_bytes(2 * low)}" if low else "empty"
+
+
+def _power_of_two() -> pl.Expr:
+    size = pl.col("message_bytes")
+    floor = pl.lit(2.0).pow(size.cast(pl.Float64).log(2.0).floor())
+    return pl.when(size > 0).then(floor).otherwise(0).cast(pl.Int64)

@@ -1,0 +1,79 @@
+"""A trace as text and as static HTML: what it is about, its module tree, and what was sent."""
+
+from __future__ import annotations
+
+from dsexplore.trace.trace import Tables, Trace
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.trace import drawings
+from dsexplore.views.trace.folding import Folding
+from dsexplore.views.trace.module_tree import ModuleTree
+from dsexplore.views.trace.sections import communication_html, still_html
+from dsexplore.views.trace.tree_html import STYLE, tree_html
+
+BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 57_000, 1_500_000, 24_000
+"""Bytes of a trace's view in a notebook, on a page of its own, and beside the explorer."""
+
+_NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
+
+
+def trace_text(tables: Tables) -> str:
+    """What was sent, by op and axis: a dozen lines at most."""
+    lines = [f"Trace: {_summary(tables)}"]
+    totals = Trace(tables)._totals("op", "axis").head(8).iter_rows(named=True)
+    lines += [
+        f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
+        f"{format_bytes(row['message_bytes'])}"
+        for row in totals
+    ]
+    lines += [f"  note: {html.plain(note, 200)}" for note in tables.info.notes[:3]]
+    return "\n".join(lines)
+
+
+def trace_html(tables: Tables, budget: int = BUDGET) -> str:
+    """The summary, the module tree, and what was sent; complete in itself.
+
+    Args:
+        tables: what was recorded.
+        budget: bytes; the tree gets what the other sections leave.
+    """
+    header, sent = _header(tables), communication_html(tables)
+    around = html.fragment(header + sent, STYLE + drawings.STYLE)
+    tree = tree_html(tables, budget - len(around.encode()))
+    return html.fragment(header + tree + sent, STYLE + drawings.STYLE)
+
+
+def twin_html(tables: Tables, known: tuple[ModuleTree, Folding]) -> str:
+    """The short static view that stands in the notebook beside the explorer: summary and tree."""
+    return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET, known), STYLE)
+
+
+def figure_html(tables: Tables, kind: str) -> str:
+    """The summary, and the section that shows what the figure of that kind shows."""
+    return html.fragment(_header(tables) + still_html(tables, kind), drawings.STYLE)
+
+
+def _summary(tables: Tables) -> str:
+    events, info = tables.events, tables.info
+    if events.is_empty():
+        return f"no collectives; {_world(tables)}"
+    return (
+        f"{events.height:,} collective{'s' if events.height != 1 else ''}, "
+        f"{format_bytes(int(events['message_bytes'].sum()))} in messages "
+        f"({format_bytes(int(events['wire_bytes'].sum()))} on the wire); {_world(tables)}"
+        + (", simulated" if info.simulated else "")
+    )
+
+
+def _world(tables: Tables) -> str:
+    info = tables.info
+    ranks = f"rank {info.ranks[0]}" if len(info.ranks) == 1 else f"{len(info.ranks)} ranks"
+    mesh = f" ({html.plain(info.mesh)})" if info.mesh else ""
+    return f"{ranks} of {info.world_size:,}{mesh}"
+
+
+def _header(tables: Tables) -> str:
+    quiet = [_NOT_REAL] if tables.info.simulated else []
+    lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
+    lines += [f'<p class="dim">{html.escape(line, 600)}</p>' for line in (*quiet, *tables.info.notes)]
+    return "".join(lines)

@@ -1,0 +1,212 @@
+"""The module tree of a trace at rest: one line per module, its collectives and parameters when opened."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dsexplore.trace import schema
+from dsexplore.trace.trace import Tables
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.trace import outline
+from dsexplore.views.trace.folding import Fold, Folding, ranges
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
+
+LEAST = 12_000
+"""Bytes that the tree may always take."""
+MOST_TABLE_ROWS = 12
+MOST_PLACEMENTS = 2
+SAME_COLLECTIVE = (
+    "op", "axis", "group_size", "phase", "message_bytes", "dtype", "shape", "implicit", "cause", "source",
+)  # fmt: skip
+"""Collectives that agree in these columns stand on one line."""
+
+STYLE = (
+    outline.STYLE
+    + """
+.dsx .imp{border:1px dashed currentColor;border-radius:3px;padding:0 3px;font-size:11px}
+"""
+)
+
+
+def tree_html(tables: Tables, budget: int, known: tuple[ModuleTree, Folding] | None = None) -> str:
+    """The tree, drawn from the top until the budget is spent, which it then says.
+
+    Args:
+        tables: what was recorded.
+        budget: bytes, about.
+        known: the tree and its folding, where they were made already.
+    """
+    source = _TraceSource(tables, known)
+    if not len(source.tree):
+        return '<p class="dim">No modules ran and nothing was sent.</p>'
+    drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
+    if not drawn.hidden and not drawn.closed:
+        return drawn.html
+    cut = "Modules further inside are not drawn" if drawn.hidden else "Some modules are drawn without their collectives"
+    return (
+        f'{drawn.html}<p class="dim">{cut}, of {len(source.tree):,} in all: <code>explore()</code> and '
+        "<code>by_module()</code> have every one, <code>to_html(path)</code> draws more, and "
+        '<code>where(module="…")</code> shows a part.</p>'
+    )
+
+
+class _TraceSource:
+    """The rows of a trace's tree, as `outline.Source`."""
+
+    def __init__(self, tables: Tables, known: tuple[ModuleTree, Folding] | None) -> None:
+        self.tree = known[0] if known else module_tree(tables)
+        self._tables = tables
+        self._folding = known[1] if known else Folding(self.tree, tables)
+        self._phases = [i for i in range(len(schema.PHASES)) if self.tree.own_counts[:, i].any()]
+        self._placements = {
+            str(module): list(dict.fromkeys(placements))
+            for module, placements in tables.parameters.group_by("module", maintain_order=True)
+            .agg(pl.col("placements"))
+            .iter_rows()
+        }
+
+    def titles(self) -> list[tuple[str, str, str]]:
+        """The columns after the module; bytes and counts are sums over the recorded ranks."""
+        axes = [
+            (axis, "message bytes on groups like these, with the modules inside", "")
+            if axis in (NO_AXIS, OTHER_AXES)
+            else (f"on {axis}", f"message bytes on the mesh axis {axis}, with the modules inside", "")
+            for axis in self.tree.axes
+        ]
+        phases = [
+            (str(schema.PHASES[i]), "message bytes in this phase, with the modules inside", "") for i in self._phases
+        ]
+        return [
+            ("count", "collectives, with the modules inside", ""),
+            ("bytes", "message bytes, with the modules inside", ""),
+            ("own", "message bytes of the module itself, without the modules inside", ""),
+            *axes,
+            *phases,
+            ("params", "bytes of all its parameters, with the modules inside", ""),
+            ("local", "bytes of them that one rank holds", ""),
+            ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
+        ]
+
+    def roots(self) -> list[Fold]:
+        """The topmost rows."""
+        return self._folding.roots()
+
+    def children(self, row: int) -> list[Fold]:
+        """The rows inside a row."""
+        return self._folding.children(row)
+
+    def line(self, fold: Fold, times: int) -> str:
+        """Name and numbers of a module, or the sums of several equal ones."""
+        tree, row = self.tree, fold.first
+        count = int(tree.counts[row].sum()) * times
+        sizes = [
+            tree.phase_bytes[row].sum(),
+            tree.own_phase_bytes[row].sum(),
+            *tree.axis_bytes[row],
+            *tree.phase_bytes[row][self._phases],
+            tree.global_bytes[row],
+            tree.local_bytes[row],
+        ]
+        return (
+            outline.label(fold, tree.names[row], tree.types[row])
+            + _number(count, f"{count:,}")
+            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes)
+            + self._placed(tree.names[row])
+        )
+
+    def _placed(self, module: str) -> str:
+        found = self._placements.get(module, [])
+        if not found:
+            return outline.cell("", "wide")
+        shown = " | ".join(placements or "plain tensor" for placements in found[:MOST_PLACEMENTS])
+        return outline.cell(html.name(shown + " | …" * (len(found) > MOST_PLACEMENTS), 40), "wide")
+
+    def inside(self, row: int, times: int) -> str:
+        """The tables of a module's own collectives and parameters."""
+        module = self.tree.names[row]
+        body = ""
+        if self.tree.own_counts[row].any():
+            body += events_html(self._tables.events.filter(pl.col("owner") == module))
+        if module in self._placements:
+            body += parameters_html(module, self._tables.parameters.filter(pl.col("module") == module))
+        each = (
+            f'<p class="dim">Each of the {times:,}; named here: {html.name(module)}</p>' if times > 1 and body else ""
+        )
+        return each + body
+
+
+def _number(value: int, text: str) -> str:
+    return outline.cell(text) if value else outline.cell("–", "z")
+
+
+def events_html(events: pl.DataFrame) -> str:
+    """The collectives of some modules, equal ones on one line."""
+    kinds = events.group_by(SAME_COLLECTIVE).agg(pl.len().alias("count"), pl.col("seq").min())
+    return collectives_html(kinds.sort("seq", *SAME_COLLECTIVE[:4]).head(MOST_TABLE_ROWS), kinds.height)
+
+
+def collectives_html(kinds: pl.DataFrame, every: int) -> str:
+    """Some of the ``every`` kinds of collective: columns `SAME_COLLECTIVE` and count."""
+    rows = [
+        (
+            html.name(event["op"]) + (' <span class="imp">implicit</span>' if event["implicit"] else ""),
+            html.name(event["axis"] or "–", 40),
+            html.escape(event["phase"]),
+            f"{event['count']:,}",
+            format_bytes(event["message_bytes"] * event["count"]),
+            html.escape(f"{event['dtype']}{list(event['shape'] or ())}", 48),
+            html.name(event["cause"] or "–"),
+            html.name(event["source"].partition(" ← ")[0] or "–"),
+        )
+        for event in kinds.iter_rows(named=True)
+    ]
+    head = ("collective", "axis", "phase", "count", "bytes", "tensor", "cause", "source")
+    return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
+
+
+def parameters_html(module: str, parameters: pl.DataFrame) -> str:
+    """The parameters that a module itself holds, and how each is placed."""
+    if parameters.is_empty():
+        return ""
+    same = (
+        "name",
+        "global_shape",
+        "local_shape",
+        "dtype",
+        "placements",
+        "mesh",
+        "local_bytes",
+        "shared_with",
+        "requires_grad",
+    )
+    found = parameters.group_by(*same, maintain_order=True).agg(pl.col("rank"))
+    several = parameters["rank"].n_unique() > 1
+    rows = [
+        (
+            html.name(row["name"].removeprefix(f"{module}."))
+            + ("" if row["requires_grad"] else ' <span class="dim">frozen</span>'),
+            html.escape(list(row["global_shape"] or ())),
+            html.escape(list(row["local_shape"] or ())) + (_of_ranks(row["rank"]) if several else ""),
+            html.escape(row["dtype"]),
+            html.name(row["placements"] or "plain tensor", 60),
+            html.name(row["mesh"] or "–", 40),
+            format_bytes(row["local_bytes"]),
+            f"same as {html.name(row['shared_with'])}" if row["shared_with"] else "",
+        )
+        for row in found.head(MOST_TABLE_ROWS).iter_rows(named=True)
+    ]
+    head = ["parameter", "global shape", "local shape", "dtype", "placements", "mesh", "bytes/rank"]
+    if any(row[-1] for row in rows):
+        head.append("shared")
+    return html.table(head, [row[: len(head)] for row in rows], left=(0, 1, 2, 3, 4, 5, 7)) + _more(
+        found.height, "parameters"
+    )
+
+
+def _of_ranks(ranks: list[int]) -> str:
+    return f' <span class="dim">rank {ranges(ranks)}</span>'
+
+
+def _more(rows: int, what: str) -> str:
+    return f'<p class="dim">… and {rows - MOST_TABLE_ROWS:,} more {what}.</p>' if rows > MOST_TABLE_ROWS else ""

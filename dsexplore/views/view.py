@@ -1,0 +1,44 @@
+"""`View`: how one object is shown; the base class of all views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.views.page import html
+
+
+class View:
+    """How one object is shown."""
+
+    title: str = "dsexplore"
+
+    def text(self) -> str:
+        """A short, deterministic ``text/plain``."""
+        raise NotImplementedError
+
+    def html(self) -> str:
+        """A static HTML fragment: complete without JavaScript, kernel or network; all names escaped."""
+        raise NotImplementedError
+
+    def page(self) -> str:
+        """One self-contained HTML document around `html`."""
+        return html.page(self.title, self.html())
+
+    def figure(self, **options: Any) -> Any:
+        """A ``plotly.graph_objects.Figure``."""
+        raise TypeError(f"{self.title} has no figure: show the object itself, or write it with to_html(path)")
+
+    def still(self, **options: Any) -> str:
+        """Static HTML that stands in for the figure of these options where no plotly runs."""
+        return self.html()
+
+    def figure_with_twin(self, **options: Any) -> Any:
+        """The figure, with `still` beside it in a notebook's output."""
+        figure = self.figure(**options)
+        from dsexplore.views.page.figure_twin import with_twin  # plotly is loaded when a figure is drawn
+
+        return with_twin(figure, self.still(**options))
+
+    def explore(self, **options: Any) -> Any:
+        """An ipywidgets application."""
+        raise TypeError(f"{self.title} has no explorer: show the object itself, or write it with to_html(path)")

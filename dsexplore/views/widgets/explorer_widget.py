@@ -1,0 +1,42 @@
+"""The explorer's page as one widget: what changes together goes to the browser in one message."""
+
+from __future__ import annotations
+
+import traitlets
+
+from dsexplore.views.page import html
+from dsexplore.views.trace import drawings, tree_html
+from dsexplore.views.widgets import script, source
+from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.widgets.tree_widget import TreeWidget
+
+
+class ExplorerWidget(TreeWidget, PlotWidget):
+    """Filters, module tree, figure, and the tables below them.
+
+    One widget and not several, because JupyterLab takes longer to bring a message to a widget and to paint what
+    it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
+    """
+
+    _esm = script("follow.js", "tree.js", "plot.js", "filters.js", "explorer.js", render="explorer")
+    _css = source("tree.css") + source("explorer.css") + html.STYLE + tree_html.STYLE + drawings.STYLE
+
+    lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
+    """[facet, texts to choose from] per list; the first text lets everything through."""
+    chosen: traitlets.Dict[str, int] = traitlets.Dict().tag(sync=True, echo_update=False)
+    """Facet → index of the text chosen in its list."""
+    pattern = traitlets.Unicode("").tag(sync=True, echo_update=False)
+    """Of modules, as in `Trace.where`."""
+    implicit = traitlets.Bool(False).tag(sync=True, echo_update=False)
+    """Whether only redistributes that the program did not ask for are let through."""
+    kinds: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
+    """[kind, title] of each figure."""
+    kind = traitlets.Unicode("").tag(sync=True, echo_update=False)
+    """The figure shown."""
+    status = traitlets.Unicode("").tag(sync=True)
+    """The line above the tree, as HTML."""
+    details = traitlets.Unicode("").tag(sync=True)
+    """The tables below it, as HTML."""
+
+    def __repr__(self) -> str:
+        return "The interactive explorer is live in a running notebook: run this cell again to use it."

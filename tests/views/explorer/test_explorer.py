@@ -1,0 +1,436 @@
+"""The explorer without a browser: filters, selection, folding, what a click picks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from ipywidgets import Widget
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.figures import KINDS
+
+
+@pytest.fixture(autouse=True)
+def widgets_are_closed() -> Iterator[None]:
+    yield
+    Widget.close_all()
+
+
+@pytest.fixture
+def trace(traces: ModuleType) -> Trace:
+    made: Trace = traces.layered(8, odd=3)
+    return made
+
+
+def column(explorer: Any, title: str) -> list[float]:
+    rows = len(explorer.widget.labels)
+    values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, rows)
+    place = explorer.widget.columns[[t for t, _ in explorer.widget.titles].index(title)]
+    return values[place].tolist() if place >= 0 else [0.0] * rows
+
+
+def test_everything_is_selected_at_first(trace: Trace) -> None:
+    explorer = trace.explore()
+    assert explorer.selection.events.equals(trace.events)
+    assert explorer.selection.modules.equals(trace.modules)
+
+
+def test_a_folded_row_stands_for_all_its_layers(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.widget.selected = explorer._codes.tree.names.index("Net.layers.0.up")
+    owners = {f"Net.layers.{i}.up" for i in range(8) if i != 3}
+    assert set(explorer.selection.events["owner"]) == owners
+    assert column(explorer, "count")[explorer.widget.selected] == 7
+
+
+def test_a_folded_row_is_called_by_all_its_layers(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.widget.selected = explorer._codes.tree.names.index("Net.layers.0.up")
+    title = "Net.layers.[0–2, 4–7].up ×7"
+    assert f"7 of 25 collectives, 28 KiB in <bdi>{title}</bdi>" in explorer.widget.status
+    assert f"<b><bdi>{title}</bdi></b>" in explorer.widget.details
+    assert "Each of the 7; named here: <bdi>Net.layers.0.up</bdi>" in explorer.widget.details
+    explorer.widget.folding = False
+    assert "1 of 25 collectives, 4 KiB in <bdi>Net.layers.0.up</bdi>" in explorer.widget.status
+    assert set(explorer.selection.events["owner"]) == {"Net.layers.0.up"}
+    assert explorer.widget.spec["data"][0]["customdata"] == [[["Net.layers.*.up", "tp"]]]
+
+
+def test_selecting_one_of_them_unfolds(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.select("Net.layers.5.up")
+    assert set(explorer.selection.events["owner"]) == {"Net.layers.5.up"}
+    assert explorer.widget.folding is False
+    explorer.select(None)
+    assert len(explorer.selection) == 25
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"phase": "backward"},
+        {"op": ["all_gather", "reduce_scatter"]},
+        {"axis": "tp", "phase": "forward"},
+        {"step": 0},
+        {"rank": 1},
+        {"group": "g_dp"},
+    ],
+)
+def test_filters_are_those_of_where(trace: Trace, filters: dict[str, Any]) -> None:
+    explorer = trace.explore()
+    explorer.filter(**filters)
+    assert explorer.selection.events.equals(trace.where(**filters).events)
+    assert column(explorer, "count")[0] == len(trace.where(**filters))
+
+
+def test_what_a_choice_changes_is_one_message(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = trace.explore()
+    sent: list[set[str]] = []
+    monkeypatch.setattr(explorer.widget, "_send", lambda message, buffers=None: sent.append(set(message["state"])))
+    for state, changed in (
+        ({"chosen": {"phase": 2}}, {"spec", "spoken", "columns", "values", "status", "details"}),
+        ({"selected": 2}, {"spec", "spoken", "status", "details"}),
+        ({"folding": False}, {"columns", "values", "status", "details", "spec", "spoken"}),
+        ({"kind": "ops"}, {"spec", "spoken"}),
+    ):
+        data = {"method": "update", "state": state, "buffer_paths": []}
+        explorer.widget._handle_msg({"content": {"data": data}, "buffers": []})
+        assert len(sent) == 1
+        assert sent.pop() <= changed
+
+
+def test_implicit_and_pattern(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(implicit=True)
+    assert explorer.selection.events.equals(trace.where(implicit=True).events)
+    explorer.filter(module="layers.*.up", phase="backward")
+    assert explorer.selection.events.equals(trace.where(module="layers.*.up", phase="backward").events)
+
+
+def test_controls_do_what_filter_does(trace: Trace) -> None:
+    explorer = trace.explore()
+    assert dict(explorer.widget.lists)["phase"] == ["all", "forward", "backward"]
+    explorer.widget.chosen = {"phase": 2}
+    assert explorer.selection.events.equals(trace.where(phase="backward").events)
+    explorer.widget.pattern, explorer.widget.implicit = " layers.*.up ", True
+    assert explorer.selection.events.equals(trace.where(phase="backward", module="layers.*.up", implicit=True).events)
+    explorer._on_event({"type": "clear"})
+    assert (explorer.widget.chosen, explorer.widget.pattern, explorer.widget.implicit) == ({}, "", False)
+    assert len(explorer.selection) == 25
+
+
+@pytest.mark.parametrize(
+    ("click", "module", "count"),
+    [
+        ({"kind": "module_axis", "customdata": ["Net.layers.*", "dp"], "index": [0, 0]}, "Net.layers.0", 8),
+        ({"kind": "op_phase", "customdata": ["reduce_scatter", "backward"], "index": [0]}, "Net.layers.0.up", 8),
+        ({"kind": "size", "customdata": ["all_gather", 8192], "index": [0]}, "Net.layers.0", 8),
+        ({"kind": "sequence", "index": [0, 0]}, "Net.layers.0", 1),
+        ({"kind": "cause", "index": [0]}, "Net.layers.3.down", 1),
+    ],
+)
+def test_a_click_selects_the_module_and_shows_the_line(
+    trace: Trace, click: dict[str, Any], module: str, count: int
+) -> None:
+    explorer = trace.explore()
+    explorer._on_event({"type": "click", **click})
+    assert explorer._codes.tree.names[explorer.widget.selected] == module
+    assert len(explorer.selection) == count
+    assert "train.py:10" in explorer.widget.details
+
+
+def test_filters_that_leave_nothing_say_so_and_a_name_that_no_module_has_is_told(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(phase="backward", op="all_gather")
+    assert explorer.widget.status == "<span>0 of 25 collectives, 0 B</span>"
+    assert explorer.widget.spec["layout"]["annotations"][0]["text"] == "nothing of this kind is left by the filters"
+    for pattern in ("up", "[", "<b>"):
+        explorer.widget.pattern = pattern
+        assert f"no module is called <bdi>{escape(pattern)}</bdi>; * stands for any text" in explorer.widget.status
+    explorer.widget.pattern = "*up"
+    assert "no module" not in explorer.widget.status
+
+
+def test_filters_by_several_values_are_told_because_no_list_shows_them(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(op=["all_gather", "reduce_scatter"], phase=["forward"])
+    assert explorer.widget.chosen == {"phase": 1}
+    assert "– only op <bdi>all_gather</bdi> or <bdi>reduce_scatter</bdi></span>" in explorer.widget.status
+    explorer.widget.chosen = {}
+    assert "only" not in explorer.widget.status
+    explorer.filter(rank=[7])
+    assert explorer.widget.status.startswith("<span>0 of 25 collectives, 0 B</span>")
+    assert "– only rank <bdi>7</bdi></span>" in explorer.widget.status
+
+
+def test_an_explorer_tells_what_is_chosen_as_text(trace: Trace) -> None:
+    explorer = trace.explore()
+    assert repr(explorer) == "<Explorer: 25 of 25 collectives, 132 KiB>"
+    explorer.select("Net.layers.3.up")
+    assert repr(explorer) == "<Explorer: 2 of 25 collectives, 8 KiB in Net.layers.3.up>"
+
+
+def test_groups_are_told_by_axis_and_ranks(trace: Trace) -> None:
+    assert dict(trace.explore().widget.lists)["group"] == [
+        "all", "dp ranks 0, 4 (g_dp)", "tp ranks 0–3 (g_tp)",
+    ]  # fmt: skip
+
+
+def test_a_sankey_shows_all_that_a_rank_sends_and_joins_the_least_of_many_targets(traces: ModuleType) -> None:
+    flows = traces.layered(2).explore(figure="sankey").widget.spec["data"][0]
+    assert flows["node"]["label"] == ["rank 0", "to ranks 1–3", "to rank 4"]
+    wire = traces.layered(2).events.group_by("axis").agg(pl.col("wire_bytes").sum())
+    assert dict(zip(["tp", "dp"], flows["link"]["value"], strict=True)) == dict(wire.iter_rows())
+    assert flows["link"]["label"] == ["18 KiB", "8 KiB"]
+
+    pairs = [{"group": f"g{i}", "axis": "", "mesh": "", "ranks": [0, i], "size": 2, "backend": "", "timing": "none"}
+             for i in range(1, 40)]  # fmt: skip
+    events = [traces.event("Net", i, group=f"g{i}", wire_bytes=10**6 * i) for i in range(1, 40)]
+    frames = {"events": traces.frame("events", events), "groups": traces.frame("groups", pairs)}
+    spec = Trace(Tables(**frames, info=TraceInfo(world_size=40))).explore(figure="sankey").widget.spec
+    assert spec["data"][0]["node"]["label"] == ["rank 0", "to all others", *(f"to rank {i}" for i in range(31, 40))]
+    assert spec["data"][0]["link"]["value"] == [sum(range(31)) * 10**6, *(i * 10**6 for i in range(31, 40))]
+    assert "annotations" not in spec["layout"]
+    recorded = [traces.event("Net", i, rank=i, group="g0", wire_bytes=100) for i in range(20)]
+    whole = [{**pairs[0], "group": "g0", "ranks": list(range(20)), "size": 20}]
+    frames = {"events": traces.frame("events", recorded), "groups": traces.frame("groups", whole)}
+    trace = Trace(Tables(**frames, info=TraceInfo(world_size=20)))
+    spec = trace.explore(figure="sankey").widget.spec
+    assert spec["layout"]["annotations"][0]["text"] == "12 more recorded ranks are not drawn"
+    assert "4 more rows and columns are not drawn" in trace._repr_mimebundle_()["text/html"]
+
+
+def test_a_click_is_counted_in_the_figure_that_was_clicked(trace: Trace) -> None:
+    explorer = trace.explore(figure="ops")
+    explorer.filter(axis="tp")
+    click = {"type": "click", "kind": "op_phase", "index": [0]}
+    explorer._on_event({**click, "customdata": ["all_gather", "forward"]})
+    assert explorer.selection.events["owner"].to_list() == ["Net.layers.3.up"]
+    assert "1 of 25 collectives, 4 KiB in <bdi>all_gather, forward</bdi>" in explorer.widget.status
+    explorer._on_event({**click, "customdata": ["all_reduce", "forward"]})
+    assert len(explorer.selection) == 8
+    explorer._on_event({**click, "customdata": ["broadcast", "forward"]})
+    assert len(explorer.selection) == 8
+
+
+def test_clicking_the_selected_row_after_a_mark_selects_the_module(trace: Trace) -> None:
+    explorer = trace.explore(figure="ops")
+    explorer._on_event({"type": "click", "kind": "op_phase", "customdata": ["all_gather", "forward"], "index": [0]})
+    assert len(explorer.selection) == 9
+    explorer._on_event({"type": "again"})
+    assert set(explorer.selection.events["owner"]) == {
+        f"Net.layers.{i}{p}" for i in (0, 1, 2, 4, 5, 6, 7) for p in ("", ".up", ".down")
+    }
+
+
+def test_what_the_figure_joined_is_picked_together(traces: ModuleType) -> None:
+    trace = traces.of_names([chr(97 + i) for i in range(26)])
+    explorer = trace.explore()
+    cells = explorer.widget.spec["data"][0]["customdata"]
+    assert cells[-1][-1] == ["(all others)", "(all others)"]
+    explorer._on_event({"type": "click", "kind": "module_axis", "customdata": cells[-1][-1], "index": [15, 9]})
+    named = {row for row, _ in (cell for row in cells for cell in row)}
+    assert set(explorer.selection.events["owner"]) == set(trace.events["owner"]) - named
+
+
+def test_redistributes_that_nobody_asked_for_come_first(trace: Trace) -> None:
+    explorer = trace.explore()
+    assert "did not ask for: 2" in explorer.widget.details
+    assert "P→R" in explorer.widget.details
+    explorer.filter(op="reduce_scatter")
+    assert explorer.widget.details == ""
+
+
+def test_equal_columns_and_zeros_are_not_sent(trace: Trace) -> None:
+    explorer = trace.explore()
+    explorer.filter(phase="backward", axis="tp")
+    titles = [title for title, _ in explorer.widget.titles]
+    place = dict(zip(titles, explorer.widget.columns, strict=True))
+    assert place["forward"] == place["on dp"] == -1
+    assert place["backward"] == place["on tp"] == place["bytes"]
+    assert len(explorer.widget.values) == 4 * len(explorer.widget.labels) * (max(place.values()) + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "x" * 10_000, "اسم\u202e", "a\x00b", "日本語" * 40])
+def test_names_are_text_in_every_figure_and_table(traces: ModuleType, kind: str, name: str) -> None:
+    trace = traces.of_names([name, "other"])
+    explorer = trace.explore(figure=kind)
+    explorer.select(name)
+    told = json.dumps(explorer.widget.spec["data"], ensure_ascii=False, allow_nan=False) + explorer.widget.details
+    labels = [told.replace(json.dumps(name, ensure_ascii=False)[1:-1], "") if kind in ("modules",) else told]
+    assert "<img" not in labels[0]
+    assert "\u202e" not in explorer.widget.status
+    assert max(map(len, explorer.widget.status.split("<bdi>"))) < 500
+    for text in _texts(explorer.widget.spec):
+        assert "<img" not in text
+        assert len(text) < 400
+    assert trace.figure(kind=kind).to_json()
+
+
+def _texts(part: Any, key: str = "") -> Iterator[str]:
+    """Every text of a figure that plotly shows; customdata is only handed back."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name != "customdata":
+                yield from _texts(value, name)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _texts(value, key)
+    elif isinstance(part, str):
+        yield part
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_trace_lacks_is_said(traces: ModuleType, kind: str) -> None:
+    whole = traces.layered(3, odd=1).tables
+    for missing in ("modules", "parameters", "groups", "events"):
+        tables = {name: getattr(whole, name) for name in ("events", "parameters", "modules", "groups")}
+        tables[missing] = tables[missing].clear()
+        explorer = Trace(Tables(**tables, info=whole.info)).explore(figure=kind)
+        spec = explorer.widget.spec
+        empty = missing == "events" or kind == "bandwidth" or (missing == "groups" and kind in ("ranks", "sankey"))
+        why = "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
+        assert ([a["text"] for a in spec["layout"].get("annotations", ())] == [why]) is empty
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType, kind: str) -> None:
+    world = 16_384
+    groups = [
+        {"group": f"g{i}", "axis": "", "mesh": "", "ranks": list(range(i % 8, world, 8)), "size": world // 8,
+         "backend": "nccl", "timing": "none"}
+        for i in range(500)
+    ]  # fmt: skip
+    events = [traces.event("Net", i, axis="", group=f"g{i}", group_size=world // 8) for i in range(500)]
+    info = TraceInfo(world_size=world, ranks=(0,))
+    tables = {"events": events, "groups": groups, "modules": [traces.module("Net")]}
+    explorer = Trace(Tables(**{n: traces.frame(n, rows) for n, rows in tables.items()}, info=info)).explore(figure=kind)
+    assert len(json.dumps(explorer.widget.spec)) < 400_000
+    assert len(dict(explorer.widget.lists)["group"]) == 501
+    explorer.filter(group="g499")
+    assert len(explorer.selection) == 1
+
+
+def test_the_phases_have_letters_above_the_lanes_and_hatches_on_the_bars(traces: ModuleType) -> None:
+    explorer = traces.timed().explore(figure="sequence")
+    strip, lanes = explorer.widget.spec["data"]
+    assert strip["y"] == ["phase"]
+    assert strip["text"][0][:2] == ["forward", "forward"]
+    letters = [note["text"] for note in explorer.widget.spec["layout"]["annotations"]]
+    assert letters == [f"<b>{letter}</b>" for letter in "FBFB"]  # recompute takes 0.1 ms of 91
+    assert len(lanes["z"]) == len(lanes["y"]) == 8
+    explorer.widget.kind = "ops"
+    shapes = {bar["name"]: bar["marker"]["pattern"] for bar in explorer.widget.spec["data"]}
+    assert {name: hatch["shape"] for name, hatch in shapes.items()} == {
+        "F forward": "", "B backward": "/", "R recompute": "\\", "O optimizer": "-"
+    }  # fmt: skip
+    assert {hatch["fillmode"] for hatch in shapes.values()} == {"overlay"}  # else plotly drops the colour below
+
+
+def test_a_bin_of_a_lane_is_picked_by_time(traces: ModuleType) -> None:
+    trace = traces.timed()
+    explorer = trace.explore(figure="sequence")
+    for column in (0, 159):
+        for row, _ in enumerate(explorer.widget.spec["data"][1]["y"]):
+            if explorer.widget.spec["data"][1]["z"][row][column] is None:
+                continue
+            explorer._on_event({"type": "click", "kind": "sequence", "index": [row, column]})
+            rank, lane, op = explorer.widget.spec["data"][1]["y"][row].split(" · ")
+            found = explorer.selection.events
+            assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank.removeprefix("rank ")), op)}
+            assert explorer.widget.status.endswith(f"in <bdi>{op} of {rank} on {lane}</bdi></span>")
+
+
+def test_a_run_of_a_phase_is_picked(traces: ModuleType) -> None:
+    tables = traces.timed(ranks=1, steps=2).tables
+    trace = Trace(replace(tables, events=tables.events.with_columns(start=None, end=None)))
+    explorer = trace.explore(figure="sequence")
+    assert [note["text"] for note in explorer.widget.spec["layout"]["annotations"]] == [
+        f"<b>{letter}</b>" for letter in "FRBFRB"
+    ]
+    strip = explorer.widget.spec["data"][0]["text"][0]
+    for column, step, phase in ((0, 0, "forward"), (len(strip) - 1 - strip[::-1].index("backward"), 1, "backward")):
+        explorer._on_event({"type": "click", "kind": "phases", "index": [0, column]})
+        assert explorer.selection.events.equals(trace.where(step=step, phase=phase).events)
+        assert f"{phase} from" in explorer.widget.status
+        assert "train.py:10" in explorer.widget.details
+
+
+def test_zoom_bins_anew(traces: ModuleType) -> None:
+    explorer = traces.layered(200).explore(figure="sequence")
+    assert len(explorer.widget.spec["data"][1]["z"]) == 3
+    explorer._on_event({"type": "zoom", "range": [10, 20]})
+    assert explorer.widget.spec["layout"]["xaxis"]["title"]["text"].startswith("program order")
+    assert explorer._window == (10.0, 20.0)
+    explorer._on_event({"type": "zoom", "range": None})
+    assert explorer._window is None
+
+
+def test_unknown_things_are_named(trace: Trace) -> None:
+    with pytest.raises(UsageError, match=r"explore\(figure='pie'\).*kinds are modules, ops"):
+        trace.explore(figure="pie")
+    explorer = trace.explore()
+    with pytest.raises(UsageError, match=r"'Net\.nothing'"):
+        explorer.select("Net.nothing")
+    with pytest.raises(UsageError, match=r"filter\(colour=…\).*phase, op"):
+        explorer.filter(colour="red")
+    with pytest.raises(UsageError, match=r"filter\(phase='forwards'\): no such phase; they are forward, backward"):
+        explorer.filter(phase="forwards")
+    with pytest.raises(UsageError, match=r"filter\(module=3\)"):
+        explorer.filter(module=3)
+    with pytest.raises(UsageError, match=r"explore\(height='tall'\).*in pixels"):
+        trace.explore(height="tall")
+    with pytest.raises(UsageError, match=r"figure\(kind='pie'\)"):
+        trace.figure(kind="pie")
+
+
+def test_an_empty_trace_and_one_without_modules(trace: Trace) -> None:
+    assert len(Trace(Tables()).explore().selection) == 0
+    assert len(Trace(Tables(events=trace.events)).explore().selection) == 25
+
+
+def test_folded_sums_are_those_of_the_members(trace: Trace) -> None:
+    codes = EventCodes(trace.tables)
+    plain = codes.columns(codes.sums(codes.mask({"op": "all_gather"})))
+    folded = codes.fold(plain)
+    for row in range(len(codes.tree)):
+        hidden = any(other <= row < codes.tree.ends[other] for rows in codes.folds for other in rows[1:])
+        if not hidden:
+            assert np.array_equal(folded[:, row], plain[:, codes.members(row)].sum(axis=1))
+
+
+def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    explorer = trace.explore()
+    explorer._ipython_display_()
+    assert explorer.widget.twin.startswith("dsx-")
+    assert "Trace: 25 collectives" in capsys.readouterr().out
+
+
+def test_static_views_import_neither_plotly_nor_ipywidgets(traces: ModuleType) -> None:
+    code = (
+        "import sys; from dsexplore.trace.trace import Trace; Trace()._repr_mimebundle_();"
+        "print([m for m in ('plotly', 'ipywidgets', 'anywidget', 'pandas') if m in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+        timeout=60,
+    )
+    assert ran.stdout.strip() == "[]"

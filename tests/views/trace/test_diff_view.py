@@ -1,0 +1,118 @@
+"""The diff of two traces as a tree of what changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import ModuleType
+
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsexplore.trace.trace import Tables, Trace
+from dsexplore.views import view_of
+
+
+def text_of(shown: object) -> str:
+    bundle = shown._repr_mimebundle_()  # type: ignore[attr-defined]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", bundle["text/html"].split("</style>")[1]))
+
+
+def test_what_is_added_and_what_is_gone(traces: ModuleType) -> None:
+    before, after = traces.layered(8), traces.layered(8, odd=3)
+    told = text_of(before.diff(after))
+    assert "24 → 25 collectives (+1), +4 KiB" in told
+    assert "count A count B ± count ± on tp ± on dp" in told
+    assert "Net 128 KiB 132 KiB + 4 KiB 24 25 + 1 + 4 KiB –" in told
+    assert "3 Block 16 KiB 20 KiB + 4 KiB 3 4 + 1 + 4 KiB –" in told
+    assert "+ all_gather tp forward 0 → 1 0 B → 4 KiB +4 KiB" in told
+    assert "− all_gather tp forward 1 → 0 4 KiB → 0 B −4 KiB" in text_of(after.diff(before))
+
+
+def test_a_small_diff_is_open_all_through(traces: ModuleType) -> None:
+    small = traces.layered(8).diff(traces.layered(8, odd=3))._repr_mimebundle_()["text/html"]
+    assert "<details>" not in small
+    names = [f"m{i}" for i in range(40)]
+    assert "<details>" in traces.of_names(names).diff(Trace())._repr_mimebundle_()["text/html"]
+
+
+def test_what_is_the_same_is_left_out(traces: ModuleType) -> None:
+    told = text_of(traces.layered(8).diff(traces.layered(8, odd=3)))
+    assert told.count("Block") == 1
+    assert "down" not in told
+    assert "Modules that are the same in both are left out" in told
+
+
+def test_equal_changes_of_layers_are_one_line(traces: ModuleType) -> None:
+    trace = traces.layered(8)
+    told = text_of(trace.diff(trace.where(axis="tp")))
+    assert "[0–7] ×8 Block 128 KiB 64 KiB − 64 KiB 24 16 − 8 – − 64 KiB" in told
+    assert "Each of the 8; named here: Net.layers.0" in told
+    assert "− all_gather dp forward 1 → 0 8 KiB → 0 B −8 KiB" in told
+    assert told.count("all_gather") == 1
+
+
+def test_the_same_sum_of_other_collectives_is_no_more_and_no_less(traces: ModuleType) -> None:
+    trace = traces.layered(2)
+    tables = trace.tables
+    other = pl.when(pl.col("op") == "reduce_scatter").then(pl.lit("all_gather")).otherwise("op").alias("op")
+    after = Trace(replace(tables, events=tables.events.with_columns(other)))
+    told = text_of(trace.diff(after))
+    assert "up Linear 8 KiB 8 KiB ± 2 2 ± – –" in told
+    assert "+ all_gather tp backward 0 → 1" in told
+    assert "− reduce_scatter tp backward 1 → 0" in told
+
+
+def test_modules_of_one_trace_only_say_so(traces: ModuleType) -> None:
+    told = text_of(traces.layered(3).diff(traces.layered(2)))
+    assert "2 Block only in A 16 KiB – − 16 KiB 3 – − 3" in told
+    assert "Block only in B 16 KiB" not in told
+    silent = traces.layered(2).tables
+    more = pl.concat([silent.modules, traces.frame("modules", [traces.module("Net.head", "Net", "Linear")])])
+    told = text_of(Trace(silent).diff(Trace(replace(silent, modules=more))))
+    assert "head Linear only in B – –" in told
+
+
+def test_a_model_of_126_layers_stays_below_60_kb(traces: ModuleType) -> None:
+    for before, after in ((126, 125), (126, 0)):
+        difference = traces.layered(before, odd=60).diff(traces.layered(after))
+        assert len(difference._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    unlike = traces.of_names([f"m{i}" for i in range(5_000)]).diff(Trace())
+    assert len(unlike._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    assert "Not everything is drawn: to_frame() has every row" in text_of(unlike)
+    assert len(view_of(unlike).page()) > 1_000_000
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_the_columns_add_up(traces: ModuleType, data: st.DataObject) -> None:
+    names = ["", "Net", "Net.a", "Net.a.b", "Net.c", "Other"]
+    chosen = [data.draw(st.lists(st.sampled_from(names), max_size=6)) for _ in range(2)]
+    modules = traces.frame("modules", [traces.module(name, name.rpartition(".")[0]) for name in names[1:]])
+    before, after = (
+        Trace(Tables(traces.frame("events", [traces.event(name, i) for i, name in enumerate(owners)]), modules=modules))
+        for owners in chosen
+    )
+    told = text_of(before.diff(after))
+    a, b = (sum(owner == "Net" or owner.startswith("Net.") for owner in owners) for owners in chosen)
+    own = [[owners.count(name) for name in names[1:5]] for owners in chosen]
+    if own[0] != own[1]:
+        sign = r"\+" if b > a else "−" if b < a else "±"
+        change = f" {abs(b - a)}" if a != b else ""
+        assert re.search(rf"Net Module .*? {a or '–'} {b or '–'} {sign}{change} ", told)
+
+
+def test_nothing_changed(traces: ModuleType) -> None:
+    trace = traces.layered(3)
+    assert "Both communicate the same" in text_of(trace.diff(trace))
+    assert "0 → 0 collectives" in text_of(Trace().diff(Trace()))
+
+
+def test_text_is_short_and_signed(traces: ModuleType) -> None:
+    trace = traces.layered(8)
+    lines = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/plain"].splitlines()
+    assert lines == [
+        "TraceDiff: 24 → 16 collectives (-8), −64 KiB in messages",
+        "  all_gather       dp                -8  −64 KiB",
+    ]

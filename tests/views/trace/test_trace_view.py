@@ -1,0 +1,250 @@
+"""The static view of a trace: what it says, what it never does, and how large it may be."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.views.page import html
+from dsexplore.views.trace.trace_view import TraceView
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+VOID = {"meta", "img", "br"}
+
+
+class Checked(HTMLParser):
+    """Elements opened and closed in pairs, and the text between them."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(source)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def shown(trace: Trace) -> Checked:
+    return Checked(trace._repr_mimebundle_()["text/html"])
+
+
+def test_equal_layers_fold_and_the_odd_one_does_not(traces: ModuleType) -> None:
+    text = shown(traces.layered(8, odd=3)).text
+    assert "[0–2, 4–7] ×7 Block" in text
+    assert "3 Block" in text
+
+
+def test_alternating_layers_fold_by_kind(traces: ModuleType) -> None:
+    trace = traces.layered(8)
+    odd = pl.col("owner").str.contains(r"\.[1357]$")
+    events = trace.events.with_columns(pl.when(odd).then(pl.lit("all_to_all")).otherwise("op").alias("op"))
+    text = shown(Trace(Tables(events, trace.parameters, trace.modules, trace.groups, trace.info))).text
+    assert "[0, 2, 4, 6] ×4" in text
+    assert "[1, 3, 5, 7] ×4" in text
+
+
+def test_the_columns_add_up(traces: ModuleType) -> None:
+    trace = traces.layered(8, odd=3)
+    text = shown(trace).text
+    assert "25 collectives, 132 KiB in messages" in text
+    assert "count bytes own on tp on dp forward backward params local placements" in text
+    assert "Net 25 132 KiB – 68 KiB 64 KiB 100 KiB 32 KiB 128 KiB 32 KiB" in text
+    assert "×7 Block 21 112 KiB 56 KiB 56 KiB 56 KiB 84 KiB 28 KiB 112 KiB 28 KiB" in text
+    assert "up Linear 2 8 KiB 8 KiB 8 KiB – 4 KiB 4 KiB 8 KiB 2 KiB R, S(0)" in text
+    assert trace.where(axis="tp").events["message_bytes"].sum() == 68 * 1024
+
+
+def test_a_row_tells_its_full_name_to_who_hovers(traces: ModuleType) -> None:
+    titles = [value for name, value in shown(traces.layered(3, odd=1)).attributes if name == "title"]
+    assert {"Net.layers", "Net.layers.0", "Net.layers.0.up", "Net.layers.1", "Net.layers.1.up"} <= set(titles)
+
+
+def test_placements_shapes_causes_and_sources_are_there(traces: ModuleType) -> None:
+    text = shown(traces.layered(2, odd=1)).text
+    for said in ("R, S(0)", "[64, 32]", "[16, 32]", "P→R", "train.py:10", "implicit"):
+        assert said in text
+
+
+def test_a_simulation_says_so_once(traces: ModuleType) -> None:
+    assert shown(traces.layered(2)).text.count("values and times are not") == 1
+    real = traces.layered(2)
+    tables = real.tables
+    real = Trace(
+        Tables(tables.events, tables.parameters, tables.modules, tables.groups, TraceInfo(world_size=8, ranks=(0,)))
+    )
+    assert "are not" not in shown(real).text
+
+
+def test_the_same_trace_gives_the_same_bytes_in_another_process(traces: ModuleType) -> None:
+    here = traces.layered(5, odd=2)._repr_mimebundle_()
+    code = (
+        "import importlib.util, json\n"
+        f"spec = importlib.util.spec_from_file_location('traces', {str(Path(traces.__file__ or ''))!r})\n"
+        "traces = importlib.util.module_from_spec(spec); spec.loader.exec_module(traces)\n"
+        "print(json.dumps(traces.layered(5, odd=2)._repr_mimebundle_()))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+        timeout=60,
+    )
+    assert json.loads(there.stdout) == here
+
+
+def test_no_script_no_network_no_handlers(traces: ModuleType, tmp_path: Path) -> None:
+    page = Checked(traces.layered(4).to_html(tmp_path / "trace.html").read_text())
+    assert page.tags.isdisjoint({"script", "iframe", "link", "img", "object"})
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+
+
+def test_a_model_of_126_layers_stays_below_60_kb(traces: ModuleType) -> None:
+    size = len(traces.layered(126, odd=60)._repr_mimebundle_()["text/html"].encode())
+    assert size <= 60_000
+
+
+def test_ten_thousand_different_modules_are_cut_and_it_says_so(traces: ModuleType) -> None:
+    trace = traces.of_names([f"m{i}" for i in range(10_000)])
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    text = shown(trace).text
+    drawn = len(re.findall(r"m\d+ 1 4 KiB", text))
+    assert drawn > 30
+    assert f"… {10_000 - drawn:,} more, not drawn" in text
+    assert "Modules further inside are not drawn, of 10,000 in all: explore() and by_module() have every one" in text
+    assert len(TraceView(trace).page()) > 1_000_000
+
+
+def test_a_deep_model_loses_its_depths_and_not_its_breadth(traces: ModuleType) -> None:
+    names = [f"Net.{letter}" + ".inner" * depth for letter in "abcdefgh" for depth in range(60)]
+    events = [traces.event(name, i, message_bytes=i + 1) for i, name in enumerate(names)]
+    modules = [traces.module("Net"), *(traces.module(name, name.rpartition(".")[0]) for name in names)]
+    trace = Trace(Tables(traces.frame("events", events), modules=traces.frame("modules", modules)))
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    text = shown(trace).text
+    for letter in "abcdefgh":
+        assert re.search(rf"{letter} Module 60 ", text)
+    assert text.count("… 1 more, not drawn") == 8
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "x" * 10_000, "اسم", "\u202egnp.exe", "a\x00b", "日本語", "\"'&<>"])
+def test_names_are_text_wherever_they_appear(traces: ModuleType, name: str) -> None:
+    trace = traces.of_names([name, "other"])
+    for item in (trace, trace.diff(Trace())):
+        page = shown(item)
+        assert "img" not in page.tags
+        assert "\x00" not in page.text
+        assert "\u202e" not in page.text
+        expected = html.plain(name)
+        assert expected in page.text
+        assert len(item._repr_mimebundle_()["text/plain"]) < 3_000
+        assert len(item._repr_mimebundle_()["text/html"].encode()) < 60_000
+
+
+@pytest.mark.parametrize("name", [HOSTILE * 400, "اسم" * 4_000])
+def test_many_long_names_stay_below_60_kb(traces: ModuleType, name: str) -> None:
+    trace = traces.of_names([f"{i}{name}{i}" for i in range(2_000)])
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) < 60_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=400))
+def test_escape_round_trips_what_can_be_printed(text: str) -> None:
+    escaped = html.escape(text, 0)
+    assert not set("<>\"'") & set(escaped)
+    assert (
+        Checked(f"<p>{escaped}</p>").text == html.printable(text).replace("\r\n", "\n").replace("\r", "\n")
+        or "\r" in text
+    )
+    assert len(html.plain(text, 40)) <= 40
+
+
+def test_an_empty_trace_says_what_it_has() -> None:
+    bundle = Trace(Tables())._repr_mimebundle_()
+    assert bundle["text/plain"] == "Trace: no collectives; 0 ranks of 1"
+    assert "nothing was sent" in bundle["text/html"]
+    noted = Trace(Tables(info=TraceInfo(notes=("reading was interrupted",))))._repr_mimebundle_()
+    assert "note: reading was interrupted" in noted["text/plain"]
+    assert "reading was interrupted" in noted["text/html"]
+
+
+def test_parts_that_are_missing(traces: ModuleType) -> None:
+    whole = traces.layered(3, odd=1).tables
+    for missing in ("modules", "parameters", "groups", "events"):
+        tables = {name: getattr(whole, name) for name in ("events", "parameters", "modules", "groups")}
+        tables[missing] = tables[missing].clear()
+        trace = Trace(Tables(**tables, info=whole.info))
+        assert "Trace" in shown(trace).text
+        for kind in ("modules", "ops", "sequence", "ranks", "sankey", "sizes", "bandwidth"):
+            assert trace.figure(kind=kind).to_json()
+
+
+def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType) -> None:
+    world = 16_384
+    groups = [
+        {
+            "group": f"g{i}",
+            "axis": "",
+            "mesh": "",
+            "ranks": list(range(i % 8, world, 8)),
+            "size": world // 8,
+            "backend": "nccl",
+            "timing": "none",
+        }
+        for i in range(500)
+    ]
+    events = [traces.event("Net", i, axis="", group=f"g{i}", group_size=world // 8, rank=0) for i in range(500)]
+    trace = Trace(
+        Tables(
+            traces.frame("events", events),
+            groups=traces.frame("groups", groups),
+            modules=traces.frame("modules", [traces.module("Net")]),
+            info=TraceInfo(world_size=world, ranks=(0,)),
+        )
+    )
+    page = shown(trace)
+    assert "rank 0 of 16,384" in page.text
+    assert "more lanes are not drawn" in page.text
+    assert len(trace._repr_mimebundle_()["text/html"]) < 100_000
+    assert len(trace.figure(kind="ranks").data[0].x) < 64
+
+
+def test_measured_times_give_bandwidth_and_a_time_axis(traces: ModuleType) -> None:
+    events = [
+        traces.event("Net", i, message_bytes=2**20, wire_bytes=3 * 2**19, start=i * 10**6, end=i * 10**6 + 3 * 2**19)
+        for i in range(4)
+    ]
+    trace = Trace(Tables(traces.frame("events", events), info=TraceInfo(world_size=4, ranks=(0,))))
+    text = shown(trace).text
+    assert "Sequence, in time" in text
+    assert "1 GB/s" in text
+    assert list(trace.figure(kind="bandwidth").data[0].y) == [1.0]
