@@ -9,13 +9,14 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package notebooks measure clean
+.PHONY: help lab test check package notebooks mutants measure clean
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
 	@echo "make test       set up $(VENV) and run everything that CI runs"
 	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
+	@echo "make mutants    change the package in one place at a time, and list what no test notices; ARGS=--help"
 	@echo "make measure    print how much the two commands download, and how long their set-up takes"
 	@echo "make clean      remove what these made, $(VENV) included"
 
@@ -41,6 +42,15 @@ package: $(VENV)/.test
 
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/run_notebooks.py
+
+# The tool stays out of the environment that the tests run in: it needs none of ours, and they none of its.
+mutants: $(VENV)/.test $(BUILD)/mutants/tool/.made
+	$(BUILD)/mutants/tool/bin/python tests/mutants.py --python $(BIN)/python $(ARGS)
+
+$(BUILD)/mutants/tool/.made: | $(VENV)/bin/python
+	$(PYTHON) -m venv $(BUILD)/mutants/tool
+	$(BUILD)/mutants/tool/bin/python $(PIP) 'cosmic-ray>=8.4,<9'
+	@touch $@
 
 # Into folders of their own, past pip's cache: what the readme says of the two commands comes from here.
 measure:
