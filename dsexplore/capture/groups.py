@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +42,9 @@ class Group:
 class Groups:
     """The groups that a recording met, and what is known about meshes."""
 
-    _groups: dict[str, tuple[Any, Group]] = field(default_factory=dict)
-    _by_identity: dict[int, tuple[Any, Group]] = field(default_factory=dict)
+    _groups: dict[str, tuple[weakref.ref[Any], Group]] = field(default_factory=dict)
+    """By name. A gloo group that outlives its end can abort the process at exit, so none is kept alive here."""
+    _by_identity: dict[int, tuple[weakref.ref[Any], Group]] = field(default_factory=dict)
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
 
     def find(self, handle: Any) -> Group:
@@ -50,8 +52,8 @@ class Groups:
         # The str is a GroupName.
         process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]
         known = self._by_identity.get(id(process_group))
-        if known is None:
-            known = self._by_identity[id(process_group)] = process_group, _describe(process_group)
+        if known is None or known[0]() is not process_group:
+            known = self._by_identity[id(process_group)] = weakref.ref(process_group), _describe(process_group)
             self._groups[process_group.group_name] = known
         return known[1]
 
@@ -75,13 +77,15 @@ class Groups:
         # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh.
         for mesh in sorted(meshes, key=lambda mesh: -mesh.ndim):
             for name, axis in mesh_groups(mesh):
-                process_group, group = self._groups.get(name, (None, None))
-                if group is not None and not group.axis and _group_of(mesh, name) is process_group:
+                reference, group = self._groups.get(name, (None, None))
+                if reference is None or group is None or group.axis:
+                    continue
+                process_group = reference()
+                if process_group is not None and _group_of(mesh, name) is process_group:
                     group.axis, group.mesh = axis, mesh_text(mesh)
 
     def release(self) -> None:
-        """Drop all references to process groups and meshes; descriptions stay."""
-        self._groups = {name: (None, group) for name, (_, group) in self._groups.items()}
+        """Drop all references to meshes; descriptions stay."""
         self._by_identity.clear()
         self._meshes.clear()
 

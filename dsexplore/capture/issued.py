@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dsexplore import placements
 from dsexplore.capture.autograd_nodes import Call, NoCall, site
 from dsexplore.capture.groups import Group, own_rank
+from dsexplore.capture.labels import Label
 from dsexplore.capture.modules import Module
 from dsexplore.capture.ops import Communication, Message
 from dsexplore.capture.source_lines import Sources
@@ -54,6 +55,8 @@ class Issued:
     """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
     recordings: Sequence[Recording]
     """Those that it will be part of once it has returned; then empty."""
+    label: Label | None
+    """Of the call of a layer over torch that issued it."""
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class Issued:
         self.is_object = False
         self.batch = self.start = self.end = self.span = None
         self.recordings = ()
+        self.label = None
 
     def answer(self, call: Call | NoCall) -> None:
         """That call made the node that issued it."""

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.groups import Group, Groups, own_rank
 from dsexplore.capture.issued import Batches, Issued, is_async
+from dsexplore.capture.labels import Label, current
 from dsexplore.capture.make_tables import events_frame, groups_frame, modules_frame, parameters_frame
 from dsexplore.capture.modules import Module, Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
@@ -83,6 +84,7 @@ class Recorder:
                     self._modules.uninstall()
                     raise
                 self._substrate = substrate
+            recording.modules = self._modules
             recording.earlier_calls = self._modules.calls()
             self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
             self._stack_depth = max(each.stack_depth for each in self._recordings)
@@ -90,20 +92,35 @@ class Recorder:
     def close(self, recording: Recording) -> Tables:
         """End it and return its content; the last one removes everything that was installed."""
         with self._lock:
-            self._recordings = [each for each in self._recordings if each is not recording]
-            self._stack_depth = max((each.stack_depth for each in self._recordings), default=1)
-            if self._recordings:
-                return self.tables(recording)
+            self._remove(recording)
             try:
                 return self.tables(recording)
             finally:
-                self._modules.uninstall()
-                if self._substrate is not None:
-                    self._substrate.uninstall()
-                    self._substrate = None
-                self._stopwatch.release()
-                self._groups.release()
-                forget_messages()
+                self._uninstall_if_unused()
+
+    def stop(self, recording: Recording) -> None:
+        """End it as `close` does, without making its tables: `tables` makes them, and `open` may continue it."""
+        with self._lock:
+            self._remove(recording)
+            try:
+                self._resolve()
+            finally:
+                self._uninstall_if_unused()
+
+    def _remove(self, recording: Recording) -> None:
+        self._recordings = [each for each in self._recordings if each is not recording]
+        self._stack_depth = max((each.stack_depth for each in self._recordings), default=1)
+
+    def _uninstall_if_unused(self) -> None:
+        if self._recordings:
+            return
+        self._modules.uninstall()
+        if self._substrate is not None:
+            self._substrate.uninstall()
+            self._substrate = None
+        self._stopwatch.release()
+        self._groups.release()
+        forget_messages()
 
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
         """A collective is about to be issued; see `substrate.Observer`."""
@@ -117,8 +134,9 @@ class Recorder:
             self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
         issued.recordings = self._recordings
+        issued.label = current.label
         if issued.needs_work and issued.group is not None:
-            self._stopwatch.begin(issued, issued.group.timing)
+            self._stopwatch.begin(issued, issued.group.timing, args)
         return issued
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
@@ -141,17 +159,36 @@ class Recorder:
         for recording in pending.recordings:
             recording.add(pending)
         pending.recordings = ()
+        label = pending.label
+        if label is not None:
+            label.issued.append(pending)
         if pending.needs_work:
-            self._stopwatch.follow(pending, result)
+            if label is not None and label.ends_with_call:
+                self._stopwatch.hold(pending, result)
+            else:
+                self._stopwatch.follow(pending, result)
+
+    def end_label(self, label: Label) -> None:
+        """The labelled call has returned, and what it issued is over."""
+        now = self._stopwatch.now()
+        for issued in label.issued:
+            if issued.end is None and issued.start is not None:
+                issued.end = now
 
     def switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """A collective that the comm layer suppressed: shown, never counted as traffic."""
-        context = look(1, sys._getframe(1), self._modules)
-        context.cause = f"switched off by {switch}"
-        group = self._groups.find(process_group) if process_group is not None else None
-        issued = self._attributed("", [(f"switched_off:{op}", 0, None, ())], group, context)
+        issued = self.unissued("", (f"switched_off:{op}", 0, None, ()), process_group)
+        issued.cause = f"switched off by {switch}"
         for recording in self._recordings:
             recording.add(issued)
+
+    def unissued(self, raw_op: str, message: Message, process_group: Any) -> Issued:
+        """Describe what reached no kernel as a collective issued now would be; part of no recording yet."""
+        context = look(1, sys._getframe(1), self._modules)
+        group = self._groups.find(process_group) if process_group is not None else None
+        issued = self._attributed(raw_op, [message], group, context)
+        issued.label = current.label
+        return issued
 
     def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
         """The group of an op that nobody described."""
@@ -215,21 +252,29 @@ class Recorder:
         """The modules that were met since the first open recording began."""
         return self._modules
 
-    def tables(self, recording: Recording) -> Tables:
-        """The recording's content as of now."""
+    def _resolve(self) -> list[Group]:
+        """Look up what was left for later: ends, modules of autograd nodes, mesh axes; all groups met so far."""
         self._stopwatch.settle()
-        # In this order, as other threads go on: no step without its events, no event without its group.
-        steps, issued = list(recording.steps), list(recording.issued)
         self._modules.answer()
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
-        groups = self._groups.described()
+        return self._groups.described()
+
+    def tables(self, recording: Recording) -> Tables:
+        """The recording's content as of now."""
+        # In this order, as other threads go on: no step without its events, no event without its group.
+        steps, issued = list(recording.steps), list(recording.issued)
+        groups = self._resolve()
+        modules = recording.modules or self._modules
         ranks = _ranks(issued)
-        used = {id(one.group) for one in issued}
+        used = {id(one.group): one.group for one in issued if one.group is not None}
+        # A recording that was opened again has groups of the time before, too.
+        known = {group.name for group in groups}
+        groups += {group.name: group for group in used.values() if group.name not in known}.values()
         return Tables(
             events=events_frame(issued, steps, recording.stack_depth),
-            parameters=parameters_frame(self._modules, ranks[0] if ranks else 0),
-            modules=modules_frame(self._modules, recording.earlier_calls),
+            parameters=parameters_frame(modules, ranks[0] if ranks else 0),
+            modules=modules_frame(modules, recording.earlier_calls),
             groups=groups_frame(group for group in groups if id(group) in used),
             info=TraceInfo(
                 world_size=_world_size(groups),
@@ -350,3 +395,16 @@ def note_switched_off(op: str, process_group: Any, comm_switch: str) -> None:
     """Note a collective that the comm layer's switches suppressed, in every open recording."""
     if _recorder.active:
         _recorder.switched_off(op, process_group, comm_switch)
+
+
+def use(recorder: Recorder) -> None:
+    """Have that recorder record from now on, such as one with another clock; none must be recording."""
+    global _recorder
+    if _recorder.active:
+        raise UsageError("a recording is open: end it before another recorder takes its place")
+    _recorder = recorder
+
+
+def in_use() -> Recorder:
+    """The recorder of this process."""
+    return _recorder

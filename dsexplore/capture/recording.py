@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dsexplore.capture.issued import Issued
+from dsexplore.capture.modules import Modules
 from dsexplore.progress import Work
 
 
@@ -22,6 +23,8 @@ class Recording:
     notes: list[str] = field(default_factory=list)
     work: Work | None = None
     """Who watches it, if anyone does."""
+    modules: Modules | None = None
+    """The modules that were followed when it was last opened."""
 
     def add(self, issued: Issued) -> None:
         """A collective was issued."""

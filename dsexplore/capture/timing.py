@@ -3,18 +3,20 @@
 | backend | timing | start | end |
 |---|---|---|---|
 | fake | none | – | – |
-| nccl and others on an accelerator | cuda | event on the issuing stream | event after the work, on the work's stream |
+| nccl, on tensors of a GPU | cuda | event on the device's current stream | event behind the work, on its stream |
 | gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
 | works without a future (send, recv) | host | host clock at issue | host clock when the call returned |
 
-Nothing waits and nothing synchronises a device here: overlap stays as it was.
+What `dsexplore.comm` issues and waits for itself ends on the host's clock when its call returns, see `labels`.
+
+Nothing waits here, but once for each device to relate its clock to the host's: overlap stays as it was.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +45,8 @@ def timing_of(backend: str) -> Timing:
 def work_of(result: Any) -> Any:
     """The ``Work`` in a c10d op's result; None where there is none."""
     candidate = result[-1] if isinstance(result, tuple) and result else result
+    if isinstance(candidate, dist.Work):
+        return candidate
     if isinstance(candidate, torch.ScriptObject):
         try:
             return dist.Work.unbox(candidate)
@@ -76,7 +80,7 @@ def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
 
 
 class InFlight:
-    """Works that a thread of the backend may still refer to, each held until it has been done for a while.
+    """What collectives returned, each held until it has been done for a while.
 
     The kernels that the recorder calls run with Python's lock taken, where torch's own calls run without. A gloo
     thread that drops the last reference to a finished work does so with its queue locked, and needs Python's lock
@@ -88,20 +92,20 @@ class InFlight:
 
     def __init__(self, held: int = 1_000_000_000) -> None:
         self._held = held
-        self._works: deque[tuple[Timed, Any]] = deque()
+        self._results: deque[tuple[Timed, Any]] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self._results)
 
-    def add(self, event: Timed, work: Any) -> None:
-        """Hold a work, and let go of those that ended long ago."""
-        works = self._works
+    def add(self, event: Timed, result: Any) -> None:
+        """Hold a work, or what the kernel returned with the work in it, and let go of those that ended long ago."""
+        results = self._results
         long_ago = (event.start or 0) - self._held
         with self._lock:
-            while works and works[0][0].end is not None and works[0][0].end < long_ago:
-                works.popleft()
-            works.append((event, work))
+            while results and results[0][0].end is not None and results[0][0].end < long_ago:
+                results.popleft()
+            results.append((event, result))
 
     def settle(self, clock: Clock) -> None:
         """Fill in the end of works that are done, but whose thread has not got Python's lock yet to say so.
@@ -109,15 +113,15 @@ class InFlight:
         Who waits for a work's future, as DDP does, goes on before its callbacks are called.
         """
         with self._lock:
-            running = [(event, work) for event, work in self._works if event.end is None]
-        for event, work in running:
-            future = future_of(work)
+            running = [(event, result) for event, result in self._results if event.end is None]
+        for event, result in running:
+            future = future_of(work_of(result))
             if future is not None and future.done() and event.end is None:
                 event.end = clock()
 
     def release(self) -> None:
         """Let go of all, once torch calls its kernels itself again."""
-        self._works.clear()
+        self._results.clear()
 
 
 class Spanned(Timed, Protocol):
@@ -126,71 +130,115 @@ class Spanned(Timed, Protocol):
     span: CudaSpan | None
 
 
+Mark = Callable[[int], Any]
+"""Records a timing event on the current stream of the device of that number, and returns it."""
+
+
+def mark_stream(device: int) -> Any:
+    """Record a CUDA event on the device's current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 class Stopwatch:
     """Measures collectives, each on its backend's own terms.
 
     Args:
-        clock: nanoseconds since the epoch.
+        now: nanoseconds since the epoch.
+        mark: records events on devices.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, now: Clock, mark: Mark = mark_stream) -> None:
+        self.now = now
+        self._mark = mark
         self._in_flight = InFlight()
-        self._anchor: CudaAnchor | None = None
+        self._anchors: dict[int, CudaAnchor] = {}
 
-    def begin(self, event: Spanned, timing: Timing) -> None:
-        """A collective of a backend that is measured in that way is about to be issued."""
-        if timing != "cuda":
-            event.start = self._clock()
+    def begin(self, event: Spanned, timing: Timing, args: Sequence[Any]) -> None:
+        """A collective with these arguments, of a backend that is measured in that way, is about to be issued."""
+        device = device_of(args) if timing == "cuda" else None
+        if device is None:
+            event.start = self.now()
             return
-        if self._anchor is None:
-            self._anchor = CudaAnchor(self._clock)
-        event.span = CudaSpan(self._anchor)
+        anchor = self._anchors.get(device)
+        if anchor is None:
+            anchor = self._anchors[device] = CudaAnchor(device, self.now, self._mark)
+        event.span = CudaSpan(anchor, self._mark)
 
     def follow(self, event: Spanned, result: Any) -> None:
         """It has returned that, which it may not have finished."""
         if event.span is not None:
             event.span.watch(result)
             return
-        work = work_of(result)
-        end_at_completion(event, work, self._clock)
-        self._in_flight.add(event, work)
+        end_at_completion(event, work_of(result), self.now)
+        self._in_flight.add(event, result)
+
+    def hold(self, event: Spanned, result: Any) -> None:
+        """It has returned that; whoever issued it fills in its end on the host."""
+        if event.span is not None:
+            event.span.watch(result)
+            return
+        self._in_flight.add(event, result)
 
     def settle(self) -> None:
         """See `InFlight.settle`."""
-        self._in_flight.settle(self._clock)
+        self._in_flight.settle(self.now)
 
     def release(self) -> None:
         """Hold nothing any more."""
         self._in_flight.release()
-        self._anchor = None
+        self._anchors.clear()
+
+
+def device_of(args: Sequence[Any]) -> int | None:
+    """The CUDA device of a collective's first tensor; None for one on the CPU, which is timed on the host.
+
+    A collective without tensors works on the current device, where there is one.
+    """
+    tensor = next(_tensors(args), None)
+    if tensor is not None:
+        return tensor.get_device() if tensor.is_cuda else None
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
 
 
 class CudaSpan:
-    """Start and end of a collective on the device, as CUDA events; read once, at the end of the recording.
+    """Start and end of a collective on its device, as CUDA events, which are read when a table is made.
 
     Args:
-        anchor: an event recorded at a known host time, to which both are related.
+        anchor: of the device.
+        mark: records events on it.
     """
 
-    def __init__(self, anchor: CudaAnchor) -> None:
+    def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream) -> None:
         self._anchor = anchor
-        self._start = torch.cuda.Event(enable_timing=True)
+        self._mark = mark
+        self._start = mark(anchor.device)
         self._end: Any = None
-        self._start.record()
 
     def watch(self, result: Any) -> None:
         """Record the end behind the work, on the stream that its future's callbacks run on."""
-        work = work_of(result)
-        if work is None:
+        future = future_of(work_of(result))
+        if future is None:
             return
-        end = torch.cuda.Event(enable_timing=True)
 
         def done(_future: Any) -> None:
-            end.record()
-            self._end = end
+            self._end = self._mark(self._anchor.device)
 
-        work.get_future().then(done)
+        future.then(done)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device has got to the end."""
+        return self._end is not None and bool(self._end.query())
 
     def read(self) -> tuple[int | None, int | None]:
         """Start and end in nanoseconds since the epoch; waits for the device."""
@@ -201,13 +249,19 @@ class CudaSpan:
 
 
 class CudaAnchor:
-    """A moment known on both clocks, the host's and the device's."""
+    """A moment known on both clocks, the host's and one device's: events of two devices cannot be compared.
 
-    def __init__(self, clock: Clock) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        self._host = clock()
-        self._event.record()
+    Args:
+        device: its number.
+        now: the host's clock.
+        mark: records events on the device.
+    """
+
+    def __init__(self, device: int, now: Clock, mark: Mark = mark_stream) -> None:
+        self.device = device
+        self._event = mark(device)
+        self._event.synchronize()  # once per device and recording
+        self._host = now()
 
     def when(self, event: Any) -> int:
         """Host nanoseconds of a completed event."""

@@ -1,5 +1,7 @@
 """Start and end come from the work itself, and nothing waits for them."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import torch.distributed as dist
 
 from dsexplore.capture import recorder
 from dsexplore.capture.recorder import Recorder, record
-from dsexplore.capture.timing import InFlight, end_at_completion, timing_of
+from dsexplore.capture.timing import CudaAnchor, CudaSpan, InFlight, Stopwatch, device_of, end_at_completion, timing_of
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate
 
@@ -103,7 +105,7 @@ def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -
     with record() as trace:
         work.future.add_done_callback(lambda _future: go_on(trace))
         stopwatch = recorder._recorder._stopwatch
-        end_at_completion(event, work, stopwatch._clock)
+        end_at_completion(event, work, stopwatch.now)
         stopwatch._in_flight.add(event, work)
         trace.tables  # noqa: B018
         assert event.end is None  # running
@@ -123,3 +125,94 @@ def test_a_work_is_held_until_a_while_after_its_end() -> None:
     assert len(in_flight) == 3  # the first has been done for more than 10; the second is not done
     in_flight.release()
     assert len(in_flight) == 0
+
+
+class Device:
+    """A device that reaches each recorded event at a scripted millisecond of its own clock."""
+
+    def __init__(self, *reached_ms: float) -> None:
+        self.reached_ms = list(reached_ms)
+        self.now_ms = 0.0
+        self.waits = 0
+
+
+class Event:
+    """A CUDA event; events of two devices cannot be compared, as with torch's own."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_ms = device.reached_ms.pop(0)
+
+    def synchronize(self) -> None:
+        self.device.now_ms = max(self.device.now_ms, self.at_ms)
+        self.device.waits += 1
+
+    def query(self) -> bool:
+        return self.at_ms <= self.device.now_ms
+
+    def elapsed_time(self, later: Event) -> float:
+        assert later.device is self.device, "Both events must be recorded on the same device"
+        return later.at_ms - self.at_ms
+
+
+@dataclass
+class Spanned(Timed):
+    span: CudaSpan | None = None
+
+
+def on_device(number: int) -> list[Any]:
+    """The arguments of an op on a tensor of that device, as far as `device_of` looks at them."""
+    tensor = torch.empty(0).as_subclass(OnDevice)
+    tensor.number = number
+    return [[tensor]]
+
+
+class OnDevice(torch.Tensor):
+    number: int
+    is_cuda = True
+
+    def get_device(self) -> int:
+        return self.number
+
+
+def test_each_device_has_a_clock_of_its_own() -> None:
+    devices = {0: Device(1.0, 2.0, 3.0, 10.0, 11.0), 1: Device(501.0, 502.0, 504.0)}
+    readings = iter([7_000_000, 20_000_000])
+    stopwatch = Stopwatch(lambda: next(readings), lambda number: Event(devices[number]))
+    events, works = [Spanned(), Spanned(), Spanned()], [FutureWork(), FutureWork(), FutureWork()]
+    for event, number in zip(events, (0, 0, 1), strict=True):
+        stopwatch.begin(event, "cuda", on_device(number))
+    for event, work in zip(events, works, strict=True):
+        stopwatch.follow(event, work)
+        work.future.set_result(None)
+    spans = [event.span for event in events]
+    assert all(span is not None for span in spans)
+    assert [span.read() for span in spans if span] == [
+        (8_000_000, 16_000_000),
+        (9_000_000, 17_000_000),
+        (21_000_000, 23_000_000),
+    ]
+    assert [device.waits for device in devices.values()] == [1 + 2, 1 + 1]  # for the anchor, and for each reading
+
+
+def test_a_span_is_over_when_its_device_has_passed_the_end() -> None:
+    device = Device(0.5, 2.5, 4.0)
+    anchor = CudaAnchor(0, lambda: 7_000_000, lambda _number: Event(device))
+    span, work = CudaSpan(anchor, lambda _number: Event(device)), FutureWork()
+    span.watch(work)
+    assert (span.is_over, span.read()) == (False, (None, None))  # issued
+    work.future.set_result(None)
+    device.now_ms = 3.0
+    assert not span.is_over
+    device.now_ms = 4.0
+    assert span.is_over
+    assert span.read() == (9_000_000, 10_500_000)
+
+
+def test_a_tensor_of_the_cpu_is_timed_on_the_host_in_a_group_of_both() -> None:
+    assert device_of(on_device(3)) == 3
+    assert device_of([torch.empty(1), "0"]) is None
+    assert device_of([None, "0"]) == (torch.cuda.current_device() if torch.cuda.is_initialized() else None)
+    event = Spanned()
+    Stopwatch(lambda: 5).begin(event, "cuda", [[torch.empty(1)]])
+    assert (event.start, event.span) == (5, None)
