@@ -1,6 +1,6 @@
 """Moves a table of requests through an engine, with DeepSpeed's ways of submitting and reaping.
 
-What must hold, whichever engine runs:
+Users' transfers and the sweep's measurements run this one loop. What must hold, whichever engine runs:
 
 - ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
   ``True``: the queue is kept full, and at least one request is reaped at a time.
@@ -8,7 +8,8 @@ What must hold, whichever engine runs:
 - What has finished is replaced before it is looked at: the disk does not wait for Python. A request that fails is
   noticed after at most 64 more, and two queues.
 - The result of every request is looked at. A short one is completed, an interrupted one repeated, a failed one is
-  raised as OSError after all others in flight have finished, since they still write into the caller's memory.
+  raised as OSError after all others in flight have finished, since they still write into the caller's memory. While
+  a `Watch` measures, each of the three is an error.
 - An exception of any kind leaves nothing in flight.
 """
 
@@ -17,18 +18,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from itertools import islice, pairwise
+from typing import NamedTuple
 
-import numpy as np
+from dsexplore.aio.backends.base import LAP, Completions, Engine, Requests
+from dsexplore.aio.memory import Slots
 
-from dsexplore.aio.backends.base import Engine, Requests
-
-_PATIENCE = 50
+_SUBMISSION_TRIES = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
 
 
@@ -39,62 +38,95 @@ class Policy(NamedTuple):
     overlap_events: bool
 
 
-class Slots(Protocol):
-    """Memory that requests borrow while in flight, when they cannot use the caller's own."""
-
-    def take(self, index: int) -> int | None:
-        """The address for a request, filled if it is a write; None when all memory is lent."""
-
-    def give(self, index: int, moved: bool) -> None:
-        """Take the memory of a finished request back, emptying it to its destination if it is a read that moved."""
-
-
 @dataclass(slots=True)
 class Watch:
-    """Measures a drive, and ends it at a deadline: requests start over at the first one until then."""
+    """Ends drives at a deadline, and keeps what they moved and how long each request took; threads may share one."""
 
     deadline: float
-    first: int = 0
-    most: int | None = None
-    """Requests after which it ends even before the deadline; None: no such end."""
+    """By ``clock``: afterwards nothing more is submitted, but however late a drive starts, it submits once."""
     clock: Callable[[], float] = time.perf_counter
-    stopped: bool = False
-    """Set from another thread, ends it as if the deadline had come."""
-    started_at: float = 0.0
-    ended_at: float = 0.0
-    bytes: int = 0
     latencies: list[float] = field(default_factory=list)
-    """Seconds from the submission of each request to the moment it was reaped."""
-    addresses: dict[int, int] = field(default_factory=dict)
-    """Where each request that moved was last in memory, by index, the last submitted last: what a check compares."""
+    """Seconds from the submission of each request to the moment at which its end was noticed."""
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    """(file offset, bytes) that each drive moved, from its first request on."""
 
 
-def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable[[], int], slots: Slots | None) -> None:
-    """Move all requests; returns when every byte has been moved.
+class _Times:
+    """When each request of one table was submitted and noticed as finished.
+
+    One look at the clock serves both: what is submitted right after a wait begins when the wait ends.
+    """
+
+    def __init__(self, watch: Watch, total: int) -> None:
+        self._watch, self._begun = watch, [0.0] * total
+        self._looks: list[tuple[int, float]] = []
+        self.look(0)
+
+    def look(self, following: int) -> None:
+        """Note the time after a wait; ``following`` is the index of the request to be submitted next."""
+        self._now = self._watch.clock()
+        self._looks.append((following, self._now))
+
+    def note(self, completions: Completions, following: int) -> list[tuple[int, int]]:
+        """Note the latencies of what the waits since the last call brought, in order; returns it.
+
+        Each wait but the last has brought as many as were submitted after it.
+        """
+        done = list(completions)
+        looks, begun, latencies, rest = self._looks, self._begun, self._watch.latencies, iter(done)
+        for (first, now), (after, _) in pairwise([*looks, (following, 0.0)]):
+            begun[first:after] = [now] * (after - first)
+        for (first, now), (after, _) in pairwise(looks):
+            latencies.extend(now - begun[index] for index, _ in islice(rest, after - first))
+        latencies.extend(self._now - begun[index] for index, _ in rest)
+        self._looks = [(following, self._now)]
+        return done
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the watch's deadline had passed at the last look at the clock."""
+        return self._now >= self._watch.deadline
+
+
+def drive(
+    engine: Engine,
+    requests: Requests,
+    policy: Policy,
+    plain_fd: Callable[[], int],
+    slots: Slots | None,
+    watch: Watch | None = None,
+) -> None:
+    """Move all requests; returns when every byte has been moved, or at the watch's deadline.
 
     Args:
         plain_fd: opens the same file without O_DIRECT, to complete what a direct request left over.
         slots: the memory for requests that have no address of their own.
+        watch: notes how long requests take.
 
     Raises:
-        OSError: the first request that failed. None is in flight any more.
+        OSError: the first request that failed; with a watch, one that fell short, too. None is in flight any more.
     """
     total, depth, (single, overlap) = len(requests), engine.depth, policy
     if total == 0:
         return
     engine.load(requests)
     submit, wait, take, lengths = engine.submit, engine.wait, engine.take, requests.lengths.tolist()
-    flows = slots is None and not single
+    times = None if watch is None else _Times(watch, total)
+    look = None if times is None else times.look
+    flows, flow_most = slots is None and not single, total if times is None else LAP - 1
     odd: list[tuple[int, int]] = []
     following = pending = 0
     try:
         while True:
+            lacking = 0
             if following < total and (overlap or not pending) and not odd:
                 want = depth - pending
                 if following + want > total:
                     want = total - following
                 if slots is not None:
+                    lacking = want
                     want = _lend(engine, requests, slots, following, want)
+                    lacking -= want
                 accepted = submit(following, 1 if single else want) if want else 0
                 if accepted < want:
                     accepted += _submit_rest(engine, following + accepted, want - accepted, single)
@@ -103,103 +135,34 @@ def drive(engine: Engine, requests: Requests, policy: Policy, plain_fd: Callable
                             slots.give(index, moved=False)
                 following += accepted
                 pending += accepted
-            for index, result in take():
+            finished = take() if times is None else times.note(take(), following)
+            for index, result in finished:
                 if result != lengths[index]:
                     odd.append((index, result))
                 elif slots is not None:
                     slots.give(index, moved=True)
+                    if lacking > 0:
+                        lacking = -1
+            if lacking < 0:
+                continue  # the queue is filled before the next wait, with the memory that has just come back
+            if times is not None and times.is_over:
+                total = following
             if pending == depth and flows and following < total and not odd:
-                following, pending = engine.flow(following, total, 1 if overlap else depth)
+                end = min(following + flow_most, total)
+                following, pending = engine.flow(following, end, 1 if overlap else depth, look)
             elif pending:
                 pending -= wait(1 if overlap else pending)
+                if look is not None:
+                    look(following)
             elif odd:
-                _settle(requests, odd, plain_fd, slots)
+                _settle(requests, odd, plain_fd, slots, may_complete=watch is None)
                 odd.clear()
             elif following == total:
-                return
+                break
     finally:
         drain(engine)
-
-
-def drive_until(engine: Engine, requests: Requests, policy: Policy, watch: Watch, ring: list[int] | None) -> None:
-    """Move requests round and round until the watch's deadline, noting times; no memory is filled or emptied.
-
-    Args:
-        ring: addresses that requests take in turn, one per slot of the queue; None when they have their own.
-
-    Raises:
-        OSError: the first request that failed or fell short.
-    """
-    total, depth, (single, overlap) = len(requests), engine.depth, policy
-    if ring is not None:  # as long as requests finish in order, each finds its slot prepared
-        requests.addresses[:] = np.resize(np.array(ring, np.int64), total)
-    engine.load(requests)
-    submit, clock, lengths = engine.submit, watch.clock, requests.lengths.tolist()
-    begun, where, free, latencies = [0.0] * total, requests.addresses.tolist(), deque(ring or ()), watch.latencies
-    following, submitted, moved, pending = watch.first % total, 0, 0, 0
-    deadline, most = watch.deadline, sys.maxsize if watch.most is None else watch.most
-
-    def note() -> None:
-        """Look at what has finished."""
-        nonlocal moved
-        for index, result in engine.take():
-            if result != lengths[index]:
-                raise _failure(result, lengths[index])
-            moved += result
-            latencies.append(now - begun[index])
-            begun[index] = 0.0
-            if ring is not None:
-                free.append(where[index])
-
-    watch.started_at = clock()
-    now = min(watch.started_at, deadline - 1)  # however late it starts, one batch is moved
-    try:
-        while (running := now < deadline and submitted < most and not watch.stopped) or pending:
-            if ring is not None:
-                note()  # what has finished lends its memory to what follows
-            room = min(depth - pending, most - submitted) if running and (overlap or not pending) else 0
-            while room > 0:
-                want = 1 if single else min(room, total - following)
-                if begun[following] or (want > 1 and (want := _idle(begun, following, want)) == 0):
-                    break
-                if ring is not None:
-                    for index in range(following, following + want):
-                        address = free.popleft()
-                        if where[index] != address:
-                            where[index] = address
-                            engine.place(index, address)
-                begun[following : following + want] = [clock()] * want
-                accepted = submit(following, want)
-                if not accepted and not pending:
-                    accepted = _submit_rest(engine, following, want, single)
-                if accepted < want:
-                    begun[following + accepted : following + want] = [0.0] * (want - accepted)
-                    if ring is not None:
-                        free.extendleft(reversed(where[following + accepted : following + want]))
-                pending += accepted
-                submitted += accepted
-                room -= accepted
-                following = (following + accepted) % total
-                if accepted < want and pending:
-                    break
-            note()
-            if pending:
-                pending -= engine.wait(1 if overlap else pending)
-                now = clock()
-        note()
-    finally:
-        drain(engine)
-    watch.ended_at, watch.bytes = now, moved
-    turns_ago = range(max(submitted - total, 0), submitted)
-    watch.addresses = {index: where[index] for index in ((watch.first + turn) % total for turn in turns_ago)}
-
-
-def _idle(begun: list[float], first: int, count: int) -> int:
-    """How many requests from ``first`` on are not in flight any more, from the turn before."""
-    for index in range(first, first + count):
-        if begun[index]:
-            return index - first
-    return count
+    if watch is not None:
+        watch.moved.append((int(requests.offsets[0]), sum(lengths[:total])))
 
 
 def drain(engine: Engine) -> None:
@@ -220,8 +183,8 @@ def _submit_rest(engine: Engine, first: int, count: int, single: bool) -> int:
             if engine.in_flight:
                 break
             tries += 1
-            if tries > _PATIENCE:
-                raise OSError(errno.EAGAIN, f"the system takes no request, {_PATIENCE} times in a row")
+            if tries > _SUBMISSION_TRIES:
+                raise OSError(errno.EAGAIN, f"the system takes no request, {_SUBMISSION_TRIES} times in a row")
             time.sleep(0.001)
     return accepted
 
@@ -236,14 +199,21 @@ def _lend(engine: Engine, requests: Requests, slots: Slots, first: int, count: i
     return count
 
 
-def _settle(requests: Requests, odd: list[tuple[int, int]], plain_fd: Callable[[], int], slots: Slots | None) -> None:
-    """Complete requests that fell short with ordinary calls, while nothing else is in flight.
+def _settle(
+    requests: Requests,
+    odd: list[tuple[int, int]],
+    plain_fd: Callable[[], int],
+    slots: Slots | None,
+    *,
+    may_complete: bool,
+) -> None:
+    """Complete requests that fell short with ordinary calls, while nothing else is in flight; else raise the first.
 
     EINVAL counts as nothing moved: a filesystem may open a file with O_DIRECT and then refuse direct requests.
     """
     table = requests
     for index, result in odd:
-        if result < 0 and -result not in (errno.EAGAIN, errno.EINTR, errno.EINVAL):
+        if not may_complete or (result < 0 and -result not in (errno.EAGAIN, errno.EINTR, errno.EINVAL)):
             raise _failure(result, int(table.lengths[index]))
         moved = max(result, 0)
         move_plainly(

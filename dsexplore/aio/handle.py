@@ -251,7 +251,7 @@ class aio_handle:
         try:
             if not write:
                 _check_length(target, memory, begin)
-            job = Job(memory, target, begin, len(threads), bool(validate))
+            job = Job(memory, target, begin, self._config, len(threads), validate=bool(validate))
         except BaseException:
             target.close()
             raise

@@ -1,7 +1,8 @@
 """Measures one setting for a short slice of time, and checks afterwards that the bytes really moved.
 
-What a measurement holds to: threads start together; the setting is warmed up first; data is random, so that no
-layer compresses it; filling, checking and fsync are outside the timing; the result of every request is looked at.
+A slice moves one part of the file after another exactly as `aio_handle` moves tensors: the same jobs on the same
+threads. What a measurement holds to: the setting is warmed up first; data is random, so that no layer compresses it;
+filling, checking and fsync are outside the timing; the result of every request is looked at.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ import ctypes
 import errno
 import math
 import os
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 import numpy as np
 
-from dsexplore.aio.backends.base import Engine, Requests, split
+from dsexplore.aio.backends.base import Requests
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.config import AioConfig
-from dsexplore.aio.driver import Policy, Watch, drive_until
+from dsexplore.aio.constants import PAGE
+from dsexplore.aio.driver import Watch
 from dsexplore.aio.files import Target, make_durable
-from dsexplore.aio.memory import Stage
-from dsexplore.aio.pool import Latch, Pool
+from dsexplore.aio.memory import HostMemory, Memory
+from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.statistics import quantile
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
@@ -38,7 +40,7 @@ Operation = Literal["read", "write"]
 _KEPT_REQUESTS = 1024
 """Depth × threads of all queues that are kept open: opening and closing one costs as long as a short slice."""
 _CHECKED = 4
-"""Requests that are compared after each slice, and the first of each thread."""
+"""Requests that are compared after each slice, besides the first of each thread."""
 _WARM_SECONDS = 0.015
 _PATTERN = 1 << 20
 """Words of random data that are made afresh."""
@@ -77,50 +79,44 @@ class Sample:
         return self.cpu_seconds * 1e3 * 2**30 / self.bytes
 
 
+class _Ring:
+    """Blocks of memory that the requests of one thread use in turn, as fio's jobs do."""
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        self._free = deque(addresses)
+        self._lent: dict[int, int] = {}
+        self.held: dict[int, tuple[int, int]] = {}
+        """Of each address, the (file offset, bytes) that were moved through it last."""
+
+    def prepare(self, memory: Memory, origin: int, requests: Requests) -> _Ring:
+        self._spans = list(zip(requests.offsets.tolist(), requests.lengths.tolist(), strict=True))
+        return self
+
+    def take(self, index: int) -> int | None:
+        if not self._free:
+            return None
+        address = self._lent[index] = self._free.popleft()
+        return address
+
+    def give(self, index: int, moved: bool) -> None:
+        address = self._lent.pop(index)
+        self._free.append(address)
+        if moved:
+            self.held[address] = self._spans[index]
+
+
+@dataclass(slots=True)
 class _Slice:
-    """A measured job for a `Pool`: its threads wait for each other, then run until a common deadline."""
+    """What one run of a setting has given."""
 
-    def __init__(
-        self,
-        tables: list[Requests],
-        rings: list[list[int] | None],
-        policy: Policy,
-        seconds: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self.tables, self.policy, self.seconds = tables, policy, seconds
-        self.watches = [Watch(deadline=0.0, clock=clock) for _ in tables]
-        self.finished = Latch()
-        self.error: BaseException | None = None
-        self.cpu = 0.0
-        self._rings, self._clock = rings, clock
-        self._gate = threading.Barrier(len(tables), action=self._open_gate)
-        self._left, self._guard = len(tables), threading.Lock()
+    watch: Watch
+    rings: list[_Ring] | None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
-    def abandon(self) -> None:
-        """End as soon as what is in flight has finished, also where not every thread has been given its share."""
-        for watch in self.watches:
-            watch.stopped = True
-        self._gate.abort()
-
-    def _open_gate(self) -> None:
-        self.cpu = time.process_time()
-        deadline = self._clock() + self.seconds
-        for watch in self.watches:
-            watch.deadline = deadline
-
-    def run(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
-        try:
-            self._gate.wait()
-            drive_until(engine, self.tables[share], self.policy, self.watches[share], self._rings[share])
-        except BaseException as error:  # raised where the slice is waited for
-            with self._guard:
-                self.error = self.error or error
-        with self._guard:
-            self._left -= 1
-            if self._left == 0:
-                self.cpu = time.process_time() - self.cpu
-                self.finished.open()
+    @property
+    def bytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.watch.moved)
 
 
 class Bench:
@@ -128,7 +124,8 @@ class Bench:
 
     Args:
         target: opens the file in a direction.
-        size: bytes of the file that are used; a multiple of the block sizes measured is best.
+        size: bytes of the file that are used, rounded down to whole pages.
+        transfer: bytes that are moved before the next transfer begins; None takes all of them.
         write_target: None if the file must not be written.
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
         before_read: called before each read slice.
@@ -143,13 +140,15 @@ class Bench:
         size: int,
         *,
         mode: Mode = "tensor",
+        transfer: int | None = None,
         write_target: Target | None = None,
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
         huge: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.backend, self.mode, self.size = backend, mode, size
+        self.backend, self.mode, self.size = backend, mode, size // PAGE * PAGE
+        self.transfer = min(transfer or size, size) // PAGE * PAGE
         self.bytes_written = 0
         self._targets = {"read": target, "write": write_target}
         self._renew, self._before_read, self._clock = renew, before_read, clock
@@ -182,13 +181,12 @@ class Bench:
         if operation == "read" and self._before_read is not None:
             self._before_read()
         pool = self._pool(config)
-        tables, rings = self._layout(config, operation, target)
-        policy = Policy(config.single_submit, config.overlap_events)
         if self._renew is None:
-            self._run(pool, _Slice(tables, rings, policy, _WARM_SECONDS, self._clock), tables)
-        measured = _Slice(tables, rings, policy, seconds, self._clock)
-        self._poison(tables, operation)
-        self._run(pool, measured, tables)
+            self._run(pool, config, target, _WARM_SECONDS)
+        self._turn += 1
+        if operation == "read" and self.mode == "tensor":
+            self._spoil(config, target)
+        measured = self._run(pool, config, target, seconds)
         fsync = self._sync(target) if operation == "write" else 0.0
         self._verify(measured, operation, config)
         return _sample(measured, operation, config, fsync)
@@ -208,67 +206,97 @@ class Bench:
         self._pools.move_to_end(key)
         return self._pools[key]
 
-    def _layout(
-        self, config: AioConfig, operation: Operation, target: Target
-    ) -> tuple[list[Requests], list[list[int] | None]]:
-        """Each thread's part of the file, and its ring of memory if it has one."""
-        block, write = config.block_size, operation == "write"
-        part = self.size // config.thread_count // block * block
-        if self.mode == "ring":
-            share = config.queue_depth * block
-            if self._arena.nbytes < share * config.thread_count:
-                self._arena = fill_random(Buffer(share * config.thread_count, huge=self._huge))
-        tables: list[Requests] = []
-        rings: list[list[int] | None] = []
-        for thread in range(config.thread_count):
-            address = self._arena.address + thread * part if self.mode == "tensor" else 0
-            tables.append(split(write, target.fd, address, part, thread * part, block))
-            if self.mode == "ring":
-                begin = self._arena.address + thread * share
-                rings.append([begin + slot * block for slot in range(config.queue_depth)])
-            else:
-                rings.append(None)
-        return tables, rings
+    def _transfers(self, config: AioConfig) -> Iterator[range]:
+        """The parts of the file that are moved one after another, without end; a fresh file is written once.
 
-    def _run(self, pool: Pool, measured: _Slice, tables: list[Requests]) -> None:
-        for share, table in enumerate(tables):
-            measured.watches[share].first = self._turn * 7919 % len(table)
-            measured.watches[share].most = len(table) if self._renew is not None else None
-        try:
-            for share in range(len(tables)):
-                pool.start(measured, share, share)
-            measured.finished.wait()
-        except BaseException:  # Ctrl-C: `close` waits for what is in flight
-            measured.abandon()
-            raise
-        if measured.tables[0].write:
-            self.bytes_written += sum(watch.bytes for watch in measured.watches)
-        if measured.error is not None:
-            raise measured.error
-
-    def _poison(self, tables: list[Requests], operation: Operation) -> None:
-        """Spoil the memory of the requests that are surely read first, so that stale bytes cannot pass the check."""
-        self._turn += 1
-        if operation == "write" or self.mode == "ring":
+        Each slice begins elsewhere, so that no part of the disk is favoured.
+        """
+        step = self.transfer
+        starts = range(0, self.size // step * step, step)
+        if self._renew is not None:
+            yield from (range(at, at + step) for at in starts)
             return
-        for table in tables:
-            index = self._turn * 7919 % len(table)
-            ctypes.memset(int(table.addresses[index]), 0xA5, int(table.lengths[index]))
+        if len(starts) > 1:
+            first = self._turn * 7919 % len(starts)
+        else:
+            first, block = 0, max(config.block_size, PAGE)
+            begin = self._turn * 7919 * block % (step // 2) // PAGE * PAGE
+            yield range(begin, step)
+        for number in count(first):
+            at = starts[number % len(starts)]
+            yield range(at, at + step)
+
+    def _job(self, part: range, config: AioConfig, target: Target, run: _Slice | None = None) -> Job:
+        """The transfer of one part of the file, as `aio_handle` would make it."""
+        address = self._arena.address + part.start if self.mode == "tensor" else 0
+        return Job(
+            HostMemory(address, len(part), self._arena),
+            Target(target.fd, write=target.write),
+            part.start,
+            config,
+            config.thread_count,
+            watch=run.watch if run else None,
+            rings=run.rings if run else None,
+        )
+
+    def _rings(self, config: AioConfig) -> list[_Ring] | None:
+        if self.mode == "tensor":
+            return None
+        block, nbytes = config.block_size, config.bytes_in_flight
+        if self._arena.nbytes < nbytes:
+            self._arena = fill_random(Buffer(nbytes, huge=self._huge))
+        places = [self._arena.address + at for at in range(0, nbytes, block)]
+        depth = config.queue_depth
+        return [_Ring(places[at : at + depth]) for at in range(0, len(places), depth)]
+
+    def _run(self, pool: Pool, config: AioConfig, target: Target, seconds: float) -> _Slice:
+        """Move one part of the file after another for so many seconds; each is finished before the next begins."""
+        busy, begun = time.process_time(), self._clock()
+        run = _Slice(Watch(begun + seconds, self._clock), self._rings(config))
+        for part in self._transfers(config):
+            job = self._job(part, config, target, run)
+            try:
+                for share in range(config.thread_count):
+                    pool.start(job, share, share)
+                job.finished.wait()
+            except BaseException:  # Ctrl-C: `close` waits for what is in flight
+                run.watch.deadline = -math.inf
+                raise
+            if job.error is not None:
+                raise job.error
+            ended = self._clock()
+            if ended >= run.watch.deadline:
+                break
+        run.seconds, run.cpu_seconds = ended - begun, time.process_time() - busy
+        if target.write:
+            self.bytes_written += run.bytes
+        return run
+
+    def _spoil(self, config: AioConfig, target: Target) -> None:
+        """Change the memory that each thread surely fills first, so that stale bytes cannot pass the check."""
+        job = self._job(next(self._transfers(config)), config, target)
+        for share in range(config.thread_count):
+            if part := job.part(share):
+                ctypes.memset(self._arena.address + part.start, 0xA5, min(len(part), config.block_size))
 
     def _verify(self, measured: _Slice, operation: Operation, config: AioConfig) -> None:
-        """Compare the first and a few other requests of each thread with the file, read again by other means."""
-        share = max(_CHECKED // len(measured.tables), 1)
-        for table, watch in zip(measured.tables, measured.watches, strict=True):
-            # A ring's memory holds what was read into it last; in one large buffer each request has its own.
-            held = list({address: index for index, address in watch.addresses.items()}.values())
-            first = {watch.first % len(table)} & set(held)
-            for index in first | set(held[:: max(len(held) // share, 1)]):
-                self._compare(watch.addresses[index], int(table.offsets[index]), operation, config)
+        """Compare the first request of each thread, and a few others, with the file, read again by other means."""
+        block = config.block_size
+        if measured.rings is not None:  # their memory holds what was moved last
+            held = [(address, *span) for ring in measured.rings for address, span in ring.held.items()]
+            chosen = held[:: max(len(held) // _CHECKED, 1)]
+        else:
+            moved, memory = measured.watch.moved, self._arena.address
+            first = [(at, min(block, nbytes)) for at, nbytes in moved[: config.thread_count]]
+            others = moved[:: max(len(moved) // _CHECKED, 1)]
+            last = [(at + (nbytes - 1) // block * block, (nbytes - 1) % block + 1) for at, nbytes in others]
+            chosen = [(memory + at, at, nbytes) for at, nbytes in first + last]
+        for address, offset, nbytes in chosen:
+            self._compare(address, offset, min(nbytes, self._check.nbytes), operation, config)
 
-    def _compare(self, address: int, offset: int, operation: Operation, config: AioConfig) -> None:
-        target = self._targets["read"] if operation == "read" else self._targets["write"]
+    def _compare(self, address: int, offset: int, nbytes: int, operation: Operation, config: AioConfig) -> None:
+        target = self._targets[operation]
         assert target is not None
-        nbytes = min(config.block_size, self._check.nbytes)
         fd = target.open_for_reading(direct=True)
         try:
             got = os.preadv(fd, [self._check.bytes.data[:nbytes]], offset)
@@ -306,14 +334,13 @@ def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
 
 
 def _sample(measured: _Slice, operation: Operation, config: AioConfig, fsync: float) -> Sample:
-    watches = measured.watches
-    latencies = sorted(latency for watch in watches for latency in watch.latencies)
+    latencies = sorted(measured.watch.latencies)
     return Sample(
         operation=operation,
         config=config,
-        bytes=sum(watch.bytes for watch in watches),
-        seconds=max(watch.ended_at for watch in watches) - min(watch.started_at for watch in watches),
-        cpu_seconds=measured.cpu,
+        bytes=measured.bytes,
+        seconds=measured.seconds,
+        cpu_seconds=measured.cpu_seconds,
         fsync_seconds=fsync,
         p50=quantile(latencies, 0.50),
         p95=quantile(latencies, 0.95),

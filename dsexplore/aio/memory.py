@@ -30,6 +30,23 @@ class Memory(Protocol):
         """Copy bytes ``at … at + nbytes − 1`` to the address ``target``."""
 
 
+class Slots(Protocol):
+    """Memory that requests borrow while in flight, when they cannot use the caller's own."""
+
+    def take(self, index: int) -> int | None:
+        """The address for a request, filled if it is a write; None when all memory is lent."""
+
+    def give(self, index: int, moved: bool) -> None:
+        """Take the memory of a finished request back, emptying it to its destination if it is a read that moved."""
+
+
+class SlotPool(Protocol):
+    """Memory that serves the requests of one table after another."""
+
+    def prepare(self, memory: Memory, origin: int, requests: Requests) -> Slots:
+        """Slots for these requests between a memory and a file; ``origin`` is the offset of the memory's first byte."""
+
+
 class HostMemory:
     """Memory that the CPU reaches."""
 
@@ -119,32 +136,32 @@ class Stage:
     which keeps its memory from transfer to transfer.
     """
 
-    def __init__(self, block_size: int, depth: int) -> None:
-        self._slot = -(-block_size // PAGE) * PAGE
-        self._most = max(1, min(2 * depth, _LARGEST_STAGE // self._slot))
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
         self._slots: Any = None
         self._held = self._address = 0
         self._pinned = False
 
-    def _allocate(self, count: int, pinned: bool) -> None:
-        """Get slots; for the memory of another device, page-locked ones that its driver knows."""
+    def _allocate(self, nbytes: int, pinned: bool) -> None:
+        """Get memory for slots; for the memory of another device, page-locked ones that its driver knows."""
         if pinned:
             import torch
 
-            nbytes, locked = count * self._slot + PAGE, torch.accelerator.is_available()
-            self._slots = torch.empty(nbytes, dtype=torch.uint8, pin_memory=locked)
+            locked = torch.accelerator.is_available()
+            self._slots = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=locked)
             self._address = -(-self._slots.data_ptr() // PAGE) * PAGE
         else:
-            self._slots = Buffer(count * self._slot)
+            self._slots = Buffer(nbytes)
             self._address = self._slots.address
-        self._held, self._pinned = count, pinned
+        self._held, self._pinned = nbytes, pinned
 
     def prepare(self, memory: Memory, origin: int, requests: Requests) -> Stage:
-        """Serve these requests; ``origin`` is the file offset of the memory's first byte."""
-        count, pinned = min(self._most, len(requests)), not memory.address
-        if self._held < count or pinned > self._pinned:
-            self._allocate(count, pinned or self._pinned)
-        self._free = [self._address + i * self._slot for i in range(count)]
+        slot = -(-int(requests.lengths[0]) // PAGE) * PAGE
+        count = min(2 * self._depth, max(_LARGEST_STAGE // slot, 1), len(requests))
+        pinned = not memory.address
+        if self._held < count * slot or pinned > self._pinned:
+            self._allocate(count * slot, pinned or self._pinned)
+        self._free = [self._address + i * slot for i in range(count)]
         self._memory, self._write = memory, requests.write
         self._at = (requests.offsets - origin).tolist()
         self._lengths = requests.lengths.tolist()

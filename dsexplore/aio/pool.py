@@ -6,15 +6,15 @@ import ctypes
 import errno
 import os
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Protocol
 
 from dsexplore.aio.backends.base import Engine, split
 from dsexplore.aio.backends.choose import open_engine
 from dsexplore.aio.config import AioConfig
-from dsexplore.aio.driver import Policy, drive, move_plainly
+from dsexplore.aio.driver import Policy, Watch, drive, move_plainly
 from dsexplore.aio.files import Target
-from dsexplore.aio.memory import Memory, Stage
+from dsexplore.aio.memory import Memory, SlotPool, Stage
 from dsexplore.aio.workers import started
 
 _SPAN = 65536
@@ -52,10 +52,28 @@ class Job:
 
     Example: 10,000 bytes at offset 100 on 2 threads: head 100–4095 plainly, body 4096–8191 directly by thread 0,
     tail 8192–10,099 plainly.
+
+    Args:
+        shares: how many threads each call `run` once.
+        validate: read the bytes again at the end, and compare them.
+        watch: ends the transfer at a deadline, and keeps what was moved until then.
+        rings: memory that each thread's requests use in turn, instead of their places in ``memory``.
     """
 
-    def __init__(self, memory: Memory, target: Target, offset: int, shares: int, validate: bool) -> None:
-        self.memory, self.target, self.offset, self._validate = memory, target, offset, validate
+    def __init__(
+        self,
+        memory: Memory,
+        target: Target,
+        offset: int,
+        config: AioConfig,
+        shares: int,
+        *,
+        validate: bool = False,
+        watch: Watch | None = None,
+        rings: Sequence[SlotPool] | None = None,
+    ) -> None:
+        self.memory, self.target, self.offset, self._config, self._validate = memory, target, offset, config, validate
+        self._watch, self._rings = watch, rings
         self.error: BaseException | None = None
         self.finished = Latch()
         self._shares = shares
@@ -65,10 +83,17 @@ class Job:
         self._low = min(-(-offset // step) * step, end)
         self._high = max(end // step * step, self._low)
 
-    def run(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
+    def part(self, share: int) -> range:
+        """The bytes of the file that one thread moves directly."""
+        step = self.target.boundary
+        each = -(-(self._high - self._low) // (self._shares * step)) * step
+        low = min(self._low + share * each, self._high)
+        return range(low, min(low + each, self._high))
+
+    def run(self, share: int, engine: Engine, stage: Stage) -> None:
         """Move one thread's share; the thread that ends last checks, closes the file and announces the end."""
         try:
-            self._move(share, engine, policy, block_size, stage)
+            self._move(share, engine, stage)
         except BaseException as error:  # it is the caller's, and is raised where the caller waits
             self._fail(error)
         with self._guard:
@@ -77,25 +102,24 @@ class Job:
         if last:
             self._finish()
 
-    def _move(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
-        step = self.target.boundary
-        part = -(-(self._high - self._low) // (self._shares * step)) * step
-        low = min(self._low + share * part, self._high)
-        high = min(low + part, self._high)
+    def _move(self, share: int, engine: Engine, stage: Stage) -> None:
+        part, span = self.part(share), _SPAN * self._config.block_size
+        slots = stage if self._rings is None else self._rings[share]
         if share == 0:
             self._move_plainly(self.offset, self._low)
-        for begin in range(low, high, _SPAN * block_size):
-            self._drive(begin, min(begin + _SPAN * block_size, high), engine, policy, block_size, stage)
+        for begin in range(part.start, part.stop, span):
+            self._drive(begin, min(begin + span, part.stop), engine, slots)
         if share == self._shares - 1:
             self._move_plainly(self._high, self.offset + self.memory.nbytes)
 
-    def _drive(self, begin: int, end: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
-        target, memory = self.target, self.memory
+    def _drive(self, begin: int, end: int, engine: Engine, slots: SlotPool) -> None:
+        target, memory, config = self.target, self.memory, self._config
         address = memory.address + begin - self.offset if memory.address else 0
-        staged = not address or address % target.alignment.memory != 0
-        requests = split(target.write, target.fd, 0 if staged else address, end - begin, begin, block_size)
-        slots = stage.prepare(memory, self.offset, requests) if staged else None
-        drive(engine, requests, policy, target.plain_fd, slots)
+        borrows = self._rings is not None or not address or address % target.alignment.memory != 0
+        requests = split(target.write, target.fd, 0 if borrows else address, end - begin, begin, config.block_size)
+        borrowed = slots.prepare(memory, self.offset, requests) if borrows else None
+        policy = Policy(config.single_submit, config.overlap_events)
+        drive(engine, requests, policy, target.plain_fd, borrowed, self._watch)
 
     def _move_plainly(self, begin: int, end: int) -> None:
         if begin == end:
@@ -143,26 +167,20 @@ class Job:
     def _fail(self, error: BaseException) -> None:
         with self._guard:
             if self.error is None:
-                self.error = self._told(error)
+                self.error = self._described(error)
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _described(self, error: BaseException) -> BaseException:
+        """A system's error with the transfer and the path in its text; any other error as it is."""
         if not isinstance(error, OSError) or error.errno is None:
             return error
         operation = "write" if self.target.write else "read"
         text = f"{operation} of {self.memory.nbytes} bytes at offset {self.offset}: {error.strerror}"
-        told = type(error)(error.errno, text, self.target.path)
-        told.__cause__ = error
-        return told
+        described = type(error)(error.errno, text, self.target.path)
+        described.__cause__ = error
+        return described
 
 
-class Task(Protocol):
-    """Work in shares, one per thread: a `Job`, or a measurement."""
-
-    def run(self, share: int, engine: Engine, policy: Policy, block_size: int, stage: Stage) -> None:
-        """Do one share; errors are kept for whoever waits, never raised here."""
-
-
-_Inbox = SimpleQueue[tuple[Task, int] | None]
+_Inbox = SimpleQueue[tuple[Job, int] | None]
 
 
 class Pool:
@@ -189,7 +207,7 @@ class Pool:
             self.close()
             raise
 
-    def start(self, job: Task, share: int, thread: int) -> None:
+    def start(self, job: Job, share: int, thread: int) -> None:
         """Give one share of a job to one thread."""
         self._inboxes[thread].put((job, share))
 
@@ -212,12 +230,11 @@ def _work(backend: str, config: AioConfig, inbox: _Inbox, answers: SimpleQueue[B
         answers.put(error)
         return
     answers.put(None)
-    policy = Policy(config.single_submit, config.overlap_events)
-    stage = Stage(config.block_size, config.queue_depth)
+    stage = Stage(config.queue_depth)
     try:
         while (task := inbox.get()) is not None:
             job, share = task
-            job.run(share, engine, policy, config.block_size, stage)
+            job.run(share, engine, stage)
             del job, task  # so that a finished transfer's memory is not kept until the next one
     finally:
         engine.close()

@@ -125,7 +125,7 @@ class Setup:
         try:
             for at in range(0, self.size, chunk.nbytes):
                 part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
-                job = Job(memory_of(part, writable=False), Target(self.path, write=True), at, 1, False)
+                job = Job(memory_of(part, writable=False), Target(self.path, write=True), at, CONTROL, 1)
                 pool.start(job, 0, 0)
                 job.finished.wait()
                 if job.error is not None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dsexplore.aio.backends.base import Completions, Engine, Requests, split
-from dsexplore.aio.driver import Policy, Watch, drive, drive_until
+from dsexplore.aio.driver import Policy, Watch, drive
+from dsexplore.aio.memory import Slots
 
 BLOCK = 4096
 
@@ -68,6 +69,14 @@ class Scripted(Engine):
         assert self.in_flight == 0
 
 
+class Latecomer(Scripted):
+    """Finishes the newest request first, so that the first one stays in flight while others go round."""
+
+    def wait(self, minimum: int) -> int:
+        self._queue.rotate(1)
+        return super().wait(minimum)
+
+
 @pytest.fixture
 def target(tmp_path: Path):  # type: ignore[no-untyped-def]
     path = tmp_path / "file"
@@ -84,6 +93,21 @@ def requests_on(fd: int, count: int, *, write: bool = False) -> tuple[Requests, 
 
 def run(engine: Scripted, requests: Requests, policy: Policy, fd: int = -1) -> None:
     drive(engine, requests, policy, lambda: fd, None)
+
+
+def watched(engine: Scripted, requests: Requests, policy: Policy, watch: Watch, fd: int = -1) -> None:
+    drive(engine, requests, policy, lambda: fd, None, watch)
+
+
+class Ticks:
+    """A clock that advances by one at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
 
 
 def test_split_covers_everything_once() -> None:
@@ -119,8 +143,8 @@ def test_what_has_finished_is_replaced_before_it_is_looked_at(overlap: bool) -> 
 
 
 def test_a_measured_queue_is_filled_before_what_has_finished_is_looked_at() -> None:
-    engine, watch = Scripted(1), Watch(deadline=1e9, most=3, clock=Ticks())
-    drive_until(engine, requests_on(-1, 3)[0], Policy(False, True), watch, None)
+    engine, watch = Scripted(1), Watch(deadline=1e9, clock=Ticks())
+    watched(engine, requests_on(-1, 3)[0], Policy(False, True), watch)
     assert engine.calls == [("submit", 1), *[("wait", 1), ("submit", 1), ("take", 1)] * 2, ("wait", 1), ("take", 1)]
 
 
@@ -204,41 +228,27 @@ def test_a_failure_leaves_nothing_in_flight() -> None:
     assert sum(count for call, count in engine.calls if call == "submit") < 20
 
 
-class Ticks:
-    """A clock that advances by one at every look."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1
-        return self.now
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_watch_ends_at_its_deadline_and_counts_what_moved(overlap: bool) -> None:
-    engine, watch = Scripted(2), Watch(deadline=40.0, first=5, clock=Ticks())
-    drive_until(engine, requests_on(-1, 6)[0], Policy(False, overlap), watch, None)
+    engine, watch = Scripted(2), Watch(deadline=40.0, clock=Ticks())
+    watched(engine, requests_on(-1, 200)[0], Policy(False, overlap), watch)
     submitted = sum(count for call, count in engine.calls if call == "submit")
-    assert submitted > 12  # round and round
-    assert watch.bytes == submitted * BLOCK
+    assert 20 < submitted < 100
+    assert watch.moved == [(0, submitted * BLOCK)]
     assert len(watch.latencies) == submitted
-    assert watch.started_at == 1
-    assert 40 <= watch.ended_at < 48
-    assert list(watch.addresses)[-1] == (5 + submitted - 1) % 6  # the last submitted comes last
+
+
+def test_a_watched_table_ends_before_the_deadline() -> None:
+    engine, watch = Scripted(4), Watch(deadline=1e9, clock=Ticks())
+    table = split(False, -1, BLOCK, 2 * BLOCK + 100, 7 * BLOCK, BLOCK)
+    watched(engine, table, Policy(False, True), watch)
+    assert watch.moved == [(7 * BLOCK, 2 * BLOCK + 100)]
 
 
 def test_a_watch_moves_one_batch_however_late_it_starts() -> None:
     watch = Watch(deadline=0.0, clock=Ticks())
-    drive_until(Scripted(2), requests_on(-1, 6)[0], Policy(False, True), watch, None)
-    assert watch.bytes == 2 * BLOCK
-
-
-def test_a_watch_ends_after_its_number_of_requests() -> None:
-    watch = Watch(deadline=1e9, most=9, clock=Ticks())
-    engine = Scripted(4)
-    drive_until(engine, requests_on(-1, 6)[0], Policy(False, True), watch, None)
-    assert watch.bytes == 9 * BLOCK
+    watched(Scripted(2), requests_on(-1, 6)[0], Policy(False, True), watch)
+    assert watch.moved == [(0, 2 * BLOCK)]
 
 
 def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,46 +256,84 @@ def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.Mon
     engine = Scripted(2)
     engine.refuse.extend([0] * 1000)
     with pytest.raises(OSError, match="takes no request"):
-        drive_until(engine, requests_on(-1, 6)[0], Policy(False, True), Watch(deadline=50.0, clock=Ticks()), None)
+        watched(engine, requests_on(-1, 6)[0], Policy(False, True), Watch(deadline=50.0, clock=Ticks()))
 
 
-def test_a_ring_lends_each_address_to_one_request_at_a_time() -> None:
-    engine = Scripted(3)
-    table = split(False, -1, 0, 8 * BLOCK, 0, BLOCK)
-    watch = Watch(deadline=60.0, clock=Ticks())
-    drive_until(engine, table, Policy(False, True), watch, [100, 200, 300])
-    assert set(watch.addresses.values()) == {100, 200, 300}
-    held = list({address: index for index, address in watch.addresses.items()}.values())
-    assert len(held) == 3
+@pytest.mark.parametrize("result", [100, 0, -errno.EINTR, -errno.EINVAL])
+def test_a_short_request_under_a_watch_is_an_error(target: int, result: int) -> None:
+    engine, watch = Scripted(2), Watch(deadline=50.0, clock=Ticks())
+    engine.results[1] = [result]
+    expected = f"{result} of 4096 bytes moved" if result >= 0 else os.strerror(-result)
+    with pytest.raises(OSError, match=expected):
+        watched(engine, requests_on(target, 6)[0], Policy(False, True), watch, target)
+    assert engine.in_flight == 0
+    assert not watch.moved
 
 
-class Latecomer(Scripted):
-    """Finishes the newest request first, so that the first one stays in flight while others go round."""
+def test_latencies_count_from_submission_to_the_wait_that_brought_the_end() -> None:
+    """Looks at the clock: 1 at the start, then one after each wait; what a wait brings is replaced at that moment."""
+    engine, watch = Scripted(2), Watch(deadline=1e9, clock=Ticks())
+    watched(engine, requests_on(-1, 5)[0], Policy(False, True), watch)
+    assert watch.latencies == [1, 2, 2, 2, 2]  # submitted at 1 1 2 3 4, waited for at 2 3 4 5 6
+    engine, watch = Scripted(2), Watch(deadline=1e9, clock=Ticks())
+    watched(engine, requests_on(-1, 5)[0], Policy(False, False), watch)
+    assert watch.latencies == [1] * 5
 
-    def wait(self, minimum: int) -> int:
-        self._queue.rotate(1)
-        return super().wait(minimum)
+
+def test_latencies_where_the_newest_request_finishes_first() -> None:
+    engine, watch = Latecomer(2), Watch(deadline=1e9, clock=Ticks())
+    watched(engine, requests_on(-1, 4)[0], Policy(False, True), watch)
+    assert watch.latencies == [1, 1, 1, 4]  # the first request is the last to end
 
 
-@pytest.mark.parametrize("ring", [None, [100, 200]])
-def test_a_request_in_flight_is_not_submitted_again(ring: list[int] | None) -> None:
-    class Checking(Latecomer):
+@pytest.mark.parametrize("partial", [[2, 1, 1, 0], [1, 1]])
+def test_latencies_of_requests_that_the_system_took_late(partial: list[int]) -> None:
+    engine, watch = Scripted(4), Watch(deadline=1e9, clock=Ticks())
+    engine.refuse.extend(partial)
+    watched(engine, requests_on(-1, 8)[0], Policy(False, True), watch)
+    assert len(watch.latencies) == 8
+    assert all(1 <= latency <= 8 for latency in watch.latencies)
+
+
+class Pieces(Slots):
+    """A number of blocks of memory, lent once at a time."""
+
+    def __init__(self, addresses: list[int]) -> None:
+        self.free, self.lent = addresses, dict[int, int]()
+        self.given: list[bool] = []
+
+    def take(self, index: int) -> int | None:
+        if not self.free:
+            return None
+        self.lent[index] = self.free.pop()
+        return self.lent[index]
+
+    def give(self, index: int, moved: bool) -> None:
+        self.free.append(self.lent.pop(index))
+        self.given.append(moved)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 6])
+@pytest.mark.parametrize("kind", [Scripted, Latecomer])
+def test_each_address_is_lent_to_one_request_at_a_time(kind: type[Scripted], pieces: int, overlap: bool) -> None:
+    class Checking(kind):  # type: ignore[misc, valid-type]
         def submit(self, first: int, count: int) -> int:
-            assert not set(range(first, first + count)) & set(self._queue)
             lent = [int(self.requests.addresses[index]) for index in (*self._queue, *range(first, first + count))]
             assert len(set(lent)) == len(lent)
-            return super().submit(first, count)
+            return super().submit(first, count)  # type: ignore[no-any-return]
 
-    table = split(False, -1, 0, 4 * BLOCK, 0, BLOCK) if ring else requests_on(-1, 4)[0]
-    watch = Watch(deadline=60.0, clock=Ticks())
-    drive_until(Checking(2), table, Policy(False, True), watch, ring)
-    assert watch.bytes > 4 * BLOCK
-    assert min(watch.latencies) > 0
+    engine, slots = Checking(3), Pieces([100 * (i + 1) for i in range(pieces)])
+    watch = Watch(deadline=1e9, clock=Ticks())
+    drive(engine, split(False, -1, 0, 8 * BLOCK, 0, BLOCK), Policy(False, overlap), lambda: -1, slots, watch)
+    assert (len(slots.free), slots.lent, slots.given) == (pieces, {}, [True] * 8)
+    assert len(watch.latencies) == 8
+    assert min(watch.latencies) >= 1
 
 
-def test_a_short_request_under_a_watch_is_an_error() -> None:
+def test_a_queue_whose_memory_is_all_lent_is_filled_before_the_next_wait() -> None:
     engine = Scripted(2)
-    engine.results[1] = [100]
-    with pytest.raises(OSError, match="100 of 4096 bytes moved"):
-        drive_until(engine, requests_on(-1, 6)[0], Policy(False, True), Watch(deadline=50.0, clock=Ticks()), None)
-    assert engine.in_flight == 0
+    drive(engine, split(False, -1, 0, 6 * BLOCK, 0, BLOCK), Policy(False, True), lambda: -1, Pieces([100, 200]))
+    assert engine.calls[:7] == [
+        ("submit", 2), ("wait", 1), ("take", 1), ("submit", 1), ("wait", 1), ("take", 1), ("submit", 1)
+    ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsexplore.aio.backends import linux_aio
-from dsexplore.aio.backends.base import Requests, split
+from dsexplore.aio.backends.base import LAP, Requests, split
 from dsexplore.aio.backends.choose import open_engine, why_not
 from dsexplore.aio.backends.linux_aio import LinuxAio
 from dsexplore.aio.buffers import Buffer
@@ -171,7 +171,7 @@ def test_a_failure_ends_the_transfer_soon(engine: LinuxAio, target: Target, over
         read_all(engine, target, overlap, change=spoil)
     assert caught.value.errno == errno.EFAULT
     assert engine.in_flight == 0
-    assert 100 < between.submitted <= 101 + linux_aio._LAP + 2 * engine.depth
+    assert 100 < between.submitted <= 101 + LAP + 2 * engine.depth
 
 
 @pytest.mark.parametrize("engine", [4], indirect=True)

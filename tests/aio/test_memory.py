@@ -32,7 +32,7 @@ def pool() -> Iterator[Pool]:
 
 def move(pool: Pool, tensor: torch.Tensor, path: Path, offset: int, *, write: bool, validate: bool = False) -> None:
     """Move a tensor as if the CPU could not reach it: the way of tensors on other devices."""
-    job = Job(DeviceMemory(tensor), Target(path, write=write), offset, 2, validate)
+    job = Job(DeviceMemory(tensor), Target(path, write=write), offset, CONFIG, 2, validate=validate)
     for share in range(2):
         pool.start(job, share, share)
     assert job.finished.wait(60)
@@ -76,7 +76,7 @@ def test_cuda_tensors(tmp_path: Path) -> None:
 
 
 def test_a_stage_lends_each_slot_once_and_keeps_its_memory() -> None:
-    stage = Stage(5000, 4)
+    stage = Stage(4)
     memory = DeviceMemory(torch.arange(200_000, dtype=torch.uint8))
     requests = split(True, -1, 0, 50_000, 0, 5000)
     stage.prepare(memory, 0, requests)

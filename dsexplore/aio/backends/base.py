@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 Completions = Iterable[tuple[int, int]]
 """``(index of the request, bytes moved or −errno)`` of each request that has finished."""
+
+
+LAP = 64
+"""Results that an engine may look at together in `Engine.flow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +74,24 @@ class Engine(Protocol):
         """
         ...
 
-    def flow(self, first: int, end: int, minimum: int) -> tuple[int, int]:
+    def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
         """Replace what finishes: wait as `wait` does, and start as many of the requests from ``first`` on.
 
         An engine may repeat this for as long as all goes well: no signal, every request accepted, every result as
         long as the first request of the table. What finished last is then still to be taken; of what finished
-        before, every result has been looked at.
+        before, every result has been looked at. With fewer than `LAP` requests to start, all are still to be taken.
+
+        Args:
+            first, end: the requests that may be started.
+            minimum: how many finished ones each wait is for.
+            look: called after each wait with the index of the request to be started next.
 
         Returns:
             The index after the last request started, at most ``end``, and the number of requests unfinished.
         """
         finished = self.wait(minimum)
+        if look is not None:
+            look(first)
         started = self.submit(first, min(finished, end - first)) if finished >= minimum else 0
         return first + started, self.in_flight - finished
 

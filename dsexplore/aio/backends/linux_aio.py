@@ -11,20 +11,19 @@ import errno
 import os
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.backends.base import Completions, Engine, Requests
+from dsexplore.aio.backends.base import LAP, Completions, Engine, Requests
 
 _PREAD, _PWRITE = 0, 1
 _SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
 _EVENT = struct.Struct("<q8xq8x")
 """Of a completion: the request's index and its result."""
-_LAP = 64
-"""Results that `LinuxAio.flow` looks at together, in one comparison."""
 
 
 class LinuxAio(Engine):
@@ -44,13 +43,13 @@ class LinuxAio(Engine):
             raise _setup_error(depth)
         self._context: int | None = context.value
         self._owner = os.getpid()
-        self._events = np.zeros((_LAP + depth) * _EVENT.size, np.uint8)
+        self._events = np.zeros((LAP + depth) * _EVENT.size, np.uint8)
         self._bytes, self._ready = self._events.data, 0
         self._results, self._length, self._whole = self._bytes.cast("q")[2::4], 0, b""
         self._fast, self._number, self._forever = sc.fast, sc.word(context.value), sc.word(0)
         self._counts = [sc.word(count) for count in range(depth + 1)]
         begin = self._events.ctypes.data
-        self._places = [sc.word(begin + at * _EVENT.size) for at in range(_LAP)]
+        self._places = [sc.word(begin + at * _EVENT.size) for at in range(LAP)]
         self._lay_out(0)
 
     def load(self, requests: Requests) -> None:
@@ -64,7 +63,7 @@ class LinuxAio(Engine):
         table["offset"] = requests.offsets
         length = int(requests.lengths[0]) if len(requests) else 0
         if length != self._length:
-            self._length, self._whole = length, length.to_bytes(8, sys.byteorder) * (_LAP + self.depth)
+            self._length, self._whole = length, length.to_bytes(8, sys.byteorder) * (LAP + self.depth)
 
     def _lay_out(self, n: int) -> None:
         """Make a table for so many requests, which is kept until a transfer needs another length."""
@@ -110,7 +109,7 @@ class LinuxAio(Engine):
             return 0
         return got
 
-    def flow(self, first: int, end: int, minimum: int) -> tuple[int, int]:
+    def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
         # The caches are cold whenever a wait returns: each function, object and page that is touched then costs more
         # than the bytecode does. So the loop is two system calls on prepared arguments, and little else.
         fast, number, counts, starts, places = self._fast, self._number, self._counts, self._starts, self._places
@@ -118,6 +117,8 @@ class LinuxAio(Engine):
         at = 0
         while True:
             got = fast(_GETEVENTS, number, least, most, places[at], forever)
+            if look is not None:
+                look(first)
             if got < minimum or got > end - first:
                 accepted = 0
                 break
@@ -126,7 +127,7 @@ class LinuxAio(Engine):
                 break
             first += got
             at += got
-            if at >= _LAP:
+            if at >= LAP:
                 if self._results[:at].tobytes() != self._whole[: 8 * at]:
                     got = accepted = 0
                     break
