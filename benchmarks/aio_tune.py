@@ -27,13 +27,13 @@ from typing import Any, Self
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from dsexplore.aio import search
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.disk import disk_of
-from dsexplore.aio.files import Target
 from dsexplore.aio.measure import Bench, fill_random
 from dsexplore.aio.rounds import mix
 from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.aio.sweeping import sweep
+from dsexplore.aio.target import Target
 from dsexplore.units import parse_size
 
 GOAL = 0.97

@@ -25,9 +25,9 @@ ONE_DOOR = {("display", "views")}
 """`display` alone reaches up, when asked to draw."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
-WITH_CIRCLES = {"aio", "capture", "trace"}
+WITH_CIRCLES = {"capture", "trace"}
 """Rooms whose modules still import each other in a circle; a room leaves this list with its last circle."""
-TO_RENAME = {"cells", "config", "constants", "files", "groups", "memory", "progress"}
+TO_RENAME = {"cells", "constants", "groups"}
 """Module names that still stand in two rooms; a name leaves this list with its second use."""
 ON_PURPOSE: dict[str, str] = {}
 """Module names that may stand in two rooms, each with why."""

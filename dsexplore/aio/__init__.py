@@ -6,7 +6,7 @@ The names below are imported when first used; torch only when a tensor is.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dsexplore.aio.constants import (
+from dsexplore.aio.aio_constants import (
     AIO,
     AIO_BLOCK_SIZE,
     AIO_BLOCK_SIZE_DEFAULT,
@@ -26,8 +26,8 @@ from dsexplore.aio.constants import (
 )
 
 if TYPE_CHECKING:
+    from dsexplore.aio.aio_config import AioConfig as AioConfig
     from dsexplore.aio.buffers import Buffer as Buffer
-    from dsexplore.aio.config import AioConfig as AioConfig
     from dsexplore.aio.handle import aio_handle as aio_handle
     from dsexplore.aio.handle import aio_read as aio_read
     from dsexplore.aio.handle import aio_write as aio_write
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dsexplore.aio.sweeping import sweep as sweep
 
 _HOMES = {
-    "AioConfig": "config",
+    "AioConfig": "aio_config",
     "Buffer": "buffers",
     "SweepResult": "result",
     "aio_handle": "handle",

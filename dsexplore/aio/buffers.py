@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsexplore.aio.config import as_integer
+from dsexplore.aio.aio_config import as_integer
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
 

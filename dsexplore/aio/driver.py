@@ -25,7 +25,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from dsexplore.aio.backends.base import LAP, Completions, Engine, Requests
-from dsexplore.aio.memory import Slots
+from dsexplore.aio.staging import Slots
 
 _SUBMISSION_TRIES = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""

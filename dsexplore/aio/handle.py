@@ -15,13 +15,13 @@ import weakref
 from types import TracebackType
 from typing import Any, Self
 
+from dsexplore.aio.aio_config import AioConfig, as_integer
+from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
-from dsexplore.aio.config import AioConfig, as_integer
-from dsexplore.aio.constants import SECTOR
-from dsexplore.aio.files import Target
-from dsexplore.aio.memory import Memory, memory_of
 from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.staging import Memory, memory_of
+from dsexplore.aio.target import Target
 from dsexplore.errors import UsageError
 
 File = str | os.PathLike[str] | int

@@ -20,15 +20,15 @@ from typing import Literal
 
 import numpy as np
 
+from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.base import Requests
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.config import AioConfig
-from dsexplore.aio.constants import PAGE
 from dsexplore.aio.driver import Watch
-from dsexplore.aio.files import Target, make_durable
-from dsexplore.aio.memory import HostMemory, Memory
 from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.staging import HostMemory, Memory
 from dsexplore.aio.statistics import quantile
+from dsexplore.aio.target import Target, make_durable
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
 

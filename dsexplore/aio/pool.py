@@ -9,13 +9,13 @@ import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.base import Engine, split
 from dsexplore.aio.backends.choose import open_engine
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.backends.threads import start_thread
 from dsexplore.aio.driver import Policy, Watch, drive, move_plainly
-from dsexplore.aio.files import Target
-from dsexplore.aio.memory import Memory, SlotPool, Stage
-from dsexplore.aio.workers import started
+from dsexplore.aio.staging import Memory, SlotPool, Stage
+from dsexplore.aio.target import Target
 
 _SPAN = 65536
 """Requests laid out at a time: a table of 4 MiB. The queue drains between spans."""
@@ -199,7 +199,7 @@ class Pool:
             for number in range(config.thread_count):
                 inbox: _Inbox = SimpleQueue()
                 self._inboxes.append(inbox)
-                self._threads.append(started(f"dsexplore-aio-{number}", _work, backend, config, inbox, answers))
+                self._threads.append(start_thread(f"dsexplore-aio-{number}", _work, backend, config, inbox, answers))
             failures = [answer for _ in self._threads if (answer := answers.get()) is not None]
             if failures:
                 raise failures[0]

@@ -11,8 +11,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import collapse
-from dsexplore.aio.config import AioConfig
 from dsexplore.errors import UsageError
 
 REFERENCES = ("fio", "deepspeed")

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.choice import Best, paired, tied_with_best
 from dsexplore.aio.disk import Disk
-from dsexplore.aio.frames import setting_rows, shared_rows, slice_rows
 from dsexplore.aio.measure import Sample
-from dsexplore.aio.rounds import Measured, Rounds, mixed_ratios
-from dsexplore.aio.rounds import mix as mix
-from dsexplore.aio.search import paired, tied_with_best
-from dsexplore.aio.statistics import Interval, median, ratio_interval
-from dsexplore.aio.words import surroundings, verdict
+from dsexplore.aio.result_rows import setting_rows, shared_rows, slice_rows
+from dsexplore.aio.rounds import Measured, Rounds, mix, mixed_ratios
+from dsexplore.aio.statistics import median, ratio_interval
+from dsexplore.atomic import writing
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     import polars
@@ -66,43 +67,6 @@ class Conditions:
     """The part of the file that was still in the page cache when reading began."""
     system: str
     started: str
-
-
-@dataclass(frozen=True)
-class Best:
-    """The setting to take, and how sure that is."""
-
-    config: AioConfig
-    ratio: Interval
-    """Its rate relative to the default's, both measured in the same rounds."""
-    rate: float
-    """Bytes per second, for the user's mix of reads and writes."""
-    fastest: AioConfig
-    """The setting with the highest mean; `config` is the cheapest of those that cannot be told from it."""
-    tied: tuple[AioConfig, ...]
-    default_ratio: Interval
-    """The default relative to the fastest."""
-
-    def sentence(self, within: float = 0.03) -> str:
-        """What to do, in one sentence."""
-        gap = 1 - self.default_ratio.value
-        if self.fastest == AioConfig():
-            return "The default is the fastest setting found: nothing to gain."
-        if self.config == AioConfig() or gap <= within:
-            gain = "nothing to gain" if self.config == AioConfig() else f"little to gain by {self.config}"
-            return f"The default is already within {gap * 100:.1f} % of the best setting found: {gain}."
-        gain = f"{(self.ratio.value - 1) * 100:+.1f} %"
-        if self.ratio.n < 2:
-            return f"Take {self.config}: {gain} over the default, measured once."
-        span = f"n {self.ratio.n}"
-        if self.ratio.tells:
-            span = f"{(self.ratio.low - 1) * 100:+.1f} to {(self.ratio.high - 1) * 100:+.1f} %"
-        if self.ratio.low <= 1:
-            return (
-                f"{self.config} looks best: {gain} over the default ({span}), but the rates scatter too much to be "
-                "sure: sweep again with more seconds, or on a quieter machine."
-            )
-        return f"Take {self.config}: {gain} over the default ({span})."
 
 
 @dataclass
@@ -222,11 +186,9 @@ class SweepResult(Displayable):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as JSON; returns the path."""
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.partial")
-        partial.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        partial.replace(target)
-        return target
+        with writing(path) as unfinished:
+            unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
+        return Path(path)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; `from_json` reads them back."""
@@ -283,11 +245,45 @@ class SweepResult(Displayable):
             raise UsageError(f"{name} is a damaged sweep: {error!r}") from error
 
     def __str__(self) -> str:
-        return "\n".join([*verdict(self), *surroundings(self)])
+        return "\n".join([*self.lines(), *self._other_lines()])
 
     def lines(self) -> list[str]:
-        """What to take and what it gives, a statement a line; ``str`` also tells what was measured beside it."""
-        return verdict(self)
+        """The disk, the setting to take and what it gives in each direction, one statement a line."""
+        lines = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}"]
+        if self.interrupted:
+            lines.append("Interrupted: the results so far.")
+        if not self.rounds:
+            return [*lines, "No setting was compared with the default yet."]
+        best = self.best()
+        lines.append(best.sentence())
+        for operation in self.operations:
+            chosen = [m.sample for m in self.deciding if m.sample.config == best.config]
+            lines += _direction_lines(operation, [sample for sample in chosen if sample.operation == operation])
+        overwritten = f" ({self.conditions.write_mode})" if self.bytes_written else ""
+        return [*lines, f"{format_bytes(self.bytes_written)} written{overwritten} in {self.elapsed:.0f} s"]
+
+    def _other_lines(self) -> Iterator[str]:
+        """The references' rates, and why an engine or a reference did not run."""
+        for r in self.references:
+            note = r.note if str(r.config) in r.note else f"{r.config}; {r.note}"
+            yield f"{r.name}, {r.operation}: median {format_rate(r.rate)}, n {len(r.rates)}; {note}"
+        for name, reason in sorted(self.conditions.unavailable.items()):
+            yield f"{name} did not run: {' '.join(reason.split())}"
+
+
+def _direction_lines(operation: str, samples: list[Sample]) -> Iterator[str]:
+    """Rate, rate with fsync, and latencies of one setting in one direction."""
+    rates = [sample.rate for sample in samples]
+    spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, n {len(rates)}"
+    yield f"{operation}: median {format_rate(median(rates))}, {spread}"
+    if any(sample.fsync_seconds for sample in samples):
+        yield f"{operation} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"
+    p50, p95, p99 = (median([getattr(s, name) for s in samples]) * 1e3 for name in ("p50", "p95", "p99"))
+    cpu = median([sample.cpu_ms_per_gib for sample in samples])
+    yield (
+        f"{operation} latency of a request: p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f}, "
+        f"longest {max(sample.longest for sample in samples) * 1e3:.2f} ms; {cpu:.1f} ms of CPU per GiB"
+    )
 
 
 def _sample(values: dict[str, Any]) -> Sample:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.measure import Sample
 
 Rounds = dict[AioConfig, dict[int, float]]

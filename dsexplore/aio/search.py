@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from dsexplore.aio import constants as c
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio import aio_constants as c
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.statistics import Interval, ratio_interval
 from dsexplore.errors import UsageError
 
@@ -22,14 +22,9 @@ AXES: dict[str, tuple[Any, ...]] = {
 """The values tried for each key, in the order in which the keys are searched: those that matter most first."""
 
 MOST_FINALISTS = 8
-TIED = 0.005
-"""Settings this close to the best count as equal to it, however sure the difference is."""
-TIED_IF_UNSURE = 0.01
-"""Settings whose interval reaches the best count as equal to it only within this distance."""
-
 _WORTH_MOVING = 1.01
 _FEWEST_ROUNDS = 3
-_PATIENCE = 0.2
+_GIVEN_UP = 0.2
 """A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two, 4 % after five."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
@@ -117,7 +112,7 @@ def finals(
         if rounds >= _FEWEST_ROUNDS and all(ratio_interval(ratios[config]).width < width for config in running):
             break
         if rounds >= 2:
-            running = [config for config in running if behind[config].value >= 1 - _PATIENCE / rounds]
+            running = [config for config in running if behind[config].value >= 1 - _GIVEN_UP / rounds]
         if rounds >= _FEWEST_ROUNDS:
             running = [config for config in running if behind[config].high >= 1]
     return ratios
@@ -132,44 +127,6 @@ def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int 
     """The settings with the highest scores, the control left out: it is measured in every round anyway."""
     ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
     return ranked[:count]
-
-
-def tied_with_best(rounds: Mapping[AioConfig, Mapping[int, float]]) -> list[AioConfig]:
-    """The settings that cannot be told from the best, the cheapest first.
-
-    Cheap is fewer threads, then less memory in flight, then fewer requests in flight.
-
-    Args:
-        rounds: the ratio to the control of each setting in each round that it took part in.
-    """
-    means = {config: ratio_interval(list(ratios.values())).value for config, ratios in rounds.items() if ratios}
-    best = max(means, key=lambda config: means[config])
-    tied = [config for config in means if config == best or _is_tied(rounds[config], rounds[best])]
-    return sorted(tied, key=cost)
-
-
-def cost(config: AioConfig) -> tuple[int, int, int, bool, bool]:
-    """What a setting takes of the machine, to be compared: the smaller, the cheaper."""
-    return (
-        config.thread_count,
-        config.bytes_in_flight,
-        config.queue_depth,
-        config.single_submit,
-        not config.overlap_events,
-    )
-
-
-def _is_tied(ratios: Mapping[int, float], best: Mapping[int, float]) -> bool:
-    difference = paired(ratios, best)
-    if difference is None:
-        return False
-    return difference.value > 1 - TIED or (difference.high >= 1 and difference.value > 1 - TIED_IF_UNSURE)
-
-
-def paired(ratios: Mapping[int, float], best: Mapping[int, float]) -> Interval | None:
-    """One setting relative to another, from the rounds that they share; None if there is none."""
-    shared = [ratios[number] / best[number] for number in ratios if number in best]
-    return ratio_interval(shared) if shared else None
 
 
 def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:

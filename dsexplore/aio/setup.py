@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsexplore.aio import search
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.config import AioConfig
 from dsexplore.aio.disk import Disk, cached_share, disk_of, drop_cached
-from dsexplore.aio.files import Target
 from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
-from dsexplore.aio.memory import memory_of
 from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.progress import Progress, Report
 from dsexplore.aio.result import Conditions
 from dsexplore.aio.scratch import Scratch
+from dsexplore.aio.staging import memory_of
+from dsexplore.aio.sweep_progress import Progress, Report
+from dsexplore.aio.target import Target
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, parse_size
 

@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from dsexplore.aio import search
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
-from dsexplore.aio.config import AioConfig
 from dsexplore.aio.measure import Bench, Mode, Operation
-from dsexplore.aio.progress import Progress, Report, reporting
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.result import Reference, SweepResult
 from dsexplore.aio.rounds import Measured, mix
 from dsexplore.aio.setup import CONTROL, Plan, Setup, WriteMode
+from dsexplore.aio.sweep_progress import Progress, Report, reporting
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_rate
 

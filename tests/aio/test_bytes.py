@@ -106,7 +106,7 @@ def test_more_requests_than_one_table(tmp_path: Path, random_bytes: Callable[[in
 
 
 def test_blocks_larger_than_the_stage(tmp_path: Path, random_bytes: Callable[[int], bytes], monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("dsexplore.aio.memory._LARGEST_STAGE", 8192)
+    monkeypatch.setattr("dsexplore.aio.staging._LARGEST_STAGE", 8192)
     path = str(tmp_path / "file")
     data = torch.zeros(300_001, dtype=torch.uint8)[1:]
     data.copy_(torch.frombuffer(bytearray(random_bytes(300_000)), dtype=torch.uint8))

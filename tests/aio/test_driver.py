@@ -12,7 +12,7 @@ import pytest
 
 from dsexplore.aio.backends.base import Completions, Engine, Requests, split
 from dsexplore.aio.driver import Policy, Watch, drive
-from dsexplore.aio.memory import Slots
+from dsexplore.aio.staging import Slots
 
 BLOCK = 4096
 

@@ -22,9 +22,9 @@ from dsexplore.aio import Buffer, aio_handle, scratch, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
-from dsexplore.aio.files import Target
 from dsexplore.aio.measure import fill_random
 from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
+from dsexplore.aio.target import Target
 
 
 def python(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from dsexplore.aio.backends.choose import open_engine, why_not
 from dsexplore.aio.backends.linux_aio import LinuxAio
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.driver import Policy, drive
-from dsexplore.aio.files import Target
+from dsexplore.aio.target import Target
 
 BLOCK = 4096
 COUNT = 400  # several laps of the results that are looked at together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from dsexplore.aio import pool
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.config import AioConfig
 from dsexplore.aio.disk import cached_share, disk_of, drop_cached
-from dsexplore.aio.files import Target
 from dsexplore.aio.measure import Bench, fill_random
+from dsexplore.aio.pool import Pool
+from dsexplore.aio.target import Target
 from dsexplore.errors import UsageError
 
 SIZE = 16 << 20
@@ -61,7 +63,7 @@ def test_a_slice_in_each_direction(bench: Bench, file: Path, single: bool, overl
         sample = bench.measure(config, operation, 0.03)  # type: ignore[arg-type]
         assert (sample.operation, sample.config) == (operation, config)
         assert sample.bytes >= config.bytes_in_flight
-        assert sample.bytes % config.block_size == 0
+        assert sample.bytes % 4096 == 0
         assert 0 < sample.p50 <= sample.p95 <= sample.p99 <= sample.longest <= sample.seconds
         assert sample.rate == sample.bytes / sample.seconds
         assert sample.durable_rate <= sample.rate
@@ -71,16 +73,83 @@ def test_a_slice_in_each_direction(bench: Bench, file: Path, single: bool, overl
     assert bench.bytes_written >= config.bytes_in_flight
 
 
+def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> None:
+    source = Target(file, write=False)
+    bench = Bench("threads", source, SIZE + 5, transfer=(5 << 20) + 1)
+    starts = set()
+    for bench._turn in range(6):
+        parts = list(itertools.islice(bench._transfers(SMALL), 4))
+        assert sorted(part.start for part in parts[:3]) == [0, 5 << 20, 10 << 20]
+        assert parts[3] == parts[0]
+        assert {len(part) for part in parts} == {5 << 20}
+        starts.add(parts[0].start)
+    assert len(starts) == 3
+    bench.close()
+    bench = Bench("threads", source, SIZE + 5)
+    for bench._turn in range(6):
+        first, *others = itertools.islice(bench._transfers(SMALL), 3)
+        assert others == [range(SIZE)] * 2
+        assert first.stop == SIZE
+        assert first.start < SIZE // 2
+        assert first.start % 4096 == 0
+        starts.add(first.start)
+    assert len(starts) > 6
+    bench.close()
+    source.close()
+
+
+def test_each_transfer_is_finished_before_the_next_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `aio_handle` moves tensor after tensor: each is a job of its own, and one is in flight at a time."""
+    bench.transfer = 1 << 20
+    jobs: list[pool.Job] = []
+    start = Pool.start
+
+    def noted(self: Pool, job: pool.Job, share: int, thread: int) -> None:
+        if job not in jobs:
+            assert all(other.finished.wait(0) for other in jobs)
+            jobs.append(job)
+        start(self, job, share, thread)
+
+    monkeypatch.setattr(Pool, "start", noted)
+    sample = bench.measure(SMALL, "read", 0.05)
+    assert len(jobs) > 4
+    assert {job.memory.nbytes for job in jobs} == {1 << 20}
+    assert sample.bytes > 2 << 20
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_every_thread_s_first_request_is_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    """Memory that looked right before is changed before a read, so that a read that moved nothing is noticed."""
+    config = AioConfig(64 << 10, 2, 4)
+    bench.measure(config, "read", 0.02)
+
+    def forgetful(engine, requests, policy, plain_fd, slots, watch):  # type: ignore[no-untyped-def]
+        if threading.current_thread().name == f"dsexplore-aio-{wrong}":
+            watch.moved.append((int(requests.offsets[0]), int(requests.lengths.sum())))
+            watch.latencies.append(1.0)
+        else:
+            honest(engine, requests, policy, plain_fd, slots, watch)
+
+    honest = pool.drive
+    monkeypatch.setattr(pool, "drive", forgetful)
+    with pytest.raises(OSError, match="verification failed"):
+        bench.measure(config, "read", 0.02)
+
+
 def test_a_ring_uses_depth_times_block_of_memory(file: Path, backend: str) -> None:
     source = Target(file, write=False)
     bench = Bench(backend, source, SIZE, mode="ring")
-    assert bench.measure(SMALL, "read", 0.03).bytes >= SMALL.bytes_in_flight
+    sample = bench.measure(SMALL, "read", 0.03)
+    assert sample.bytes >= SMALL.bytes_in_flight
+    assert 0 < sample.p50 <= sample.longest <= sample.seconds
     assert bench.buffer.nbytes == SMALL.bytes_in_flight
     bench.close()
     source.close()
 
 
-def test_bytes_that_were_not_read_are_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["tensor", "ring"])
+def test_bytes_that_were_not_read_are_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    bench.mode = mode  # type: ignore[assignment]
     honest = pool.drive
 
     def forgetful(*arguments):  # type: ignore[no-untyped-def]

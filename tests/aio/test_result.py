@@ -10,7 +10,8 @@ import pytest
 from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
-from dsexplore.aio.result import Conditions, Measured, Reference, mix
+from dsexplore.aio.result import Conditions, Reference
+from dsexplore.aio.rounds import Measured, mix
 from dsexplore.errors import UsageError
 
 CONTROL, DEEP = AioConfig(), AioConfig(queue_depth=32)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore.aio import search
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.choice import tied_with_best
 from dsexplore.aio.statistics import Interval, median, quantile, ratio_interval
 from dsexplore.errors import UsageError
 
@@ -56,7 +57,7 @@ def test_descent_and_finals_come_close_to_the_best_of_the_grid(knee: float, peak
     scores = search.descend(CONTROL, search.AXES, disk.measure, lambda: disk.asked < 120, anything)
     ratios = search.finals(search.strongest(scores, CONTROL), disk.measure, lambda: disk.asked < 400, random.Random(1))
     rounds = {config: dict(enumerate(values)) for config, values in ratios.items()}
-    chosen = search.tied_with_best(rounds)[0]
+    chosen = tied_with_best(rounds)[0]
     best = max(disk.true(config) for config in search.grid(search.AXES, anything))
     assert disk.true(chosen) / best > 0.93
 
@@ -103,24 +104,6 @@ def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> Non
     assert disk.asked < 1000
     assert len(ratios[bad]) < len(ratios[good])
     assert len(ratios[bad]) >= 2
-
-
-def test_the_cheapest_of_equals_is_chosen() -> None:
-    cheap, dear, slow = AioConfig(queue_depth=4), AioConfig(queue_depth=64, thread_count=4), AioConfig(queue_depth=1)
-    noisy = {0: 1.99, 1: 2.03, 2: 1.97, 3: 2.02}
-    rounds = {cheap: noisy, dear: dict.fromkeys(range(4), 2.005), slow: dict.fromkeys(range(4), 1.5)}
-    assert search.tied_with_best(rounds) == [cheap, dear]
-
-
-def test_a_large_difference_is_no_tie_however_noisy() -> None:
-    cheap, dear = AioConfig(queue_depth=4), AioConfig(queue_depth=64)
-    rounds = {cheap: {0: 0.7, 1: 1.2, 2: 0.9}, dear: {0: 1.1, 1: 0.9, 2: 1.2}}
-    assert search.tied_with_best(rounds) == [dear]
-
-
-def test_cost_counts_threads_first_then_memory() -> None:
-    ordered = [AioConfig(queue_depth=4), AioConfig(queue_depth=64), AioConfig(queue_depth=1, thread_count=2)]
-    assert sorted([ordered[2], ordered[0], ordered[1]], key=search.cost) == ordered
 
 
 def test_axes() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from dsexplore.aio import AioConfig, aio_handle
 from dsexplore.aio import pool as pools
-from dsexplore.aio.files import Target
 from dsexplore.aio.measure import Bench
 from dsexplore.aio.pool import Pool
+from dsexplore.aio.target import Target
 
 PAIR = AioConfig(block_size=256 << 10, queue_depth=4, thread_count=2)
 
@@ -26,14 +26,14 @@ def engine_threads() -> list[str]:
 
 
 def test_ctrl_c_while_threads_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = pools.started
+    start_thread = pools.start_thread
 
     def interrupted(name: str, *rest: object) -> threading.Thread:
         if name.endswith("2"):
             raise KeyboardInterrupt
-        return started(name, *rest)  # type: ignore[arg-type]
+        return start_thread(name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pools, "started", interrupted)
+    monkeypatch.setattr(pools, "start_thread", interrupted)
     with pytest.raises(KeyboardInterrupt):
         aio_handle(queue_depth=2, intra_op_parallelism=3)
     assert engine_threads() == []

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable
 from functools import cache
 
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import Engine
+from dsexplore.aio.backends.io_uring import IoUring
+from dsexplore.aio.backends.linux_aio import LinuxAio
+from dsexplore.aio.backends.threads import Threads
 from dsexplore.errors import UsageError
 
-ENGINES = ("linux-aio", "io_uring", "threads")
+_KINDS: dict[str, Callable[[int], Engine]] = {"linux-aio": LinuxAio, "io_uring": IoUring, "threads": Threads}
+ENGINES = tuple(_KINDS)
 """In the order in which they are tried when none is named."""
 
 
@@ -22,7 +27,7 @@ def why_not(name: str) -> str | None:
     if not sc.SUPPORTED:
         return f"{name} is a system call of 64-bit Linux; this is {sys.platform}"
     try:
-        _open(name, 1).close()
+        open_engine(name, 1).close()
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):  # present, only no room at this moment
             return None
@@ -52,18 +57,4 @@ def open_engine(name: str, depth: int) -> Engine:
     Raises:
         OSError: the system refuses it at that depth.
     """
-    return _open(name, depth)
-
-
-def _open(name: str, depth: int) -> Engine:
-    if name == "threads":
-        from dsexplore.aio.backends.threads import Threads
-
-        return Threads(depth)
-    if name == "io_uring":
-        from dsexplore.aio.backends.io_uring import IoUring
-
-        return IoUring(depth)
-    from dsexplore.aio.backends.linux_aio import LinuxAio
-
-    return LinuxAio(depth)
+    return _KINDS[name](depth)

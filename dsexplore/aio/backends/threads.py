@@ -6,11 +6,11 @@ import ctypes
 import errno
 import os
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import ClassVar
 
 from dsexplore.aio.backends.base import Completions, Engine, Requests
-from dsexplore.aio.workers import started
 
 LARGEST_DEPTH = 1024
 
@@ -82,10 +82,28 @@ class Threads(Engine):
         try:
             while len(self._threads) < count:
                 name = f"dsexplore-aio-io-{len(self._threads)}"
-                self._threads.append(started(name, _serve, self._todo, self._done))
+                self._threads.append(start_thread(name, _serve, self._todo, self._done))
         except OSError:
             if not self._threads:
                 raise
+
+
+def start_thread(name: str, work: Callable[..., None], *arguments: object) -> threading.Thread:
+    """Start a daemon thread and return it.
+
+    Raises:
+        OSError: the system starts no more threads (EAGAIN).
+    """
+    thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(
+            errno.EAGAIN,
+            f"the system starts no thread beyond the {threading.active_count()} of this process ({error}): lower "
+            "thread_count or queue_depth, or raise the limit (ulimit -u, or the container's number of processes)",
+        ) from error
+    return thread
 
 
 def _serve(todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None], done: SimpleQueue[tuple[int, int]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.result import SweepResult
 from dsexplore.views.page import html
 from dsexplore.views.sweep.sweep_figures import KINDS

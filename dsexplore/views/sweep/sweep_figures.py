@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dsexplore.aio.config import threads_text
+from dsexplore.aio.aio_config import threads_text
 from dsexplore.aio.result import SweepResult
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html

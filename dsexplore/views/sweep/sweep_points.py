@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dsexplore.aio.config import AioConfig
-from dsexplore.aio.result import SweepResult, mix
+from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.result import SweepResult
+from dsexplore.aio.rounds import mix
 from dsexplore.aio.statistics import median
 from dsexplore.units import format_rate
 

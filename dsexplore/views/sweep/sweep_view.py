@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.aio.config import AioConfig, threads_text
+from dsexplore.aio.aio_config import AioConfig, threads_text
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.statistics import ratio_interval
 from dsexplore.errors import UsageError

@@ -13,7 +13,8 @@ import pytest
 from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
-from dsexplore.aio.result import Conditions, Measured, Reference
+from dsexplore.aio.result import Conditions, Reference
+from dsexplore.aio.rounds import Measured
 from dsexplore.errors import UsageError
 from dsexplore.views.sweep.sweep_points import directions, limit_of
 from dsexplore.views.sweep.sweep_view import SweepView

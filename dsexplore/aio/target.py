@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from dsexplore.aio.aio_constants import PAGE, SECTOR
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.constants import PAGE, SECTOR
 from dsexplore.errors import UsageError
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)

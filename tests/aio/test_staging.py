@@ -14,11 +14,11 @@ from dsexplore.aio import AioConfig, Buffer
 from dsexplore.aio.backends.base import split
 from dsexplore.aio.backends.choose import why_not
 from dsexplore.aio.driver import Policy, drive
-from dsexplore.aio.files import Target
 from dsexplore.aio.measure import fill_random
-from dsexplore.aio.memory import DeviceMemory, Stage
 from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.progress import Progress, reporting
+from dsexplore.aio.staging import DeviceMemory, Stage
+from dsexplore.aio.sweep_progress import Progress, reporting
+from dsexplore.aio.target import Target
 
 CONFIG = AioConfig(block_size=8192, queue_depth=3, thread_count=2)
 

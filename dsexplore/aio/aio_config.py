@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dsexplore.aio import constants as c
+from dsexplore.aio import aio_constants as c
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from dsexplore.aio.config import AioConfig
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.measure import Sample
 from dsexplore.aio.rounds import Measured, operation_ratios
 from dsexplore.aio.statistics import median, ratio_interval

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.base import Requests
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.constants import PAGE
 from dsexplore.errors import UsageError
 
 _LARGEST_STAGE = 64 << 20
