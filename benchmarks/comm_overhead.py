@@ -13,8 +13,8 @@ import argparse
 import time
 from statistics import median
 
+from dsexplore import run_ranks
 from dsexplore.units import format_bytes
-from dsexplore.worlds.processes import run_ranks
 
 BLOCKS = {8: 50, 64 * 1024: 25, 4 * 1024 * 1024: 2}
 """Message sizes in bytes, and how many calls make a block."""

@@ -15,6 +15,12 @@ _HOMES = {
     "Trace": "dsexplore.trace.trace",
     "load": "dsexplore.trace.files",
     "expect_comms": "dsexplore.capture.expect",
+    "run_ranks": "dsexplore.worlds.local_ranks",
+    "UsageError": "dsexplore.errors",
+    "TraceFileError": "dsexplore.errors",
+    "ClosedWorldError": "dsexplore.errors",
+    "ExpectationError": "dsexplore.errors",
+    "RanksFailedError": "dsexplore.worlds.local_ranks",
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
@@ -27,11 +33,17 @@ if TYPE_CHECKING:
     from dsexplore import comm as comm
     from dsexplore.capture.expect import expect_comms as expect_comms
     from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode
+    from dsexplore.errors import ClosedWorldError as ClosedWorldError
+    from dsexplore.errors import ExpectationError as ExpectationError
+    from dsexplore.errors import TraceFileError as TraceFileError
+    from dsexplore.errors import UsageError as UsageError
     from dsexplore.magics import load_ipython_extension as load_ipython_extension
     from dsexplore.magics import unload_ipython_extension as unload_ipython_extension
     from dsexplore.sharding.plan import sharding as sharding
     from dsexplore.trace.files import load as load
     from dsexplore.trace.trace import Trace as Trace
+    from dsexplore.worlds.local_ranks import RanksFailedError as RanksFailedError
+    from dsexplore.worlds.local_ranks import run_ranks as run_ranks
     from dsexplore.worlds.simulate import simulate as simulate
     from dsexplore.worlds.tracing import commtrace as commtrace
 

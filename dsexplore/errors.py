@@ -1,4 +1,7 @@
-"""The errors a user can meet. Each message names the thing, the value, and what to do instead."""
+"""The errors that users meet, all handed on by ``dsexplore``: each message says what is wrong, and what to do instead.
+
+`RanksFailedError` is the one that stands elsewhere, beside the run that it reports (`dsexplore.worlds.local_ranks`).
+"""
 
 
 class UsageError(ValueError):
@@ -14,4 +17,4 @@ class ClosedWorldError(RuntimeError):
 
 
 class ExpectationError(AssertionError):
-    """The collectives of a block differ from those that ``expect_comms`` was told."""
+    """The collectives of a block differ from those that ``expect_comms`` was given."""

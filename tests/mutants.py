@@ -252,6 +252,8 @@ class Copies:
                 if (ROOT / name).is_file():
                     (copy / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / name, copy / name)
+            for command in (["git", "init", "-q"], ["git", "add", "-A"]):  # some tests ask git which files there are
+                subprocess.run(command, cwd=copy, check=True)
             self._free.put(copy)
 
     def test(self, tests: Sequence[str], limit: float, changed: Mutant | None = None) -> tuple[str, str]:

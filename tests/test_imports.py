@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -52,6 +53,36 @@ def test_every_public_name_is_there_and_listed() -> None:
     assert set(dir(dsexplore)) == set(dsexplore.__all__)
     for name in dsexplore.__all__:
         assert getattr(dsexplore, name) is not None
+
+
+def errors_raised() -> set[str]:
+    """The names of the error classes that the package defines; private ones end where they begin."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "dsexplore").rglob("*.py")]
+    names = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {name for name in names if name.endswith("Error") and not name.startswith("_")}
+
+
+SHOWN_ONLY = {"CellSyntaxError"}
+"""A cell that does not parse: IPython shows it, and no program can catch it."""
+
+
+def test_every_error_can_be_caught_by_its_public_name() -> None:
+    names = errors_raised() - SHOWN_ONLY
+    assert names >= {"UsageError", "TraceFileError", "ClosedWorldError", "ExpectationError", "RanksFailedError"}
+    assert names <= set(dsexplore.__all__)
+    assert all(issubclass(getattr(dsexplore, name), Exception) for name in names)
+
+
+def test_a_failed_run_of_ranks_is_caught_by_its_public_name() -> None:
+    with pytest.raises(dsexplore.UsageError, match="world_size 0"):
+        dsexplore.run_ranks("1", 0)
+
+
+def test_the_readme_shows_every_public_name() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    of_ipython = {"load_ipython_extension", "unload_ipython_extension", "__version__"}  # %load_ext calls these
+    missing = [name for name in dsexplore.__all__ if name not in of_ipython and f"dsexplore.{name}" not in readme]
+    assert not missing
 
 
 def test_an_unknown_name_is_one_error_that_lists_the_known() -> None:

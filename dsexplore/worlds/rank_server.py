@@ -1,16 +1,17 @@
-"""The process that local ranks are forked from, and what a forked rank does.
+"""The process that local ranks are forked from: how the launcher talks to it, and what a forked rank does.
 
-torch is imported once, here, so that a rank is running a few milliseconds after it was asked for. The server
-holds no threads, no group and no device: a fork of it is as good as a fresh interpreter. It answers two
-requests of `dsexplore.worlds.processes` over a Unix socket (`Start`, `Reap`) and ends when that socket closes.
+The server imports torch once, so that a rank runs a few milliseconds after it was requested. The server holds no
+threads, no process group and no device, so a fork of it is as good as a fresh interpreter. `server` starts it when
+first called. The server answers two requests over a Unix socket, `Start` and `Reap`, and ends when that socket closes.
 
-A rank leads a session of its own, so Ctrl-C in the terminal reaches the launcher alone, and it dies with the
-server, so nothing outlives a killed launcher.
+Each rank leads a session of its own, so Ctrl-C in the terminal reaches the launcher alone. Each rank dies with the
+server, so nothing outlives a launcher that was killed.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
 import ctypes
 import faulthandler
 import importlib
@@ -20,17 +21,23 @@ import pickle
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
+import torch
+import torch.distributed as td
+
+from dsexplore.errors import UsageError
+
 PRELOAD = (
-    "torch",
-    "torch.distributed",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
@@ -46,7 +53,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank is to do, and where."""
+    """The program that one rank runs, and its surroundings."""
 
     rank: int
     world_size: int
@@ -70,14 +77,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Reap:
-    """Collect the exit status of a rank that has ended. Answer: the exit code, negative for a signal."""
+    """Collect the exit code of a rank that has ended. Answer: that code, negative for a signal."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a rank's program ended, as the rank itself tells it."""
+    """How a rank's program ended, as the rank itself reports it."""
 
     ok: bool
     value: Any = None
@@ -87,15 +94,51 @@ class Report:
     """When, by the monotonic clock that all processes of the machine share."""
 
 
+def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespace: Mapping[str, Any] | None) -> bytes:
+    """The program of a `Job` as bytes; functions of test files and notebooks travel by value.
+
+    Raises:
+        UsageError: the program cannot be pickled, or needs cloudpickle, which is not installed.
+    """
+    if isinstance(program, str) and not namespace:
+        return pickle.dumps((program, {}))
+    try:
+        import cloudpickle
+    except ImportError as error:
+        hint = "pip install cloudpickle, or give the program as source text without namespace"
+        raise UsageError(f"functions and objects are sent to ranks with cloudpickle: {hint}") from error
+    module = sys.modules.get(getattr(program, "__module__", "") or "")
+    by_value = module is not None and module.__name__.partition(".")[0] != "dsexplore"
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        packed: bytes = cloudpickle.dumps((program, dict(namespace or {}) if isinstance(program, str) else tuple(args)))
+    except Exception as error:
+        raise UsageError(f"the program cannot be sent to its ranks: {error}; pass plain data and functions") from error
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    return packed
+
+
+def unpack_report(answer: bytes | bytearray) -> Report | None:
+    """The report that a rank has written, or None while some of its bytes are missing."""
+    size = LENGTH.size
+    if len(answer) < size or len(answer) - size < LENGTH.unpack(answer[:size])[0]:
+        return None
+    report: Report = pickle.loads(bytes(answer[size:]))
+    return report
+
+
 def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
-    """One message, with open files beside it."""
+    """Send one message, with the descriptors of open files."""
     data = pickle.dumps(message)
     socket.send_fds(sock, [LENGTH.pack(len(data))], list(descriptors))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    """The next message and the files beside it.
+    """Receive the next message and the descriptors sent with it.
 
     Raises:
         EOFError: the other side is gone.
@@ -117,7 +160,7 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
 
 
 def serve(sock: socket.socket) -> None:
-    """Fork ranks on request until the launcher is gone, then end those that are left."""
+    """Fork ranks on request until the launcher is gone, then end the ranks that are left."""
     libc = ctypes.CDLL(None, use_errno=True)
     children: set[int] = set()
     send(sock, "ready")
@@ -149,10 +192,10 @@ def serve(sock: socket.socket) -> None:
 
 
 def _become_rank(job: Job, output: int, result: int, release: int, stack: int) -> NoReturn:
-    """Run the program in this freshly forked process, report, and wait to be released.
+    """Run the program in this freshly forked process, report how it ended, and wait to be released.
 
-    A rank whose program succeeded stays until all have: sockets that close early look like a failure to peers.
-    One that failed leaves at once, so that peers in a collective with it find out.
+    A rank whose program succeeded stays until all have ended: sockets that close early look like a failure to its
+    peers. A rank that failed exits at once, so that peers in a collective with it find out.
     """
     try:
         os.setsid()
@@ -163,7 +206,7 @@ def _become_rank(job: Job, output: int, result: int, release: int, stack: int) -
         os.close(output)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the process's own stdout
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - and stderr
-        report, data = _sendable(_report(job))
+        report, data = _pack_report(_run_program(job))
         sys.stdout.flush()
         sys.stderr.flush()
         with open(result, "wb") as pipe:
@@ -175,8 +218,8 @@ def _become_rank(job: Job, output: int, result: int, release: int, stack: int) -
         os._exit(2)
 
 
-def _sendable(report: Report) -> tuple[Report, bytes]:
-    """The report and its bytes; of a value that cannot be sent, a report that says so."""
+def _pack_report(report: Report) -> tuple[Report, bytes]:
+    """The report and its bytes; where the value cannot be pickled, a report of that error."""
     reason = ""
     for pickler in (pickle.dumps, _cloudpickled):
         try:
@@ -190,13 +233,13 @@ def _sendable(report: Report) -> tuple[Report, bytes]:
 
 
 def _cloudpickled(report: Report) -> bytes:
-    import cloudpickle
+    import cloudpickle  # an optional dependency, and needed by few programs
 
     data: bytes = cloudpickle.dumps(report)
     return data
 
 
-def _report(job: Job) -> Report:
+def _run_program(job: Job) -> Report:
     try:
         os.environ.clear()
         os.environ.update(job.environment)
@@ -214,18 +257,15 @@ def _report(job: Job) -> Report:
 
 
 def _prepare_torch(job: Job) -> None:
-    import torch
-    import torch.distributed as td
-
     torch.set_num_threads(int(job.environment.get("OMP_NUM_THREADS", "1")))
     if job.backend is not None:
         td.init_process_group(job.backend, timeout=timedelta(seconds=job.group_timeout))
 
 
 def run_source(source: str, namespace: dict[str, Any]) -> str:
-    """Execute a cell's text; the ``repr`` of its last expression, "" where it ends with a statement.
+    """Execute source text and return the ``repr`` of its last expression, "" where it ends with a statement.
 
-    Tracebacks name the file `CELL`, with the cell's own line numbers and lines.
+    Tracebacks name the file `CELL`, with the text's own line numbers and lines.
     """
     linecache.cache[CELL] = (len(source), None, source.splitlines(keepends=True), CELL)
     tree = ast.parse(source, CELL)
@@ -237,8 +277,93 @@ def run_source(source: str, namespace: dict[str, Any]) -> str:
 
 
 def main(descriptor: int) -> None:
-    """Entry of the server process, which inherits its end of the socket."""
+    """Run the server process, which has inherited its end of the socket as ``descriptor``."""
     for name in PRELOAD:
         importlib.import_module(name)
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)
+
+
+class Server:
+    """The server as the launcher sees it: its process, and the launcher's end of the socket.
+
+    Raises:
+        RuntimeError: the process did not start.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._socket, theirs = socket.socketpair()
+        start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", start],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C is the launcher's to handle
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        try:
+            receive(self._socket)
+        except EOFError as error:
+            self._process.wait()
+            self._errors.seek(0)
+            text = self._errors.read().decode(errors="replace")
+            self.close()
+            raise RuntimeError(f"the process that local ranks are forked from did not start:\n{text}") from error
+        self.owner = os.getpid()
+
+    @property
+    def pid(self) -> int:
+        """The process number."""
+        return self._process.pid
+
+    @property
+    def usable(self) -> bool:
+        """Whether the server runs, and was started by this process (after a fork it is the parent's)."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def request(self, request: Start | Reap, descriptors: Sequence[int] = ()) -> int:
+        """Send a request, with descriptors of open files, and wait for the answer."""
+        with self._lock:
+            send(self._socket, request, descriptors)
+            answer: int = receive(self._socket)[0]
+        return answer
+
+    def close(self) -> None:
+        """End the process and close the socket."""
+        self._socket.close()
+        self._process.wait()
+        self._errors.close()
+
+
+_running: Server | None = None
+_starting = threading.Lock()
+
+
+def server() -> Server:
+    """The server of this process; started when first called, and again where the last one has died.
+
+    Raises:
+        RuntimeError: the server did not start.
+    """
+    global _running
+    with _starting:
+        if _running is None or not _running.usable:
+            _running = Server()
+        return _running
+
+
+def close() -> None:
+    """End the server of this process; the next `run_ranks` starts another. Called at exit."""
+    global _running
+    with _starting:
+        if _running is not None and _running.owner == os.getpid():
+            _running.close()
+        _running = None
+
+
+atexit.register(close)

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 import dsexplore.comm as dist
+from dsexplore import run_ranks
 from dsexplore.comm import switches
 from dsexplore.comm.config import CommsLoggerConfig
-from dsexplore.worlds import processes
+from dsexplore.worlds import rank_server as server_module
 
 
 @pytest.fixture(scope="session", autouse=True)
 def rank_server() -> Iterator[None]:
     """Start the process that ranks are forked from before the first test, and end it after the last."""
-    processes.run_ranks("", 1, backend=None).check()
+    run_ranks("", 1, backend=None).check()
     yield
-    processes.close()
+    server_module.close()
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def ranks() -> Callable[..., list[Any]]:
     """``ranks(n, program, *args)``: what the program returned on each of n gloo ranks."""
 
     def run(world_size: int, program: Callable[..., Any], *args: Any) -> list[Any]:
-        return processes.run_ranks(program, world_size, args=args, timeout=240, group_timeout=60).values
+        return run_ranks(program, world_size, args=args, timeout=240, group_timeout=60).values
 
     return run
 
@@ -34,7 +35,7 @@ def ranks() -> Callable[..., list[Any]]:
 @pytest.fixture
 def patience() -> float:
     """Seconds in which two ranks start and meet on this machine, as it is now, with room to spare."""
-    return 1 + 8 * processes.run_ranks("1", 2, timeout=240, group_timeout=120).seconds
+    return 1 + 8 * run_ranks("1", 2, timeout=240, group_timeout=120).seconds
 
 
 @pytest.fixture(autouse=True)

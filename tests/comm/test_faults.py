@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dsexplore.comm as dist
-from dsexplore.worlds.processes import run_ranks
+from dsexplore import run_ranks
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]

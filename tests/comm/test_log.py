@@ -146,7 +146,7 @@ def chosen_ops(**settings: Any) -> list[str]:
     ],
 )
 def test_what_is_recorded_can_be_chosen(settings: dict[str, Any], wanted: list[str]) -> None:
-    from dsexplore.worlds.processes import run_ranks
+    from dsexplore import run_ranks
 
     run = run_ranks(lambda: chosen_ops(**settings), 2)
     assert run.values == [wanted, wanted]

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as td
 
+from dsexplore import run_ranks
 from dsexplore.comm.versions import has_weights_only_objects
-from dsexplore.worlds.processes import RanksRun, run_ranks
+from dsexplore.worlds.local_ranks import RanksRun
 
 pytestmark = pytest.mark.processes
 

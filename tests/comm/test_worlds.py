@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dsexplore import run_ranks
 from dsexplore.comm.straggler import RankLog, straggler_report
-from dsexplore.worlds.processes import run_ranks
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]

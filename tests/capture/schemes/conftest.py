@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.worlds import processes
-from dsexplore.worlds.processes import run_ranks
+from dsexplore import run_ranks
+from dsexplore.worlds import rank_server as server_module
 from dsexplore.worlds.simulate import simulate
 
 D, FFN, VOCAB, HEADS = 16, 48, 64, 4
@@ -100,7 +100,7 @@ def rank_server() -> Iterator[None]:
     """Start the process that real ranks are forked from before the first test that needs it."""
     run_ranks("", 1, backend=None).check()
     yield
-    processes.close()
+    server_module.close()
 
 
 @pytest.fixture

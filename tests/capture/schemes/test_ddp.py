@@ -18,9 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from dsexplore import run_ranks
 from dsexplore.capture.recorder import record
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.processes import run_ranks
 
 WIDTHS = (16, 32, 24, 8)
 CAP_MB = 0.002

@@ -22,10 +22,10 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from dsexplore import run_ranks
 from dsexplore.capture.recorder import record
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.processes import run_ranks
 
 RANKS, MICROBATCHES = 4, 6
 WARM_UP = "pipeline warm-up"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds import processes, rank_run
-from dsexplore.worlds.processes import RanksFailedError, run_ranks
+from dsexplore import RanksFailedError, UsageError, run_ranks
+from dsexplore.worlds import local_ranks
+from dsexplore.worlds import rank_server as server_module
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ def rank_server() -> Iterator[None]:
     """Start the process that ranks are forked from before the first test, and end it after the last."""
     run_ranks("", 1, backend=None).check()
     yield
-    processes.close()
+    server_module.close()
 
 
 def is_running(pid: int) -> bool:
@@ -126,14 +126,18 @@ def test_a_killed_rank_ends_the_run_and_its_peers() -> None:
     assert not any(is_running(int(outcome.output.split()[0])) for outcome in run.outcomes)
 
 
-def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the launcher is busy rank 1 dies, rank 0 fails because of it, and tells so."""
-    monkeypatch.setattr(rank_run, "_NOTICED_LATE", 0)
+def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While the launcher is busy rank 1 dies, and rank 0 fails because of it and reports that."""
+    monkeypatch.setattr(local_ranks, "DEATH_SEEN_LATE", 0)
     pids: dict[int, int] = {}
+    launcher_is_busy = tmp_path / "launcher_is_busy"
 
     def busy(rank: int, line: str) -> None:
         pids[rank] = int(line)
         if len(pids) == 2:
+            launcher_is_busy.touch()
             while any(map(is_running, pids.values())):
                 threading.Event().wait(0.01)
 
@@ -141,8 +145,9 @@ def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(monkeypatch: pyt
         import torch.distributed as td
 
         print(os.getpid(), flush=True)
-        td.barrier()
         if td.get_rank() == 1:
+            while not launcher_is_busy.exists():
+                threading.Event().wait(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         td.barrier()
 
@@ -193,11 +198,11 @@ Stack (most recent call first):
 
 
 def test_a_stack_is_whole_only_with_its_last_line() -> None:
-    whole = [end for end in range(len(WHOLE_STACK) + 1) if rank_run._is_whole(WHOLE_STACK[:end])]
+    whole = [end for end in range(len(WHOLE_STACK) + 1) if local_ranks.is_whole_stack(WHOLE_STACK[:end])]
     assert whole == [len(WHOLE_STACK)]
 
 
-def test_ctrl_c_ends_the_ranks_and_tells_where_they_were() -> None:
+def test_ctrl_c_ends_the_ranks_and_notes_where_they_were() -> None:
     pids: list[int] = []
 
     def interrupt(rank: int, line: str) -> None:
@@ -270,8 +275,8 @@ def test_arguments_that_cannot_travel_are_refused_before_anything_starts() -> No
 
 LAUNCHER = """
 import os, threading
-from dsexplore.worlds.processes import run_ranks
-run_ranks(
+import dsexplore
+dsexplore.run_ranks(
     "import os, threading\\nprint(os.getpid(), flush=True)\\nthreading.Event().wait()",
     2, backend=None, on_line=lambda rank, line: print(line, flush=True),
 )
@@ -292,11 +297,12 @@ def test_nothing_outlives_a_launcher_that_was_killed() -> None:
 
 RESTART = """
 import os, signal
-from dsexplore.worlds import processes, rank_client
-rank_client.server()
-os.kill(rank_client._running._process.pid, signal.SIGKILL)
-rank_client._running._process.wait()
-assert processes.run_ranks("rank", 2, backend=None).values == ["0", "1"]
+import dsexplore
+from dsexplore.worlds.rank_server import server
+pid = server().pid
+os.kill(pid, signal.SIGKILL)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+assert dsexplore.run_ranks("rank", 2, backend=None).values == ["0", "1"]
 """
 
 
