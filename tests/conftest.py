@@ -7,11 +7,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor
+import torch.utils._device
 from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -48,6 +51,12 @@ PATCHED = (
     (torch.distributed.device_mesh.DeviceMesh, ("__init__", "__getitem__")),
     (torch.nn.Module, ("_apply", "__call__")),
     (torch.nn.parallel.DistributedDataParallel, ("__init__", "forward")),
+    (torch.autocast, ("__enter__", "__exit__")),
+    (torch.autograd.graph, ("_engine_run_backward",)),
+    (torch.serialization, ("_deserialize",)),
+    (torch._utils, ("_rebuild_tensor", "_get_obj_state")),
+    (torch.utils._device.DeviceContext, ("__torch_function__",)),
+    (threading.Thread, ("start",)),
 )
 
 
@@ -87,11 +96,26 @@ def held() -> dict[str, Any]:
         "global hooks": global_hooks(),
         "kernels": {name: torch._C._dispatch_dump(name) for name in communication_ops()},
         "process groups": [group.group_name for group in c10d._world.pg_map],
+        "names of torch": [*map(names_of, (torch._C, torch.cuda, torch.Tensor))],
+        "a GPU": (torch.cuda.is_available(), torch.version.cuda, torch.version.hip, torch.Stream, torch.cuda.Stream),
+        "default device": torch.get_default_device(),
+        "autocast": [*map(autocast_of, ("cpu", "cuda"))],
         "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
         "excepthook": sys.excepthook,
         "children": child_processes(),
         "temporary files": temporary_files(),
     }
+
+
+def names_of(owner: Any) -> set[str]:
+    """What a class or module holds, but for modules, which are imported whenever they are needed."""
+    return {name for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+
+
+def autocast_of(device: str) -> tuple[bool, torch.dtype, bool]:
+    """Whether autocast is on, in which dtype, and whether softmax is cast on that device."""
+    cast = torch._C._dispatch_has_kernel_for_dispatch_key("aten::softmax.int", f"Autocast{device.upper()}")
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), cast
 
 
 def global_hooks() -> dict[str, list[Any]]:

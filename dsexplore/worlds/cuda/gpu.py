@@ -1,0 +1,106 @@
+"""`Gpu`: what the GPU that is stood in for answers about itself, read from a data file.
+
+The files in ``gpus/`` name the public source of each number, and the day it was read. A user's own file has the same
+keys and is named by its path.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dsexplore.errors import UsageError
+
+FOLDER = Path(__file__).with_name("gpus")
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One model of GPU.
+
+    Attributes:
+        name: as ``torch.cuda.get_device_name()`` prints it.
+        vendor: ``"nvidia"`` or ``"amd"``.
+        major: first number of the compute capability.
+        minor: second number of it.
+        total_memory_mib: device memory that torch reports, MiB.
+        multi_processor_count: streaming multiprocessors, or compute units.
+        l2_cache_mib: level 2 cache, MiB.
+        warp_size: threads of a warp, or wavefront.
+        max_threads_per_multi_processor: resident threads of one multiprocessor.
+        regs_per_multiprocessor: 32-bit registers of one multiprocessor.
+        shared_memory_per_block: bytes that a block gets without asking for more.
+        shared_memory_per_block_optin: bytes that a block can ask for.
+        shared_memory_per_multiprocessor: bytes of one multiprocessor.
+        gcn_arch_name: AMD's name of the architecture; empty elsewhere.
+        runtime: version of CUDA, or of HIP, that ``torch.version`` reports.
+        sources: for each number, or group of numbers, where it was read and when.
+    """
+
+    name: str
+    vendor: str
+    major: int
+    minor: int
+    total_memory_mib: int
+    multi_processor_count: int
+    l2_cache_mib: int
+    warp_size: int
+    max_threads_per_multi_processor: int
+    regs_per_multiprocessor: int
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    runtime: str
+    sources: dict[str, str]
+    gcn_arch_name: str = ""
+
+    @property
+    def total_memory(self) -> int:
+        """Device memory, bytes."""
+        return self.total_memory_mib * MIB
+
+
+def known_gpus() -> list[str]:
+    """Names of the GPUs that have a data file here."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def read_gpu(name: str) -> Gpu:
+    """The GPU of a name that is known here, in any case, or of a user's own file.
+
+    Raises:
+        UsageError: no such GPU or file, or a file that does not say what it must.
+    """
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name.lower()}.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"no GPU named {name!r} is known: name one of {', '.join(known_gpus())}, or the path of a .toml file "
+            "with the same keys as theirs"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the GPU file {path} cannot be read: {error}") from None
+    return _checked(data, path)
+
+
+def _checked(data: dict[str, Any], path: Path) -> Gpu:
+    kinds: dict[str, type] = {field.name: _KINDS[str(field.type)] for field in fields(Gpu)}
+    missing = sorted(kinds.keys() - data.keys() - {"gcn_arch_name"})
+    unknown = sorted(data.keys() - kinds.keys())
+    if missing or unknown:
+        wrong = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(unknown)
+        raise UsageError(f"the GPU file {path} {' and '.join(wrong)}: write the keys that {FOLDER / 'h100.toml'} has")
+    for key, value in data.items():
+        if type(value) is not kinds[key] or (isinstance(value, int) and value < 0):
+            raise UsageError(f"the GPU file {path} has {key} = {value!r}: give {_WORDS[kinds[key]]}")
+    if data["vendor"] not in ("nvidia", "amd"):
+        raise UsageError(f"the GPU file {path} has vendor = {data['vendor']!r}: give 'nvidia' or 'amd'")
+    return Gpu(**data)
+
+
+_KINDS: dict[str, type] = {"str": str, "int": int, "dict[str, str]": dict}
+_WORDS: dict[type, str] = {str: "a text", int: "a whole number, 0 or more", dict: "a table of texts"}

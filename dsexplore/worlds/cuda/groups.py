@@ -1,0 +1,83 @@
+"""What ``torch.distributed`` needs so that its meshes and groups of ``cuda`` devices work on CPU tensors.
+
+A mesh keeps the device type that it was asked for, so torch goes the ways that it goes on GPUs: DTensor's
+``S(0) -> S(1)`` is an all_to_all, and DTensor's random ops share one state.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.tensor._random as tensor_random
+from torch.distributed.tensor import DTensor
+
+from dsexplore.worlds.cuda.marks import CPU, mark
+from dsexplore.worlds.cuda.mode import StandInMode
+from dsexplore.worlds.patches import Patches
+
+DEFAULT_BACKEND = "cpu:gloo,cuda:nccl"
+"""What torch takes on a machine with GPUs when a script names no backend."""
+
+
+def asked_backend(backend: str | None, device: Any = None) -> str:
+    """What ``dist.get_backend()`` returns on a cluster of GPUs for what a script asked for.
+
+    Args:
+        backend: the first argument of ``init_process_group`` or ``new_group``.
+        device: ``device_id`` of ``init_process_group``.
+    """
+    if not backend:
+        return "nccl" if device is not None else "undefined"
+    return backend.lower() if ":" not in backend else "custom"
+
+
+class BarrierOptions(c10d.BarrierOptions):
+    """Options of a barrier, whose tensor C++ makes: on the CPU, whatever device is named."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, CPU if name == "device" else value)
+
+
+class NcclOptions(SimpleNamespace):
+    """Stands in for ``ProcessGroupNCCL.Options``: keeps what it is given."""
+
+    def __init__(self, is_high_priority_stream: bool = False, **kwargs: Any) -> None:
+        super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace(), **kwargs)
+
+
+class ProcessGroupNCCL:
+    """Stands in for the class of that name, whose options scripts set."""
+
+    Options = NcclOptions
+
+
+def patch_groups(patches: Patches, mode: StandInMode) -> None:
+    """Have groups, meshes and DTensors of ``cuda`` work on CPU tensors."""
+    patches.attribute(c10d, "BarrierOptions", BarrierOptions)
+    patches.attribute(c10d, "_NCCL_AVAILABLE", True)
+    for module in (dist, c10d):
+        if not hasattr(module, "ProcessGroupNCCL"):
+            patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
+    patches.attribute(
+        tensor_random._RNGStateTracker,
+        "_get_device_state",
+        lambda tracker: tracker._device_handle.get_rng_state(),
+    )
+    patches.attribute(
+        tensor_random.OffsetBasedRNGTracker,
+        "_get_device_state",
+        lambda tracker: tracker._device_handle.get_rng_state(),
+    )
+    to_local = DTensor.to_local
+
+    def believed_local(tensor: DTensor, **kwargs: Any) -> Any:
+        local = to_local(tensor, **kwargs)
+        if isinstance(local, torch.Tensor):
+            mark(local, mode.believed(tensor))
+        return local
+
+    patches.attribute(DTensor, "to_local", believed_local)

@@ -1,0 +1,85 @@
+"""Which CUDA device a script believes a tensor to be on: remembered on the tensor itself.
+
+All memory is the CPU's. A tensor that the script made on, or moved to, ``cuda`` carries that device in an attribute;
+a tensor without one is on the CPU for the script too. A DTensor is on the device of its mesh.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dsexplore.worlds.patches import Patches
+
+ATTRIBUTE = "_dsexplore_cuda_device"
+CPU = torch.device("cpu")
+_CONTAINERS = (tuple, list)
+
+
+def patch_marks(patches: Patches) -> None:
+    """Give every tensor the attribute, as None, and keep marks out of what is pickled; undoing removes all marks."""
+    patches.callback(_remove_all)
+    patches.attribute(Tensor, ATTRIBUTE, None)
+    patches.function(torch._utils._get_obj_state, _without_mark)
+
+
+def _without_mark(original: Any) -> Any:
+    def state_of(obj: Any) -> Any:
+        state = original(obj)
+        if isinstance(state, dict) and ATTRIBUTE in state:
+            state = {name: value for name, value in state.items() if name != ATTRIBUTE}
+        return state
+
+    return state_of
+
+
+def _remove_all() -> None:
+    for found in gc.get_objects():
+        if issubclass(type(found), Tensor):  # isinstance would ask objects that answer by importing
+            vars(found).pop(ATTRIBUTE, None)
+
+
+def mark(result: Any, device: torch.device | None) -> None:
+    """Put a tensor, or the tensors of a list or tuple, on a device; None is the CPU."""
+    if isinstance(result, Tensor):
+        if device is not None:
+            result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
+        elif result._dsexplore_cuda_device is not None:  # type: ignore[attr-defined]
+            del result._dsexplore_cuda_device  # type: ignore[attr-defined]
+    elif isinstance(result, _CONTAINERS):
+        for each in result:
+            mark(each, device)
+
+
+def marked(args: Any) -> torch.device | None:
+    """The device of the first tensor with a mark among arguments, lists of tensors included."""
+    for arg in args:
+        device: torch.device | None
+        if isinstance(arg, Tensor):
+            device = arg._dsexplore_cuda_device  # type: ignore[attr-defined]
+        elif type(arg) in _CONTAINERS:
+            device = marked(arg[:8])
+        else:
+            continue
+        if device is not None:
+            return device
+    return None
+
+
+def device_of(tensor: Tensor, current: int) -> torch.device | None:
+    """The CUDA device that a tensor is believed to be on, or None.
+
+    Args:
+        tensor: any tensor.
+        current: index of the current CUDA device, for DTensors: a mesh has none.
+    """
+    if isinstance(tensor, DTensor):
+        if tensor.device_mesh.device_type != "cuda":
+            return None
+        return torch.device("cuda", current)
+    device: torch.device | None = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
+    return device

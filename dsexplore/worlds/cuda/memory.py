@@ -1,0 +1,96 @@
+"""What a script is answered that asks how much GPU memory it takes: an estimate, and a warning that says so once.
+
+Counted are the tensors that Python holds and that are believed to be on the device, each memory once. Not counted is
+what autograd alone holds (activations), and what CUDA's own allocator adds; the peak is the largest of the moments
+at which the script asked. Counting looks at all of Python's objects, so it happens only when asked for.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dsexplore.worlds.cuda.marks import ATTRIBUTE
+
+SAID = (
+    "torch.cuda's memory figures are estimates here, as no GPU is there: counted are tensors that Python holds "
+    "(parameters, gradients, optimizer state), not activations that autograd alone holds, nor what the allocator "
+    "adds; a peak is the largest figure at a moment of asking"
+)
+
+
+class Memory:
+    """What tensors take on the devices of a node.
+
+    Args:
+        total: memory of one device, bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._peaks: dict[int, int] = {}
+        self._warned = False
+
+    def stats(self, device: int) -> dict[str, Any]:
+        """What ``torch._C._cuda_memoryStats`` returns, with every figure that is not estimated at 0."""
+        now = self._allocated(device)
+        self._peaks[device] = peak = max(now, self._peaks.get(device, 0))
+        return {
+            **{name: _spread(0, 0) for name in ("allocation", "segment", "active", "inactive_split")},
+            **{name: _spread(now, peak) for name in ("allocated_bytes", "reserved_bytes", "active_bytes")},
+            "requested_bytes": _spread(now, peak),
+            "inactive_split_bytes": _spread(0, 0),
+            **{name: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for name in _OVERSIZE},
+            **dict.fromkeys(_COUNTERS, 0),
+        }
+
+    def free(self, device: int) -> int:
+        """Bytes that are left."""
+        return max(0, self._total - self._allocated(device))
+
+    def reset_peak(self, device: int) -> None:
+        """Forget the largest figure so far."""
+        self._peaks.pop(device, None)
+
+    def _allocated(self, device: int) -> int:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(SAID, stacklevel=2)
+        sizes: dict[int, int] = {}
+        with torch._C.DisableTorchFunction():
+            for tensor in gc.get_objects():
+                if issubclass(type(tensor), Tensor):
+                    where = getattr(tensor, ATTRIBUTE, None)
+                    if where is not None and where.index == device:
+                        sizes.update(_memory(tensor))
+        return sum(sizes.values())
+
+
+def _memory(tensor: Tensor) -> dict[int, int]:
+    """Bytes of a tensor's memory, by what identifies it."""
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # a sparse tensor, or a wrapper, whose parts are tensors of their own
+        return {}
+    return {storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr(): storage.nbytes()}
+
+
+def _spread(now: int, peak: int) -> dict[str, dict[str, int]]:
+    one = {"current": now, "peak": peak, "allocated": 0, "freed": 0}
+    none = dict.fromkeys(one, 0)
+    return {"all": one, "large_pool": one, "small_pool": none}
+
+
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+_COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)

@@ -1,0 +1,122 @@
+"""Random numbers on a GPU that is not there: torch's CPU generator draws them, seeds and states have CUDA's form.
+
+CUDA's generator state is 16 bytes, a seed and an offset, and DTensor's random ops compute with both. So a state here
+*names* a point of the CPU generator: reading a state after numbers were drawn reseeds the generator from the seed and
+an offset that it draws, and setting that state reseeds it likewise, so that the same numbers follow.
+`torch.cuda.manual_seed` and `torch.manual_seed` seed the same generator: the later one counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+STATE_BYTES = 16
+
+
+class Generator(torch._C.Generator):
+    """A CPU generator with the interface of a CUDA generator; pass it wherever torch takes a generator.
+
+    Args:
+        index: CUDA device that it is believed to be on; None is the current one.
+        shared: the generator that draws in its place: the CPU's default one for the default CUDA generator.
+    """
+
+    def __new__(cls, index: int | None = None, shared: torch.Generator | None = None) -> Generator:
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # torch's stub has no __new__
+
+    def __init__(self, index: int | None = None, shared: torch.Generator | None = None) -> None:
+        self._index, self._shared = index, shared
+        self._seed: int = self._draw("initial_seed")
+        self._offset, self._cpu_seed = 0, self._seed
+        self._at: bytes | None = self._point() if shared is None else None
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # an attribute of a C type
+        """The CUDA device that the generator is believed to be on."""
+        return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Start anew from a seed."""
+        self._reseed(int(seed), 0)
+        return self
+
+    def seed(self) -> int:
+        """Start anew from a random seed, and return it."""
+        self._reseed(self._draw("seed"), 0)
+        return self._seed
+
+    def initial_seed(self) -> int:
+        """The seed that was last set."""
+        self._settle()
+        return self._seed
+
+    def get_state(self) -> torch.Tensor:
+        """Seed and offset, 16 bytes."""
+        self._settle()
+        data = (self._seed % (1 << 64)).to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        with unset_fake_temporarily():
+            return torch.tensor(list(data), dtype=torch.uint8, device="cpu")
+
+    def set_state(self, new_state: torch.Tensor) -> Generator:
+        """Go on from where a state was read.
+
+        Raises:
+            RuntimeError: the state does not have the 16 bytes of a CUDA generator's.
+        """
+        with unset_fake_temporarily():
+            data = bytes(new_state.tolist())
+        if len(data) != STATE_BYTES:
+            raise RuntimeError(f"RNG state is wrong size: a CUDA generator's has 16 bytes, this one {len(data)}")
+        self._reseed(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little"))
+        return self
+
+    graphsafe_get_state = get_state  # type: ignore[assignment]  # torch's returns a generator that shares the state
+    graphsafe_set_state = set_state  # type: ignore[assignment]
+
+    def get_offset(self) -> int:
+        """The offset of the state."""
+        self._settle()
+        return self._offset
+
+    def set_offset(self, offset: int) -> Generator:
+        """Go on from another offset of the same seed."""
+        self._settle()
+        self._reseed(self._seed, int(offset))
+        return self
+
+    def clone_state(self) -> Generator:
+        """A generator that goes on from the same state."""
+        return Generator(self._index).set_state(self.get_state())
+
+    def _settle(self) -> None:
+        """Name the present point of the CPU generator by seed and offset, if numbers were drawn since it had a name."""
+        if self._at == self._point():
+            return
+        cpu_seed = self._draw("initial_seed")
+        seed = self._seed if cpu_seed == self._cpu_seed else cpu_seed  # another: the CPU generator itself was seeded
+        with unset_fake_temporarily():
+            drawn = torch.randint(1 << 40, (), generator=self if self._shared is None else self._shared)
+            self._reseed(seed, 4 * int(drawn))  # CUDA's offsets are multiples of 4
+
+    def _reseed(self, seed: int, offset: int) -> None:
+        self._seed, self._offset = seed, offset
+        self._cpu_seed = _mixed(seed, offset) if offset else seed
+        self._draw("manual_seed", self._cpu_seed)
+        self._at = self._point()
+
+    def _point(self) -> bytes:
+        with unset_fake_temporarily():
+            return bytes(self._draw("get_state").numpy())
+
+    def _draw(self, method: str, *args: Any) -> Any:
+        """Call a method of the generator that draws."""
+        return getattr(super() if self._shared is None else self._shared, method)(*args)
+
+
+def _mixed(seed: int, offset: int) -> int:
+    digest = hashlib.blake2b(f"{seed}:{offset}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

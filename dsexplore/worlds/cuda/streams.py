@@ -1,0 +1,133 @@
+"""Streams and events of a GPU that is not there: order is kept, because everything runs at once on the CPU.
+
+An event records the host's clock, so `elapsed_time` is the time that this machine took, not what a GPU would take.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch.cuda._utils import _get_device_index
+
+CUDA_DEVICE_TYPE = 1
+"""What C++ calls CUDA in ``device_type``."""
+_numbers = count(1)
+
+
+class Stream:
+    """Stands in for ``torch.Stream`` and ``torch.cuda.Stream``; streams are equal that have the same id and device."""
+
+    def __init__(
+        self,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int = CUDA_DEVICE_TYPE,
+        stream_ptr: int | None = None,
+    ) -> None:
+        self.device_index = device_index if device_index is not None else _get_device_index(device, True)
+        self.stream_id = next(_numbers) if stream_id is None else stream_id
+        self.device_type, self.priority = device_type, priority
+
+    @property
+    def device(self) -> torch.device:
+        """The CUDA device of the stream."""
+        return torch.device("cuda", self.device_index)
+
+    @property
+    def cuda_stream(self) -> int:
+        """A number that stands for the address of the stream."""
+        return self.stream_id
+
+    native_handle = cuda_stream
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority, as CUDA has them."""
+        return 0, -5
+
+    def query(self) -> bool:
+        """Whether the work is done: always."""
+        return True
+
+    is_capturing = lambda self: False  # noqa: E731
+
+    def synchronize(self) -> None:
+        """Wait for the work: nothing is left to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Order what follows behind an event: it is."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Order what follows behind a stream: it is."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event, a new one unless one is given."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        self._context = torch.cuda.stream(cast(Any, self))
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._context.__exit__(*exception)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
+            other.stream_id,
+            other.device_index,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+
+
+class Event:
+    """Stands in for ``torch.Event`` and ``torch.cuda.Event``."""
+
+    def __init__(self, *args: Any, enable_timing: bool = False, **kwargs: Any) -> None:
+        self._seconds: float | None = None
+        self._timing = bool(enable_timing or (args and args[0] is True))
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.event_id = self.cuda_event = next(_numbers)
+
+    def record(self, stream: Any = None) -> None:
+        """Note the host's time."""
+        self._seconds = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Order what follows behind this event: it is."""
+
+    def query(self) -> bool:
+        """Whether the work before the event is done: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the work before the event: nothing is left to wait for."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds of this machine between two recorded events.
+
+        Raises:
+            ValueError: one of them was made without ``enable_timing=True``.
+            RuntimeError: one of them was not recorded.
+        """
+        if not (self._timing and end_event._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._seconds is None or end_event._seconds is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return (end_event._seconds - self._seconds) * 1e3
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {self.event_id:#x}>"

@@ -1,0 +1,244 @@
+"""``cuda`` means the CPU inside the block, scripts find the devices that they expect, and nothing is left of it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.cuda.gpu import known_gpus, read_gpu
+from dsexplore.worlds.cuda.marks import ATTRIBUTE
+from dsexplore.worlds.cuda.stand_in import cuda_stand_in, standing_in
+
+CPU = torch.device("cpu")
+
+
+def cuda(index: int) -> torch.device:
+    return torch.device("cuda", index)
+
+
+class TestDevices:
+    def test_factories_make_tensors_where_they_are_asked_to(self) -> None:
+        with cuda_stand_in(local_rank=3):
+            assert torch.zeros(2, device="cuda").device == cuda(3)
+            assert torch.randn(2, device="cuda:1").device == cuda(1)
+            assert torch.ones(2, device=2).device == cuda(2)
+            assert torch.tensor([1.0], device=torch.device("cuda")).device == cuda(3)
+            assert torch.zeros(2).device == CPU
+            assert torch.zeros(2, device="cpu", pin_memory=True).device == CPU
+            assert torch.empty(2, device="meta").device.type == "meta"
+
+    def test_results_are_where_their_inputs_are(self) -> None:
+        with cuda_stand_in():
+            x = torch.randn(4, 4, device="cuda:2")
+            results = [
+                x + 1,
+                x @ x,
+                x.T,
+                x[0],
+                torch.cat([x, x]),
+                torch.zeros_like(x),
+                x.new_ones(3),
+                x.bool(),
+                *x.chunk(2),
+            ]
+            results += [torch.stack((x, x)), nn.functional.softmax(x, dim=0), 1 - x, torch.where(x > 0, x, 0.0)]
+            assert {result.device for result in results} == {cuda(2)}
+            assert torch.zeros_like(x, device="cpu").device == CPU
+            assert (torch.ones(4) + 1).device == CPU
+
+    def test_moving_copies_and_staying_does_not(self) -> None:
+        with cuda_stand_in():
+            on_cpu = torch.zeros(3)
+            moved = on_cpu.cuda(non_blocking=True)
+            moved += 1
+            assert (on_cpu.device, moved.device) == (CPU, cuda(0))
+            assert on_cpu.tolist() == [0, 0, 0]
+            snapshot = moved.cpu()
+            moved += 1
+            assert (snapshot.device, snapshot.tolist()) == (CPU, [1, 1, 1])
+            assert moved.to("cuda") is moved
+            assert moved.to(0) is moved
+            assert moved.to(cuda(1)).device == cuda(1)
+            assert moved.to(on_cpu).device == CPU
+            assert on_cpu.to(moved).device == cuda(0)
+            assert moved.to(torch.float16).device == moved.half().device == cuda(0)
+            assert moved.to("cuda", torch.float64).dtype == torch.float64
+            assert moved.type() == "torch.cuda.FloatTensor"
+            assert on_cpu.type("torch.cuda.HalfTensor").device == cuda(0)
+
+    def test_tensors_say_so_in_every_way(self) -> None:
+        with cuda_stand_in():
+            x = torch.zeros(2, device="cuda:1")
+            assert x.is_cuda
+            assert not x.is_cpu
+            assert x.get_device() == x.device.index == 1
+            assert x.device == torch.device("cuda", 1) != torch.device("cuda")
+            assert x.pin_memory() is x
+            x.record_stream(torch.cuda.current_stream())
+
+    def test_modules_move(self) -> None:
+        with cuda_stand_in():
+            module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            before = list(module.parameters())
+
+            def devices() -> set[torch.device]:
+                return {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+
+            for move, device in [
+                (lambda: module.cuda(), cuda(0)),
+                (lambda: module.to(1), cuda(1)),
+                (lambda: module.to("cuda:2", torch.bfloat16), cuda(2)),
+                (lambda: module.to(device=torch.device("cuda")), cuda(0)),
+                (lambda: module.cpu(), CPU),
+            ]:
+                assert move() is module
+                assert devices() == {device}
+            assert all(old is new for old, new in zip(before, module.parameters(), strict=True))
+            with torch.device("meta"):
+                empty = nn.Linear(2, 2)
+            assert empty.to_empty(device="cuda").weight.device == cuda(0)
+
+    def test_gradients_and_hooks_are_on_the_device(self) -> None:
+        with cuda_stand_in():
+            seen = []
+            module = nn.Linear(2, 2).cuda(1)
+            module.register_full_backward_hook(lambda _module, _in, _out: seen.append(next(module.parameters()).device))
+            module(torch.ones(1, 2, device="cuda:1")).sum().backward()
+            assert module.weight.grad is not None
+            assert module.weight.grad.device == cuda(1)
+            assert seen == [cuda(1)]
+
+    def test_the_default_device(self) -> None:
+        with cuda_stand_in():
+            with torch.device("cuda:1"):
+                assert torch.zeros(2).device == nn.Linear(2, 2).weight.device == cuda(1)
+                assert torch.get_default_device() == cuda(1)
+            assert torch.get_default_device() == CPU
+            torch.set_default_device("cuda")
+            assert torch.arange(3).device == torch.get_default_device() == cuda(0)
+        assert torch.get_default_device() == CPU
+        assert torch.zeros(1).device == CPU
+
+    def test_threads_of_the_script_believe_too(self) -> None:
+        found = []
+        with cuda_stand_in():
+            thread = threading.Thread(target=lambda: found.append(torch.zeros(1, device="cuda").device))
+            thread.start()
+            thread.join()
+        assert found == [cuda(0)]
+
+
+class TestBlock:
+    def test_leaves_nothing_behind(self) -> None:
+        with cuda_stand_in():
+            kept = torch.zeros(2, device="cuda")
+            assert torch.cuda.is_available()
+            assert standing_in() is not None
+        assert not torch.cuda.is_available()
+        assert standing_in() is None
+        assert kept.device == CPU
+        assert ATTRIBUTE not in vars(kept)
+        with pytest.raises((AssertionError, RuntimeError)):
+            torch.zeros(2, device="cuda")
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+    def test_leaves_nothing_behind_after_an_error(self, error: type[BaseException]) -> None:
+        with pytest.raises(error), cuda_stand_in():
+            torch.set_default_device("cuda")
+            torch.autocast("cuda").__enter__()
+            raise error
+        assert not torch.cuda.is_available()
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+    def test_leaves_even_under_a_mode_that_the_script_left_open(self) -> None:
+        mode = torch.device("cuda")
+        with cuda_stand_in():
+            mode.__enter__()
+        mode.__exit__(None, None, None)
+
+    def test_another_block_inside_is_refused(self) -> None:
+        with cuda_stand_in(), pytest.raises(UsageError, match="stands in for NVIDIA H100"), cuda_stand_in():
+            pass
+
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            ({"gpu": "h1000"}, "no GPU named 'h1000' is known: name one of a100, b200, h100"),
+            ({"ranks_per_node": 0}, "a node of 0 GPUs"),
+            ({"local_rank": 8}, "local rank 8 is not in a node of 8 GPUs: give one from 0 to 7"),
+            ({"local_rank": -1}, "local rank -1"),
+        ],
+    )
+    def test_refuses_what_cannot_be(self, arguments: dict[str, int], named: str) -> None:
+        with pytest.raises(UsageError, match=named), cuda_stand_in(**arguments):  # type: ignore[arg-type]
+            pass
+        assert standing_in() is None
+
+    def test_a_device_that_the_node_lacks_is_named(self) -> None:
+        with (
+            cuda_stand_in(ranks_per_node=4),
+            pytest.raises(UsageError, match=r"cuda:4 is asked for, but .* has 4 GPUs"),
+        ):
+            torch.cuda.set_device(4)
+
+
+class TestGpus:
+    @pytest.mark.parametrize("name", known_gpus())
+    def test_every_file_says_all_and_names_a_source_and_a_day(self, name: str) -> None:
+        gpu = read_gpu(name)
+        assert gpu.total_memory > 40 << 30
+        assert all("(20" in source for source in gpu.sources.values())
+        with cuda_stand_in(gpu=name.upper()):
+            properties = torch.cuda.get_device_properties()
+            assert torch.cuda.get_device_name() == properties.name == gpu.name
+            assert torch.cuda.get_device_capability() == (gpu.major, gpu.minor)
+            assert (torch.version.hip is None) == (gpu.vendor == "nvidia")
+
+    def test_a_users_own_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.toml"
+        known = Path(read_gpu.__globals__["FOLDER"]) / "h100.toml"
+        path.write_text(known.read_text().replace("NVIDIA H100 80GB HBM3", "Mine"))
+        with cuda_stand_in(gpu=str(path)):
+            assert torch.cuda.get_device_name() == "Mine"
+
+    @pytest.mark.parametrize(
+        ("old", "new", "named"),
+        [
+            ("minor = 0", "", "lacks minor"),
+            ("minor = 0", "minor = 0\nminer = 0", "has unknown miner"),
+            ("minor = 0", 'minor = "0"', "has minor = '0': give a whole number"),
+            ("minor = 0", "minor = -1", "has minor = -1"),
+            ('vendor = "nvidia"', 'vendor = "acme"', "has vendor = 'acme'"),
+            ("minor = 0", "minor =", "cannot be read"),
+        ],
+    )
+    def test_a_file_that_is_wrong_is_named(self, tmp_path: Path, old: str, new: str, named: str) -> None:
+        path = tmp_path / "mine.toml"
+        known = Path(read_gpu.__globals__["FOLDER"]) / "h100.toml"
+        path.write_text(known.read_text().replace(old, new))
+        with pytest.raises(UsageError, match=named):
+            read_gpu(str(path))
+
+
+def test_memory_is_an_estimate_and_says_so_once() -> None:
+    with cuda_stand_in(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        x = torch.zeros(1 << 20, device="cuda")
+        view = x[1:]
+        assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == 4 << 20
+        assert torch.cuda.memory_allocated(1) == 0
+        assert torch.cuda.mem_get_info()[0] == torch.cuda.mem_get_info()[1] - (4 << 20)
+        del x, view
+        assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (0, 4 << 20)
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 0
+        assert torch.accelerator.memory_allocated() == 0
+        assert "CUDA OOMs" in torch.cuda.memory_summary()
+    assert [str(warning.message)[:40] for warning in said] == ["torch.cuda's memory figures are estimate"]
