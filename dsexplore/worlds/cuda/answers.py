@@ -17,7 +17,7 @@ import torch.cuda.streams
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.cuda.gpu import Gpu
-from dsexplore.worlds.cuda.memory import Memory
+from dsexplore.worlds.cuda.gpu_memory import Memory
 from dsexplore.worlds.cuda.rng import Generator
 from dsexplore.worlds.cuda.streams import CUDA_DEVICE_TYPE, Event, Stream
 from dsexplore.worlds.patches import Patches

@@ -10,11 +10,11 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.cuda.answers import Devices, patch_torch_cuda
 from dsexplore.worlds.cuda.autocast import patch_autocast
-from dsexplore.worlds.cuda.files import patch_files
+from dsexplore.worlds.cuda.function_mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
-from dsexplore.worlds.cuda.groups import patch_groups
+from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
-from dsexplore.worlds.cuda.mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
+from dsexplore.worlds.cuda.nccl import patch_groups
 from dsexplore.worlds.cuda.tensors import patch_tensors
 from dsexplore.worlds.patches import Patches
 

@@ -15,8 +15,8 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor._random as tensor_random
 from torch.distributed.tensor import DTensor
 
+from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark
-from dsexplore.worlds.cuda.mode import StandInMode
 from dsexplore.worlds.patches import Patches
 
 DEFAULT_BACKEND = "cpu:gloo,cuda:nccl"

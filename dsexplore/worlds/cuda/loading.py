@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import serialization
 
+from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import ATTRIBUTE, mark
-from dsexplore.worlds.cuda.mode import StandInMode
 from dsexplore.worlds.patches import Patches
 
 LOCATION = re.compile(r"cuda(:\d+)?$")
