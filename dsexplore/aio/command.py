@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from dsexplore.aio.sweeping import sweep
 
     try:
-        _check_folders(args)
+        _check_files(args)
         result = sweep(
             args.path,
             args.size,
@@ -59,11 +60,12 @@ def run(args: argparse.Namespace) -> int:
             references=args.reference,
             progress=False if args.json else None,
         )
+        unsaved = _save(result, args)
         _print(result, as_json=args.json)
-        if args.save:
-            result.save(args.save)
-        if args.html:
-            result.to_html(args.html)
+        if unsaved is not None:
+            raise unsaved
+    except BrokenPipeError:  # the reader of a pipe has ended, as head does; the results are saved by now
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it flushes
     except (OSError, UsageError) as error:
         print(f"dsexplore aio: {error}", file=sys.stderr)
         return 1
@@ -73,18 +75,37 @@ def run(args: argparse.Namespace) -> int:
     return 130 if result.interrupted else 0
 
 
-def _check_folders(args: argparse.Namespace) -> None:
+def _check_files(args: argparse.Namespace) -> None:
     """Refuse what cannot be saved before a minute is spent on measuring it."""
     for option, file in (("--save", args.save), ("--html", args.html)):
-        if file and not Path(file).absolute().parent.is_dir():
-            raise UsageError(f"{option} {file}: there is no folder {Path(file).absolute().parent}")
+        if not file:
+            continue
+        folder = Path(file).absolute().parent
+        if Path(file).is_dir():
+            raise UsageError(f"{option} {file} is a folder: give the name of a file in it")
+        if not folder.is_dir():
+            raise UsageError(f"{option} {file}: there is no folder {folder}")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"{option} {file}: nothing may be written to {folder}")
+
+
+def _save(result: SweepResult, args: argparse.Namespace) -> OSError | None:
+    """Save what was measured, before anything else can fail; the error of what could not be saved."""
+    failed = None
+    for save, file in ((result.save, args.save), (result.to_html, args.html)):
+        try:
+            if file:
+                save(file)
+        except OSError as error:
+            failed = error
+    return failed
 
 
 def _print(result: SweepResult, *, as_json: bool) -> None:
     if as_json:
         verdict = {"aio": result.to_ds_config()["aio"] if result.rounds else None}
-        print(json.dumps({**verdict, **result.to_json()}, indent=1))
+        print(json.dumps({**verdict, **result.to_json()}, indent=1), flush=True)
         return
-    print(result)
+    print(result, flush=True)
     if result.rounds:
-        print(json.dumps(result.to_ds_config(), indent=2))
+        print(json.dumps(result.to_ds_config(), indent=2), flush=True)

@@ -58,14 +58,14 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
     why = None if direct else "buffered I/O was asked for"
     alignment: Alignment | None = None
     if why is None:
-        alignment, why = _try_direct(name)
-    free = os.statvfs(name)
+        alignment, why = _try_direct(os.fspath(path), filesystem)
+    free = os.statvfs(path)
     return Disk(
         path=os.fspath(path),
         filesystem=filesystem,
         mount=mount,
         device=device,
-        model=_model_of(name),
+        model=_model_of(path),
         kind=_kind_of(filesystem, device),
         free_bytes=free.f_bavail * free.f_frsize,
         direct=why is None,
@@ -100,7 +100,7 @@ def cached_share(fd: int) -> float | None:
     return min(float(pages * os.sysconf("SC_PAGE_SIZE") / size), 1.0)
 
 
-def _try_direct(path: str) -> tuple[Alignment | None, str | None]:
+def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | None]:
     """Read one block past the page cache: (what requests must be multiples of, why it did not work)."""
     target = Target(path, write=False)
     try:
@@ -116,7 +116,7 @@ def _try_direct(path: str) -> tuple[Alignment | None, str | None]:
             if error.errno != errno.EINVAL:
                 raise
             return None, "a direct read was refused (EINVAL)"
-        if not O_DIRECT or _mount_of(os.path.realpath(path))[0] in _MEMORY:
+        if not O_DIRECT or filesystem in _MEMORY:
             return None, "the files of this filesystem are the page cache"
         return alignment, None
     finally:
@@ -148,7 +148,7 @@ def _kind_of(filesystem: str, device: str) -> str:
     return "disk"
 
 
-def _model_of(path: str) -> str:
+def _model_of(path: str | os.PathLike[str]) -> str:
     """What the drive calls itself, if it is one that says so."""
     number = Path(path).stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -213,6 +214,8 @@ def _settle(
     """
     table = requests
     for index, result in odd:
+        if not may_complete and not table.write and 0 <= result < table.lengths[index]:
+            raise _shortened(table.fd, int(table.offsets[index] + result), int(table.lengths[index] - result))
         if not may_complete or (result < 0 and -result not in (errno.EAGAIN, errno.EINTR, errno.EINVAL)):
             raise _failure(result, int(table.lengths[index]))
         moved = max(result, 0)
@@ -241,8 +244,18 @@ def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -
         if moved == 0:
             if write:
                 raise OSError(errno.EIO, f"a write of {nbytes - at} bytes at offset {offset + at} moved nothing")
-            raise OSError(errno.ENODATA, f"the file ends at byte {offset + at}, {nbytes - at} bytes too early")
+            raise _shortened(fd, offset + at, nbytes - at)
         at += moved
+
+
+def _shortened(fd: int, offset: int, nbytes: int) -> OSError:
+    """The error for a read that found no bytes where the file had some when the transfer began."""
+    state = os.fstat(fd)
+    if stat.S_ISREG(state.st_mode) and state.st_size < offset + nbytes:
+        end = offset + nbytes
+        text = f"the file ends at byte {state.st_size}, before byte {end}: it was shortened while it was read"
+        return OSError(errno.ENODATA, text)
+    return OSError(errno.ENODATA, f"no bytes came from offset {offset}, {nbytes} bytes too early")
 
 
 def _failure(result: int, wanted: int) -> OSError:

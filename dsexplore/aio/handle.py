@@ -27,6 +27,8 @@ from dsexplore.errors import UsageError
 File = str | os.PathLike[str] | int
 """A path, or the number of an open descriptor."""
 
+_LAST_POSITION = 2**63 - 1
+
 _handles: weakref.WeakSet[aio_handle] = weakref.WeakSet()
 
 
@@ -247,6 +249,11 @@ class aio_handle:
             raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
         pool = self._threads()
         memory = memory_of(buffer, writable=not write)
+        if begin + memory.nbytes > _LAST_POSITION:
+            raise UsageError(
+                f"file_offset {offset!r} with {memory.nbytes} bytes goes beyond 2**63 - 1, the last position in any "
+                "file: give a smaller file_offset"
+            )
         target = _opened(file, write)
         try:
             if not write:

@@ -1,8 +1,9 @@
-"""Files that a sweep makes for itself, with a recognisable name, removed whatever happens.
+"""Files that a sweep makes for itself, without a name, so that nothing is left of them however the sweep ends.
 
-The owner holds a lock on its file, which the kernel lets go however the owner dies. So the next start can tell an
-abandoned file from one in use, also across containers that do not see each other's processes. On a filesystem without
-such locks (Lustre as it is often mounted) nothing is taken for abandoned.
+A file loses its name as soon as it is open, and is reached through ``/proc`` from then on. Where there is no ``/proc``
+it keeps a recognisable name until it is closed: the owner holds a lock on it, which the kernel lets go however the
+owner dies. So the next start can tell an abandoned file from one in use, also across containers that do not see each
+other's processes. On a filesystem without such locks (Lustre as it is often mounted) nothing is taken for abandoned.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dsexplore.interrupts import uninterrupted
 from dsexplore.units import format_bytes
 
 PREFIX = ".dsexplore-aio-"
@@ -24,7 +26,9 @@ _SPARE = 1 << 20
 
 
 class Scratch:
-    """A new, empty file in a directory; removed by `close`.
+    """A new, empty file in a directory; gone with `close`, and with its process.
+
+    ``path`` opens it, for as long as this process holds it open; in other processes of this user, too.
 
     Raises:
         OSError: the directory is missing, not writable or read-only, or has not ``nbytes`` to spare (ENOSPC).
@@ -34,15 +38,21 @@ class Scratch:
         folder = os.path.realpath(directory)
         remove_abandoned(folder)
         check_space(folder, nbytes)
-        self.path, self.fd = _create(folder)
         self._owner = os.getpid()
+        with uninterrupted():
+            self.path, self.fd = _create(folder)
+            nameless = f"/proc/{self._owner}/fd/{self.fd}"
+            if Path(nameless).exists():
+                Path(self.path).unlink()
+                self.path = nameless
 
     def close(self) -> None:
         """Remove the file. Harmless when repeated, and in a forked child."""
         fd, self.fd = self.fd, -1
         if fd >= 0 and self._owner == os.getpid():
-            with suppress(FileNotFoundError):
-                Path(self.path).unlink()
+            if not self.path.startswith("/proc/"):
+                with suppress(FileNotFoundError):
+                    Path(self.path).unlink()
             os.close(fd)
 
     def __enter__(self) -> Self:

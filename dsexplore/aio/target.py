@@ -86,6 +86,8 @@ class Target:
         else:
             self.path = os.fspath(file)
             self.fd, self.direct = self._open(direct)
+            if self.path.startswith("/proc/"):  # another descriptor's file: errors name the file
+                self.path = _path_of(self.fd)
         self.alignment = (direct_alignment(self.fd) or Alignment(SECTOR, SECTOR)) if self.direct else Alignment(1, 1)
 
     def _open(self, direct: bool) -> tuple[int, bool]:

@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio import Buffer, aio_handle, scratch, sweep
+from dsexplore.aio import Buffer, aio_handle, pool, scratch, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
 from dsexplore.aio.measure import fill_random
 from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
 from dsexplore.aio.target import Target
+from dsexplore.errors import UsageError
 
 
 def python(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -197,6 +198,32 @@ def test_an_engine_that_lacked_a_descriptor_once_runs_later(backend: str) -> Non
         print(choose({backend!r}))
     """)
     assert done.stdout == f"{backend}\n", done.stderr
+
+
+def test_a_file_that_is_shortened_during_a_read(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 << 20))
+    drive = pool.drive
+
+    def late(*arguments) -> None:  # type: ignore[no-untyped-def]
+        os.truncate(path, (1 << 20) + 100)
+        drive(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, aio_handle(1 << 20, 4, backend=backend) as handle:
+        patch.setattr(pool, "drive", late)
+        shortened = "the file ends at byte 1048676, before byte 3145728: it was shortened while it was read"
+        with pytest.raises(OSError, match=shortened) as caught:
+            handle.sync_pread(Buffer(8 << 20), str(path))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENODATA, str(path))
+
+
+@pytest.mark.parametrize("offset", [2**63, 2**63 - 99, 2**64])
+def test_positions_that_no_file_has(tmp_path: Path, offset: int) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    with aio_handle(queue_depth=2) as handle:
+        for move in (handle.sync_pread, handle.sync_pwrite, handle.read, handle.write):
+            with pytest.raises(UsageError, match=f"file_offset {offset} with 100 bytes goes beyond 2..63 - 1, the"):
+                move(bytearray(100), str(tmp_path / "file"), file_offset=offset)
 
 
 def test_few_descriptors_suffice_for_a_transfer(tmp_path: Path) -> None:
@@ -443,20 +470,44 @@ def test_ctrl_c_in_a_sweep(tmp_path: Path, start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_a_killed_sweep_is_tidied_at_the_next_start(tmp_path: Path, start: Start) -> None:
-    (tmp_path / "mine.tmp").write_bytes(b"the user's")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("words", ["writing", "descent"])
+def test_a_sweep_that_is_ended_leaves_no_file(tmp_path: Path, start: Start, number: signal.Signals, words: str) -> None:
     process = start(SWEEP.format(folder=str(tmp_path)))
-    read_until(process, "writing")
-    with Scratch(tmp_path, 4096) as own:  # one that is in use is left alone, whoever starts beside it
-        assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2
-        sweep(tmp_path, "16MiB", 0.5, block_size=[1 << 18])
-        assert [str(entry) for entry in tmp_path.glob(f"{PREFIX}*")] == [own.path]
+    read_until(process, words)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system on which open files cannot be reached through /proc."""
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_a_file_that_keeps_its_name_is_removed_with_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "mine.tmp").write_bytes(b"the user's")
+    with Scratch(tmp_path, 4096) as own, Scratch(tmp_path, 4096) as other:  # those in use are left alone
+        assert {str(entry) for entry in tmp_path.glob(f"{PREFIX}*")} == {own.path, other.path}
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.tmp"]
 
 
+def test_a_scratch_file_has_no_name_and_is_reached_by_its_path(tmp_path: Path) -> None:
+    with Scratch(tmp_path, 4096) as own:
+        assert list(tmp_path.iterdir()) == []
+        Path(own.path).write_bytes(b"abc")
+        assert os.pread(own.fd, 10, 0) == b"abc"
+        done = subprocess.run(["cat", own.path], capture_output=True, check=True)  # as fio opens it
+        assert done.stdout == b"abc"
+        target = Target(own.path, write=False)
+        assert target.path.startswith(f"{tmp_path}/{PREFIX}")  # what errors name
+        target.close()
+
+
+@pytest.mark.usefixtures("without_proc")
 def test_a_filesystem_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There nothing is known of an owner, so nothing is taken for abandoned."""
 
