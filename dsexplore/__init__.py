@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "simulate": "dsexplore.worlds.simulate",
     "commtrace": "dsexplore.worlds.tracing",
+    "run": "dsexplore.worlds.script",
     "CommDebugMode": "dsexplore.comm_debug_mode.mode",
     "Trace": "dsexplore.trace.trace",
     "load": "dsexplore.trace.files",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from dsexplore.trace.trace import Trace as Trace
     from dsexplore.worlds.local_ranks import RanksFailedError as RanksFailedError
     from dsexplore.worlds.local_ranks import run_ranks as run_ranks
+    from dsexplore.worlds.script import run as run
     from dsexplore.worlds.simulate import simulate as simulate
     from dsexplore.worlds.tracing import commtrace as commtrace
 

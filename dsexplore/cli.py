@@ -1,4 +1,4 @@
-"""``dsexplore lab | demo | show | aio``."""
+"""``dsexplore run | lab | demo | show | aio``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
 
 TOUR = "01_first_trace.ipynb"
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for bad input."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
+    parser.add_argument("--version", action="version", version=f"dsexplore {dsexplore.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         chosen = commands.add_parser(name, help=command.help, description=command.help)
@@ -103,9 +105,9 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace) -> None:
     import torch
 
+    from dsexplore.meshes import parse_mesh
     from dsexplore.worlds import demo
     from dsexplore.worlds.simulate import simulate
-    from dsexplore.worlds.spec import parse_mesh
     from dsexplore.worlds.tracing import commtrace
 
     if parse_mesh(options.mesh).axes != ("dp", "tp"):
@@ -127,8 +129,6 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    import dsexplore
-
     _report(dsexplore.load(options.path), options.html)
 
 
@@ -156,7 +156,20 @@ def _aio(options: argparse.Namespace) -> int | None:
     return run(options)
 
 
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.worlds.run_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from dsexplore.worlds.run_command import run
+
+    return run(options)
+
+
 COMMANDS = {
+    "run": Command("trace an unmodified training script on simulated ranks", _run_arguments, _run),
     "lab": Command("open JupyterLab on the tour notebook", _lab_arguments, _lab),
     "demo": Command("trace one step of a small Llama on simulated ranks", _demo_arguments, _demo),
     "show": Command("show a saved trace", _show_arguments, _show),

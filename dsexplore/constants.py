@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 
+SIMULATED_RUN = "dsexplore-simulated"
+"""``TORCHELASTIC_RUN_ID`` of a simulated world: its rank is played by a process that no launcher started."""
+
 TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
 DEFAULT_TIMEOUT_MINUTES = 30
 

@@ -9,7 +9,8 @@ Work that may last reports itself::
 
 It is drawn on standard error in a terminal, as an ipywidgets bar in a notebook, and nowhere else; not before it has
 lasted `DELAY`, and it is gone when the work ends, so that short work and saved outputs stay clean. Of the ranks of a
-torchrun program only the first draws. ``DSEXPLORE_PROGRESS=0`` in the environment keeps it off.
+torchrun program only the first draws; a simulated rank does, whichever it is. ``DSEXPLORE_PROGRESS=0`` in the
+environment keeps it off.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
+
+from dsexplore.constants import SIMULATED_RUN
 
 DELAY = 1.0
 """Seconds that work must have lasted before it is drawn: what a person notices as waiting."""
@@ -129,7 +132,9 @@ def track(what: str, total: float | None = None, unit: str = "") -> Work:
 
 def seen_screen() -> Callable[[], Screen] | None:
     """What makes the screen that someone sees now: the output of a notebook's cell, or a terminal; None without one."""
-    if os.environ.get("DSEXPLORE_PROGRESS") == "0" or os.environ.get("RANK", "0") != "0":
+    if os.environ.get("DSEXPLORE_PROGRESS") == "0":
+        return None
+    if os.environ.get("RANK", "0") != "0" and os.environ.get("TORCHELASTIC_RUN_ID") != SIMULATED_RUN:
         return None
     stream: Any = sys.stderr
     if type(stream).__module__.startswith("ipykernel"):

@@ -43,10 +43,13 @@ SLOW = {"children", "temporary files"}
 """What a process that was told to end may still hold for a while, and what others may end or remove at any time."""
 OF_OTHERS = ("pytest-of-", "torchinductor_", "playwright", "org.chromium.", ".org.chromium.")
 """Temporary files of pytest, of the compiler's cache, and of the browser, which lives as long as the test run."""
+OF_LIBRARIES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "_RJEM_")
+"""Environment variables that pytest, polars, torch's libraries and its compiler set for themselves."""
 PATIENCE = 30
 """Seconds that such a process may take, on a machine that is busy with other work."""
 PATCHED = (
-    (dist, ("init_process_group", "destroy_process_group")),
+    (dist, ("init_process_group", "destroy_process_group", "new_group", "get_backend", "is_initialized")),
+    (torch.multiprocessing, ("start_processes",)),
     (torch.distributed.device_mesh, ("init_device_mesh",)),
     (torch.distributed.device_mesh.DeviceMesh, ("__init__", "__getitem__")),
     (torch.nn.Module, ("_apply", "__call__")),
@@ -85,6 +88,11 @@ def nothing_leaks() -> Iterator[None]:
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """What is held afterwards and was not before; for all but what is `SLOW`, also the other way round."""
     changed = {what: (before[what], after[what]) for what in after if before[what] != after[what]}
+    if "environment" in changed:
+        changed["environment"] = (
+            before["environment"] - after["environment"],
+            after["environment"] - before["environment"],
+        )
     return {what: found for what, found in changed.items() if what not in SLOW or found[1] - found[0]}
 
 
@@ -102,6 +110,10 @@ def held() -> dict[str, Any]:
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
         "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
         "excepthook": sys.excepthook,
+        "environment": {
+            f"{name}, {hash(value)}" for name, value in os.environ.items() if not name.startswith(OF_LIBRARIES)
+        },
+        "program": (sys.argv, [*sys.argv], sys.modules["__main__"], [*sys.path], Path.cwd()),
         "children": child_processes(),
         "temporary files": temporary_files(),
     }

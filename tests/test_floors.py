@@ -18,7 +18,7 @@ FLOORS = (
     {"comm_debug_mode"},
     {"worlds", "comm", "aio"},
     {"views"},
-    {"magics", "cells", "cli"},
+    {"magics", "cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views")}

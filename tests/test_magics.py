@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -71,7 +72,8 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook() -> Iterator[Notebook]:
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from types import FrameType
@@ -282,7 +282,7 @@ class Recorder:
                 mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
                 simulated=recording.simulated or any(group.backend == "fake" for group in groups),
                 torch_version=torch.__version__,
-                notes=tuple(recording.notes),
+                notes=(*recording.notes, *recording.further_notes(len(issued))),
             ),
         )
 
@@ -321,6 +321,7 @@ def record(
     stack_depth: int = 1,
     simulated: bool = False,
     mesh_spec: str = "",
+    further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -330,6 +331,8 @@ def record(
         stack_depth: frames of the user's code to keep per event.
         simulated: whether the process group simulates its ranks.
         mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
+        further_notes: called with the number of collectives whenever the tables are made; returns what the trace's
+            notes say besides.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
@@ -342,7 +345,7 @@ def record(
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
     if save is not None:
         check_destination(save)
-    recording = Recording(stack_depth, simulated, mesh_spec, {})
+    recording = Recording(stack_depth, simulated, mesh_spec, {}, further_notes)
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
     inner = _recorder.active
     _recorder.open(recording)

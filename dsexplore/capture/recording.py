@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dsexplore.capture.issued import Issued
@@ -17,6 +18,8 @@ class Recording:
     simulated: bool
     mesh: str
     earlier_calls: dict[int, int]
+    further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
+    """What the notes say besides, of that many events."""
     issued: list[Issued] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     """How many were issued at each `Trace.step`."""

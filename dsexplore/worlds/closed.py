@@ -93,6 +93,11 @@ class Watch:
         """Watch a module that holds groups in C++."""
         self._modules.append(weakref.ref(module))
 
+    @property
+    def made(self) -> tuple[int, int]:
+        """How many meshes were made so far, and how many parameter groups of FSDP2 and modules with groups."""
+        return len(self._meshes), len(self._sharded) + len(self._modules)
+
     def close(self, world: str) -> None:
         """Close all that is still there; ``world`` describes it in messages."""
         for options in self._backends:

@@ -4,11 +4,12 @@ Requirements on this module:
 
 * the world is torch's own: the mesh is torch's `DeviceMesh`, the groups are torch's "fake" backend, so TP, SP,
   FSDP2, DDP and their combinations run unchanged, and what they communicate is what they would;
-* a training script that sets up its group itself gets the simulated one (``takeover``);
+* a training script that sets up its group itself gets the simulated one (``takeover``), and finds the variables
+  that torchrun sets (``launcher_environment``);
 * groups have names that no other world has, so a model of a closed world can never use the next one, and says
   so when used (``closed``);
 * opening and closing take all or nothing, and closing takes everything back on success, exception and Ctrl-C:
-  groups, modes, patches, ``sys.excepthook``.
+  groups, modes, patches, environment variables, ``sys.excepthook``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds import closed, fake_tensors
 from dsexplore.worlds.ddp import patch_ddp
+from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
+from dsexplore.worlds.nothing_sent import Use
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.pipeline import patch_pipeline
+from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.spawned import patch_spawn
 from dsexplore.worlds.spec import resolve
 from dsexplore.worlds.takeover import Takeover
 
@@ -55,6 +60,8 @@ def simulate(
     mesh: str | Mapping[str, int] | None = None,
     rank: int = 0,
     fake: bool = False,
+    *,
+    ranks_per_node: int | None = None,
 ) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and give its device mesh.
 
@@ -67,6 +74,7 @@ def simulate(
             without a name.
         rank: the rank to play.
         fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
+        ranks_per_node: ranks on each node, 8 unless given, of which ``LOCAL_RANK`` and its kin follow.
 
     Yields:
         A CPU ``torch.distributed.device_mesh.DeviceMesh`` over all ranks.
@@ -74,7 +82,7 @@ def simulate(
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
     """
-    world = World(world_size, mesh, rank, fake)
+    world = World(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node)
     try:
         yield world.open()
     finally:
@@ -89,6 +97,8 @@ class World:
         spec: the mesh that the user named.
         rank: the rank that this process plays.
         fake: whether tensors are fake.
+        ranks_per_node: ranks on a node.
+        remarks: what the world must say of itself.
     """
 
     def __init__(
@@ -97,9 +107,13 @@ class World:
         mesh: str | Mapping[str, int] | None = None,
         rank: int = 0,
         fake: bool = False,
+        *,
+        ranks_per_node: int | None = None,
     ) -> None:
         self.size, self.spec = resolve(world_size, mesh, rank)
         self.rank, self.fake = rank, fake
+        self.ranks_per_node = check_ranks_per_node(ranks_per_node, self.size)
+        self.remarks = Remarks()
         self._exit = ExitStack()
         self._watch = closed.Watch()
         self._mesh: DeviceMesh | None = None
@@ -126,9 +140,10 @@ class World:
         global _current
         _current = self
         self._exit.callback(_forget)
+        self._exit.enter_context(environment(launcher_variables(self.rank, self.size, self.ranks_per_node)))
         patches = Patches()
         self._exit.callback(patches.undo)
-        takeover = Takeover(patches, self.size, str(self))
+        self._takeover = takeover = Takeover(patches, self.size, self.rank, str(self))
         self._patch(patches)
         self._exit.callback(_clear_caches)
         self._exit.callback(self._destroy, takeover)
@@ -137,9 +152,20 @@ class World:
         self._mesh = mesh = device_mesh.init_device_mesh(
             "cpu", self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
         )
+        self._meshes, _ = self._watch.made
         if self.fake:
             self._exit.enter_context(fake_tensors.fake_mode())
         return mesh
+
+    def expect_set_up(self) -> None:
+        """Let the process group be there only for a program that initialises it, as for one that torchrun starts."""
+        self._takeover.expect_set_up()
+
+    @property
+    def used(self) -> Use:
+        """What the program has made of this world so far."""
+        meshes, modules = self._watch.made
+        return Use(self._takeover.was_initialised, meshes - self._meshes, modules)
 
     def close(self) -> None:
         """Take everything back; a second call does nothing."""
@@ -159,6 +185,7 @@ class World:
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module, self.fake)
         patch_pipeline(patches)
+        patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 
     def _destroy(self, takeover: Takeover) -> None:
         if dist.is_initialized():

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dsexplore.errors import UsageError
 from dsexplore.meshes import MeshSpec, parse_mesh
 
-__all__ = ["MeshSpec", "parse_mesh", "resolve"]
-
 
 def resolve(world_size: int | None, mesh: str | Mapping[str, int] | None, rank: int) -> tuple[int, MeshSpec]:
     """The number of ranks and the mesh of a world, from what the user gave of the two.

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dsexplore.capture.recorder import record
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.closed import translated
-from dsexplore.worlds.simulate import current_world, simulate
+from dsexplore.worlds.nothing_sent import reason
+from dsexplore.worlds.simulate import World, current_world, simulate
 
 
 @contextmanager
@@ -21,6 +22,7 @@ def commtrace(
     fake: bool = False,
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
+    ranks_per_node: int | None = None,
 ) -> Iterator[Trace]:
     """Record every collective inside the block: which module, which mesh axis, how many bytes.
 
@@ -35,6 +37,7 @@ def commtrace(
         fake: run on fake tensors.
         save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`.
         stack_depth: frames of the user's code to keep per event.
+        ranks_per_node: ranks on each node of the simulated world, 8 unless given.
 
     Yields:
         A `Trace`, readable at any time, and final when the block ends.
@@ -44,11 +47,40 @@ def commtrace(
         ClosedWorldError: a model of a closed world was used in the block.
     """
     with ExitStack() as opened:
-        if world_size is not None or mesh is not None or fake or rank:
-            opened.enter_context(simulate(world_size, mesh, rank, fake))
-        world = current_world()
+        own = world_size is not None or mesh is not None or fake or bool(rank)
+        if own:
+            opened.enter_context(simulate(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node))
         opened.enter_context(translated())
-        spec = "" if world is None else str(world.spec)
-        yield opened.enter_context(
-            record(save=save, stack_depth=stack_depth, simulated=world is not None, mesh_spec=spec)
-        )
+        with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth) as trace:
+            yield trace
+
+
+@contextmanager
+def recorded(
+    world: World | None, *, is_own: bool, save: str | os.PathLike[str] | None = None, stack_depth: int = 1
+) -> Iterator[Trace]:
+    """Record what the block communicates, with the remarks of its world.
+
+    Args:
+        world: the simulated world that is open, if any.
+        is_own: whether the world was opened for this block, so that a block which sends nothing is remarkable.
+        save: as for `commtrace`.
+        stack_depth: as for `commtrace`.
+
+    Yields:
+        The `Trace`.
+    """
+    has_ended = False
+
+    def notes(events: int) -> list[str]:
+        if world is None:
+            return []
+        silent = has_ended and is_own and not events and world.size > 1
+        return world.remarks.notes() + ([reason(world.size, world.rank, world.used)] if silent else [])
+
+    spec = "" if world is None else str(world.spec)
+    with record(
+        save=save, stack_depth=stack_depth, simulated=world is not None, mesh_spec=spec, further_notes=notes
+    ) as trace:
+        yield trace
+        has_ended = True

@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.meshes import MeshSpec, parse_mesh
 from dsexplore.worlds.closed import ClosedMesh, translated
 from dsexplore.worlds.simulate import World, current_world, simulate
-from dsexplore.worlds.spec import MeshSpec, parse_mesh
 
 # Imported by name before any world is open, as notebooks do: these too must reach the open world.
 from torch.distributed import destroy_process_group, init_process_group  # isort: skip
@@ -148,13 +148,12 @@ class TestRefusals:
 
 
 class TestScriptsThatSetUpThemselves:
-    def test_get_the_simulated_group_and_may_end_theirs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_get_the_simulated_group_and_may_end_theirs(self) -> None:
         with simulate(8, "dp=2,tp=4") as mesh:
             init_process_group("nccl")
             dist.init_process_group(backend="gloo", world_size=8, rank=0)
-            monkeypatch.setenv("WORLD_SIZE", "8")
             init_process_group()
-            assert dist.get_backend() == "fake"
+            assert dist.get_backend() == "gloo"
             theirs = init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "b"))
             assert theirs["b"].size() == 2
             subgroup = dist.new_group([0, 1])
@@ -170,8 +169,12 @@ class TestScriptsThatSetUpThemselves:
             assert theirs.device_type == "cpu"
             step(tensor_parallel(theirs))
             group = dist.new_group([0, 1, 2], backend="gloo")
-            assert (dist.get_backend(group), group.size()) == ("fake", 3)
-            assert dist.get_backend(dist.new_group(None, None, "nccl")) == "fake"
+            assert (dist.get_backend(group), group.size()) == ("gloo", 3)
+            assert dist.get_backend(dist.new_group(None, None, "NCCL")) == dist.Backend.NCCL
+            assert dist.get_backend() == "fake"
+            with dsexplore.commtrace() as trace:
+                dist.all_reduce(torch.ones(2), group=group)
+            assert trace.groups.select("backend", "timing").rows() == [("fake", "none")]
             pairs, _ = dist.new_subgroups(2)
             assert pairs.size() == 2
 
@@ -181,9 +184,11 @@ class TestScriptsThatSetUpThemselves:
                 init_process_group("gloo", world_size=4, rank=0)
             with pytest.raises(UsageError, match=r"asks for 4×4 = 16 ranks"):
                 init_device_mesh("cpu", (4, 4))
-            monkeypatch.setenv("WORLD_SIZE", "2")
-            with pytest.raises(UsageError, match="asks for 2 ranks"):
+            with monkeypatch.context() as launcher, pytest.raises(UsageError, match="asks for 2 ranks"):
+                launcher.setenv("WORLD_SIZE", "2")
                 init_process_group("gloo")
+            with pytest.raises(UsageError, match=r"asks to be rank 3, but this process plays rank 0"):
+                init_process_group("gloo", world_size=8, rank=3)
 
     def test_are_as_before_afterwards(self) -> None:
         signature = init_device_mesh.__kwdefaults__, init_process_group.__wrapped__.__wrapped__.__defaults__

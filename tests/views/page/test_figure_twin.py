@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_a_sharding_s_figure_has_its_view(renderer: str) -> None:
     assert shown.figure()._repr_mimebundle_()["text/html"] == shown._repr_mimebundle_()["text/html"]
 
 
-def test_a_figure_is_shown_once_with_both(traces: ModuleType, renderer: str) -> None:
+def test_a_figure_is_shown_once_with_both(traces: ModuleType, renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
     shell = InteractiveShell.instance()
     try:
         with capture_output() as captured:

@@ -1,0 +1,53 @@
+"""Why a program may have sent nothing although it was given a world of many ranks."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a program made of its world.
+
+    Attributes:
+        initialised: whether the process group was initialised by the program, or by torch for it.
+        meshes: how many device meshes it made.
+        modules: how many modules it distributed with FSDP or DistributedDataParallel.
+    """
+
+    initialised: bool
+    meshes: int
+    modules: int
+
+
+def reason(size: int, rank: int, use: Use) -> str:
+    """One sentence for the notes of a trace without events."""
+    if use.modules:
+        why = "a module was distributed, but no forward or backward of it ran while it was recorded"
+    elif use.meshes:
+        why = "a device mesh was made, but nothing that was distributed over it ran while it was recorded"
+    elif use.initialised:
+        why = (
+            "the process group was initialised, but no module was distributed over it (DistributedDataParallel, "
+            f"fully_shard, parallelize_module), and rank {rank} called no collective"
+        )
+    else:
+        why = (
+            "the program never initialised a process group (init_process_group, init_device_mesh, or a framework that "
+            "reads RANK and WORLD_SIZE), so it ran as one process alone"
+        )
+        why += _stale_accelerate()
+    return f"nothing was sent, although the world has {size} ranks: {why}"
+
+
+def _stale_accelerate() -> str:
+    """accelerate asks for its ranks once in the life of a process."""
+    state = sys.modules.get("accelerate.state")
+    shared = getattr(getattr(state, "PartialState", None), "_shared_state", {})
+    if not shared or shared.get("num_processes", 0) > 1:
+        return ""
+    return (
+        "; accelerate set itself up for 1 process before and keeps to that: call "
+        "accelerate.state.AcceleratorState._reset_state(True), or restart the kernel"
+    )

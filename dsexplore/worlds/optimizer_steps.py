@@ -1,0 +1,61 @@
+"""Count a program's optimizer steps: mark them in its trace, and end it after so many."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class EnoughSteps(BaseException):
+    """Raised in a program, out of ``optimizer.step()``, once it has taken the steps that were asked for.
+
+    No ``except Exception`` of the program catches it, and every ``finally`` and ``with`` is left properly.
+    """
+
+
+class StepCounter:
+    """Counts the steps of each optimizer.
+
+    Args:
+        limit: steps after which the program ends; None for no end.
+        on_step: called after each step of the program, which ends with the first optimizer that takes its next step.
+    """
+
+    def __init__(self, limit: int | None, on_step: Callable[[], None]) -> None:
+        self.taken = 0
+        self._limit, self._on_step = limit, on_step
+        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """An optimizer has taken a step; torch calls this as its hook."""
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if count > self.taken:
+            self.taken = count
+            self._on_step()
+        if self._limit is not None and self._is_enough(count, self._limit):
+            raise EnoughSteps
+
+    def _is_enough(self, count: int, limit: int) -> bool:
+        """Whether the program's last step is over; an optimizer that kept up so far is waited for until the next."""
+        waited_for = limit > 1 and any(other == limit - 1 for other in self._counts.values())
+        return count > limit or (count == limit and not waited_for)
+
+
+@contextmanager
+def counted_steps(limit: int | None, on_step: Callable[[], None]) -> Iterator[StepCounter]:
+    """Count the optimizer steps of the block, which ends with `EnoughSteps` after ``limit`` of them.
+
+    The first optimizer to take its n-th step ends the program's n-th step. Of several optimizers, those that took as
+    many steps as the others so far still take their last one.
+    """
+    counter = StepCounter(limit, on_step)
+    handle = register_optimizer_step_post_hook(counter.stepped)
+    try:
+        yield counter
+    finally:
+        handle.remove()

@@ -1,0 +1,55 @@
+"""What a simulated world must say of itself while a program runs in it, each thing once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+from dsexplore.capture.frame_kinds import USER, USER_HOOK, telling
+from dsexplore.capture.source_lines import source_text
+
+_LINES = 5
+"""Lines of the program that a remark names."""
+
+
+class Remarks:
+    """The remarks of one world: each is a warning when first made, and a note of the traces that are recorded."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[str, None]] = {}
+
+    def say(self, text: str) -> None:
+        """Make a remark about the line of the user's program that runs now; the same text again adds its line.
+
+        Args:
+            text: whole, without a full stop.
+        """
+        frame = user_frame(sys._getframe(1))
+        first = text not in self._lines
+        lines = self._lines.setdefault(text, {})
+        if frame is not None:
+            lines[source_text(frame.f_code, frame.f_lasti)] = None
+        if first:
+            file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<simulated world>", 0)
+            warnings.warn_explicit(text, RuntimeWarning, file, line)
+
+    def note(self, text: str) -> None:
+        """Make a remark for the traces alone."""
+        self._lines.setdefault(text, {})
+
+    def notes(self) -> list[str]:
+        """Every remark so far, with the lines of the program that it is about."""
+        return [f"{text}{_at(list(lines))}" for text, lines in self._lines.items()]
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's program, from that frame outward."""
+    return next((outer for kind, outer in telling(frame) if kind in (USER, USER_HOOK)), None)
+
+
+def _at(lines: list[str]) -> str:
+    if not lines:
+        return ""
+    more = f" and {len(lines) - _LINES} more lines" if len(lines) > _LINES else ""
+    return f" ({', '.join(lines[:_LINES])}{more})"

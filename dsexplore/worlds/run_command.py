@@ -1,0 +1,158 @@
+"""``dsexplore run``: an unmodified training script on simulated ranks, from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from dsexplore.errors import UsageError
+from dsexplore.meshes import parse_mesh
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.program import Program, exit_status
+from dsexplore.worlds.script import Setting, play
+from dsexplore.worlds.several_ranks import RankEnd, parse_ranks, play_ranks
+
+DESCRIPTION = """\
+Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.
+
+  dsexplore run --world-size 64 train.py --lr 0.1
+  dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
+  dsexplore run --mesh dp=8,tp=8 --fake --steps 2 -o step.parquet --html step.html train.py
+
+Options before the script are dsexplore's, those after it are the script's."""
+
+_OF_TORCHRUN = ("--master-addr", "--master-port", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
+"""Where ranks of a cluster meet: accepted, so that torchrun's line can be used, and without effect."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``dsexplore run`` to a parser."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "dsexplore run [options] (train.py | -m package.module) [argument ...]"
+    option = parser.add_argument
+    option("--world-size", type=int, metavar="N", help="number of ranks")
+    option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; tells the world size too")
+    option("--nnodes", type=int, metavar="N", help="number of nodes, as torchrun's")
+    option(
+        *("--nproc-per-node", "--nproc_per_node", "--ranks-per-node"),
+        dest="ranks_per_node",
+        type=int,
+        metavar="N",
+        help="ranks on each node, as torchrun's (default: 8)",
+    )
+    option("--rank", type=int, metavar="R", help="the rank to play (default: 0)")
+    option("--ranks", metavar="RANKS", help="several ranks, each in a process of its own: 0,8 or all")
+    option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
+    option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
+    option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
+    option("--html", type=Path, metavar="FILE", help="write the report there")
+    option("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    for name in _OF_TORCHRUN:
+        option(name, name.replace("-", "_").replace("__", "--", 1), help=argparse.SUPPRESS)
+    option("--standalone", action="store_true", help=argparse.SUPPRESS)
+    option("script", help="the script, or with -m the module")
+    option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def run(options: argparse.Namespace, command: str | None = None) -> int:
+    """Do what ``dsexplore run`` was asked.
+
+    Args:
+        options: as parsed.
+        command: the line that was typed, for the report.
+
+    Returns:
+        the exit status: the script's own, 1 where it raised, 130 where it was interrupted.
+
+    Raises:
+        UsageError: numbers that do not fit together, no such script, or no folder for the report.
+    """
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise UsageError(f"--html {options.html}: there is no folder {options.html.absolute().parent}")
+    program = Program(options.script, tuple(options.arguments), options.module)
+    setting = _setting(options, command if command is not None else shlex.join(["dsexplore", *sys.argv[1:]]))
+    if options.ranks is None:
+        played = play(program, setting)
+        trace, ends = played.trace, [_end(setting.rank, played.error)]
+    else:
+        if options.rank is not None:
+            raise UsageError(f"--rank {options.rank} and --ranks {options.ranks}: give one of the two")
+        trace, ends = play_ranks(program, setting, parse_ranks(options.ranks, setting.world().size))
+    for end in ends:
+        _show(end, alone=len(ends) == 1)
+    _summarise(trace, options)
+    return next((status for end in ends if (status := _number(end.status))), 0)
+
+
+def _setting(options: argparse.Namespace, command: str) -> Setting:
+    return Setting(
+        world_size=_world_size(options),
+        mesh=options.mesh,
+        rank=options.rank or 0,
+        ranks_per_node=options.ranks_per_node,
+        fake=options.fake,
+        steps=options.steps,
+        save=options.save,
+        command=command,
+    )
+
+
+def _world_size(options: argparse.Namespace) -> int | None:
+    """The ranks, from what was given of world size, mesh, nodes and ranks per node."""
+    size: int | None = options.world_size
+    per_node = options.ranks_per_node
+    if size is None and options.mesh is None and per_node is not None:
+        return int((options.nnodes or 1) * per_node)
+    if options.nnodes is None:
+        if size is None and options.mesh is None:
+            raise UsageError(
+                "how many ranks has the world? Give --world-size 64, --mesh dp=8,tp=8, or --nnodes 8 --nproc-per-node 8"
+            )
+        return size
+    if size is None and options.mesh is None:
+        return int(options.nnodes * 8)
+    ranks = size if size is not None else parse_mesh(options.mesh).size
+    if options.nnodes < 1 or ranks % options.nnodes:
+        raise UsageError(f"{ranks} ranks do not divide into --nnodes {options.nnodes} nodes of as many each")
+    if per_node is None:
+        options.ranks_per_node = ranks // options.nnodes
+    elif per_node * options.nnodes != ranks:
+        raise UsageError(
+            f"--nnodes {options.nnodes} of --nproc-per-node {per_node} are {per_node * options.nnodes} ranks, but the "
+            f"world has {ranks}: leave one of them out"
+        )
+    return size
+
+
+def _end(rank: int, error: BaseException | None) -> RankEnd:
+    silent = error is None or isinstance(error, SystemExit)
+    return RankEnd(rank, exit_status(error), "" if silent else "".join(traceback.format_exception(error)))
+
+
+def _show(end: RankEnd, *, alone: bool) -> None:
+    """Print what Python prints when a script ends like that."""
+    sys.stdout.flush()
+    text = end.traceback or (end.status if isinstance(end.status, str) else "")
+    if not text:
+        return
+    if not alone:
+        print(f"rank {end.rank}:", file=sys.stderr)
+    print(text.rstrip("\n"), file=sys.stderr, flush=True)
+
+
+def _number(status: Any) -> int:
+    """The exit status of a process whose script ended with that."""
+    return status if isinstance(status, int) else 1
+
+
+def _summarise(trace: Trace, options: argparse.Namespace) -> None:
+    print(trace._repr_mimebundle_()["text/plain"])
+    if options.save is not None:
+        print(f"wrote {options.save}")
+    if options.html is not None:
+        print(f"wrote {trace.to_html(options.html)}")

@@ -1,0 +1,194 @@
+"""A script run as several ranks of a simulated world: each in a process of its own, all in one trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsexplore.errors import UsageError
+from dsexplore.progress import track
+from dsexplore.trace.files import rank_file
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.local_ranks import run_ranks
+from dsexplore.worlds.program import Program, exit_status
+from dsexplore.worlds.script import Setting, play
+
+_FOREVER = 1e6
+"""Seconds that ranks may take: a script ends when it ends."""
+_NO_RESULTS = ("/dev/", "/proc/")
+_CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
+_NAMED = 3
+"""Files that a note names."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How the script ended on one rank."""
+
+    rank: int
+    status: Any = 0
+    """As for ``sys.exit``."""
+    traceback: str = ""
+    """The script's own; empty where it came to its end."""
+    written: tuple[str, ...] = ()
+    """Files that it opened for writing."""
+
+
+def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
+    """``"0,8"``, ``"all"`` or numbers → the ranks, in order.
+
+    Raises:
+        UsageError: not a list of ranks, none, one twice, or one that is not in the world.
+    """
+    if ranks == "all":
+        return list(range(world_size))
+    if isinstance(ranks, str):
+        words = [word.strip() for word in ranks.split(",")]
+        if not all(word.isdecimal() for word in words):
+            raise UsageError(f"ranks {ranks!r}: write them like 0,8 or all")
+        ranks = [int(word) for word in words]
+    chosen = sorted(ranks)
+    for rank in chosen:
+        if not isinstance(rank, int) or not 0 <= rank < world_size:
+            raise UsageError(
+                f"rank {rank!r} is not in a world of {world_size} ranks: give ranks from 0 to {world_size - 1}"
+            )
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UsageError(f"ranks {ranks!r}: name one rank or more, each once")
+    return chosen
+
+
+def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tuple[Trace, list[RankEnd]]:
+    """Run a program once per rank, as many at a time as there are processors, and merge what they recorded.
+
+    What the ranks print comes with their numbers in front. Ctrl-C ends the ranks that still run; those that were
+    done are kept.
+
+    Returns:
+        the trace of all ranks that left one, and how the script ended on each rank that ended by itself.
+
+    Raises:
+        UsageError: no such script, or numbers that do not fit together.
+        KeyboardInterrupt: it was interrupted before any rank was done.
+    """
+    program.check()
+    ends: list[RankEnd] = []
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
+        try:
+            for batch in _batches(program, setting, ranks, folder):
+                ends += batch
+        except KeyboardInterrupt:
+            if not ends:
+                raise
+            notes.append(f"interrupted: {len(ends)} of {len(ranks)} ranks are in this trace")
+        files = [Path(folder, rank_file(rank)) for rank in ranks]
+        trace = Trace.merge([Trace.load(file) for file in files if file.exists()]) if _any(files) else Trace()
+    notes += written_by_several(ends)
+    info = trace.tables.info
+    trace = Trace(replace(trace.tables, info=replace(info, notes=(*notes, *info.notes))))
+    if setting.save is not None:
+        trace.save(setting.save)
+    return trace, ends
+
+
+def _any(files: Sequence[Path]) -> bool:
+    return any(file.exists() for file in files)
+
+
+def _batches(program: Program, setting: Setting, ranks: Sequence[int], folder: str) -> Iterator[list[RankEnd]]:
+    together = len(os.sched_getaffinity(0))
+    with track("running ranks", len(ranks), "ranks") as work:
+        for start in range(0, len(ranks), together):
+            batch = list(ranks[start : start + together])
+            ran = run_ranks(
+                _play_one,
+                len(batch),
+                args=(program, setting, batch, folder),
+                backend=None,
+                timeout=_FOREVER,
+                grace=_FOREVER,
+                on_line=partial(_print_line, batch),
+            )
+            yield [
+                outcome.value if outcome.status == "ok" else RankEnd(rank, 1, outcome.traceback or outcome.error)
+                for rank, outcome in zip(batch, ran.outcomes, strict=True)
+            ]
+            work.advance(len(batch))
+
+
+def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
+    print(f"[rank {ranks[index]}] {line}", flush=True)
+
+
+def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: str) -> RankEnd:
+    """In a process of its own: play the rank of this process's place among ``ranks``."""
+    rank = ranks[int(os.environ["RANK"])]
+    written: dict[str, None] = {}
+    with _watched_files(lambda path: written.setdefault(path), folder):
+        played = play(program, replace(setting, rank=rank, save=Path(folder, rank_file(rank))))
+    error = played.error
+    text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
+    status = exit_status(error)
+    return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written))
+
+
+@contextmanager
+def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None]:
+    """Report the files that the block opens for writing, through Python or ``torch.save``.
+
+    Python has no way to remove an audit hook: it stays, without effect, until the process ends.
+    """
+    watching = True
+
+    def opened(path: object) -> None:
+        if watching and isinstance(path, (str, os.PathLike)):
+            name = str(Path(os.fspath(path)).absolute())
+            if not name.startswith((own_folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES):
+                note(name)
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and watching:
+            path, mode, flags = args
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & os.O_ACCMODE
+            if writes:
+                opened(path)
+
+    save = torch.save
+
+    def watched_save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        opened(f)  # torch writes the file in C++
+        save(obj, f, *args, **kwargs)
+
+    sys.addaudithook(audit)
+    torch.save = watched_save
+    try:
+        yield
+    finally:
+        watching = False
+        torch.save = save
+
+
+def written_by_several(ends: Sequence[RankEnd]) -> list[str]:
+    """A note on the files that several ranks opened for writing; none where there are none."""
+    counts = Counter(path for end in ends for path in end.written)
+    shared = [path for path, count in counts.items() if count > 1]
+    if not shared:
+        return []
+    named = ", ".join(os.path.relpath(path) for path in shared[:_NAMED])
+    more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
+    return [
+        f"each of the {len(ends)} ranks runs the whole script, so {named}{more} was opened for writing by "
+        f"{counts[shared[0]]} of them, and the last one's content stays: write where the rank is 0"
+    ]

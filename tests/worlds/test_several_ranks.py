@@ -1,0 +1,107 @@
+"""Several ranks of one script, each in a process of its own, in one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.files import load
+from dsexplore.worlds import rank_server
+from dsexplore.worlds.program import Program
+from dsexplore.worlds.script import Setting
+from dsexplore.worlds.several_ranks import RankEnd, parse_ranks, play_ranks, written_by_several
+
+SCRIPT = """\
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print("hello from", rank)
+dist.all_reduce(torch.ones(4))
+if rank == 2:
+    dist.broadcast(torch.ones(1), src=2)
+    if len(sys.argv) > 2:
+        raise ValueError("only here")
+torch.save(torch.ones(2), sys.argv[1] + "/weights.pt")
+with open(sys.argv[1] + f"/rank{rank}.txt", "w") as file:
+    file.write("own")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [("0,8", [0, 8]), (" 3 , 1", [1, 3]), ("all", list(range(9))), ([2], [2])]
+)
+def test_ranks_as_people_write_them(ranks: str | list[int], expected: list[int]) -> None:
+    assert parse_ranks(ranks, 9) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ("distinct", "ranks 'distinct': write them like 0,8 or all"),
+        ("", "write them like"),
+        ("0,9", "rank 9 is not in a world of 9 ranks: give ranks from 0 to 8"),
+        ("1,1", "each once"),
+        ([], "name one rank or more"),
+    ],
+)
+def test_ranks_that_are_not_there(ranks: str | list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_ranks(ranks, 9)
+
+
+@pytest.mark.processes
+class TestProcesses:
+    @pytest.fixture(autouse=True)
+    def end_the_server(self) -> Iterator[None]:
+        yield
+        rank_server.close()
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(dedent(SCRIPT))
+        return path
+
+    def test_are_merged_into_one_trace(self, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "out").mkdir()
+        setting = Setting(world_size=4, save=tmp_path / "trace")
+        trace, ends = play_ranks(Program(str(script), (str(tmp_path / "out"),)), setting, [0, 2, 3])
+        assert trace.events.select("rank", "op").rows() == [
+            (0, "all_reduce"),
+            (2, "all_reduce"),
+            (2, "broadcast"),
+            (3, "all_reduce"),
+        ]
+        assert [(end.rank, end.status) for end in ends] == [(0, 0), (2, 0), (3, 0)]
+        assert sorted(capsys.readouterr().out.splitlines()) == [
+            "[rank 0] hello from 0",
+            "[rank 2] hello from 2",
+            "[rank 3] hello from 3",
+        ]
+        (note,) = [note for note in trace.info.notes if "weights.pt" in note]
+        assert note.startswith("each of the 3 ranks runs the whole script, so ")
+        assert "was opened for writing by 3 of them" in note
+        assert "rank0.txt" not in note
+        assert load(tmp_path / "trace").info.ranks == (0, 2, 3)
+        assert sorted(path.name for path in (tmp_path / "trace").iterdir())[-1] == "rank-00003.parquet"
+
+    def test_one_that_fails_keeps_what_it_recorded_and_the_others(self, script: Path, tmp_path: Path) -> None:
+        trace, ends = play_ranks(Program(str(script), (str(tmp_path), "fail")), Setting(world_size=4), [1, 2])
+        assert trace.events["rank"].to_list() == [1, 2, 2]
+        assert [end.status for end in ends] == [0, 1]
+        assert ends[1].traceback.splitlines()[1:] == [
+            f'  File "{script}", line 10, in <module>',
+            '    raise ValueError("only here")',
+            "ValueError: only here",
+        ]
+
+
+def test_files_of_one_rank_are_no_ones_business() -> None:
+    assert written_by_several([RankEnd(0, written=("a",)), RankEnd(1, written=("b",))]) == []
+    (note,) = written_by_several([RankEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
+    assert "and 1 more was opened for writing by 2 of them" in note
