@@ -9,7 +9,7 @@ from dsexplore.comm.summary import CommsSummary, Line, shown_name
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import OPS, OTHER_OP
+from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, OPS, OTHER_OP, themed
 from dsexplore.views.view import View
 
 STYLE = """
@@ -20,8 +20,7 @@ STYLE = """
 """
 HEAD = ("op", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
 KINDS = ("time", "bandwidth")
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-_INK = "#767676"
+_MARGIN = {"l": 8, "r": 8, "t": 24, "b": 8}
 _MOST_LINES = 200
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
 
@@ -111,20 +110,6 @@ def _label(line: Line) -> str:
     return html.escape(f"{shown_name(line)} · group {line.group.name} ({line.group.size}) · {size}", 60)
 
 
-def _styled(figure: Any, height: int) -> Any:
-    figure.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": _INK, "size": 12},
-        margin={"l": 8, "r": 8, "t": 24, "b": 8},
-        height=height,
-    )
-    figure.update_xaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)")
-    figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)")
-    return figure
-
-
 def _time_figure(lines: list[Line]) -> Any:
     import plotly.graph_objects as go
 
@@ -142,7 +127,7 @@ def _time_figure(lines: list[Line]) -> Any:
     )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="total time, ms", rangemode="tozero")
-    return _styled(figure, 90 + 26 * max(1, len(timed)))
+    return themed(figure, margin=_MARGIN, height=90 + 26 * max(1, len(timed)))
 
 
 def _bandwidth_figure(lines: list[Line]) -> Any:
@@ -162,11 +147,10 @@ def _bandwidth_figure(lines: list[Line]) -> Any:
             y=[line.rates[1] for line in members if line.rates],
             mode="lines+markers",
             marker={"color": colour, "symbol": symbol},
-            line={"dash": _DASHES[groups.index((group, size)) % len(_DASHES)]},
+            line={"dash": DASHES[groups.index((group, size)) % len(DASHES)]},
             name=html.escape(f"{op} · group {group} ({size})", 40),
             hovertemplate="%{x} B: %{y:.3g} GB/s<extra></extra>",
         )
     figure.update_xaxes(type="log", title="message size S, bytes")
     figure.update_yaxes(type="log", title="bus bandwidth, GB/s")
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0})
-    return _styled(figure, 340)
+    return themed(figure, margin=_MARGIN, height=340, showlegend=True, legend=LEGEND_ABOVE)

@@ -1,4 +1,4 @@
-"""What every static view shares: escaping, theme, ids that depend on content, and the page around a fragment.
+"""What every static view shares: escaping, tables, ids that depend on content, and the page around a fragment.
 
 The demands on every fragment:
 
@@ -18,30 +18,21 @@ import re
 from collections.abc import Iterable
 from itertools import chain, repeat
 
+from dsexplore.views.page import theme
+
 LONGEST_NAME = 160
 """Characters of a name that are shown; a longer one loses its middle."""
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 STYLE = """
-.dsx{--dsx-fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText));
---dsx-bg:var(--jp-layout-color0,var(--vscode-editor-background,Canvas));
---dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);
---dsx-dim:color-mix(in srgb,var(--dsx-fg) 68%,var(--dsx-bg));
---dsx-shade:color-mix(in srgb,var(--dsx-fg) 6%,transparent);
---dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,#0072b2));
---dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace));
-color:var(--dsx-fg);background:var(--dsx-bg);
-font:13px/1.45 var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
-max-width:100%;text-align:left}
-.dsx *{box-sizing:border-box}
+.dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:13px/1.45 var(--dsx-font);max-width:100%;text-align:left}
 .dsx p,.dsx.dsx h4{margin:.3em 0;font-size:inherit}
 .dsx.dsx h4{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx .scroll{overflow-x:auto;max-width:100%}
 .dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
 .dsx summary{cursor:pointer}
-.dsx :focus-visible{outline:2px solid var(--dsx-focus);outline-offset:-2px}
 .dsx.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0;
 table-layout:auto}
 .dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
@@ -51,6 +42,11 @@ background:none;color:inherit;white-space:nowrap}
 .dsx.dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
 .dsx.dsx.dsx tbody tr{background:none}
 .dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
+.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
+.dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
+.dsx .tag{border:1px dashed currentColor;padding:0 3px}
+.dsx .bar{display:flex;height:16px;min-width:2px}
+.dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
 """
 
 
@@ -90,8 +86,8 @@ def content_id(*parts: object) -> str:
 
 
 def fragment(body: str, style: str = "") -> str:
-    """The root element of a view, with the shared style and the view's own."""
-    return f'<div class="dsx"><style>{_squeeze(STYLE + style)}</style>{body}</div>'
+    """The root element of a view, with the theme, the style of all views and the view's own."""
+    return f'<div class="dsx"><style>{_squeeze(theme.VARIABLES + STYLE + style)}</style>{body}</div>'
 
 
 def table(

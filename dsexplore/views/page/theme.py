@@ -1,11 +1,34 @@
-"""Colours that colour-blind readers can tell apart (Okabe and Ito), each with a letter and a hatch beside it."""
+"""The theme, in one place: colours, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
+
+Light and dark follow the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme. Colours
+are those of Okabe and Ito, which colour-blind readers can tell apart; a letter or a hatch says the same beside each.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
 SKY, VERMILION, YELLOW, GREY = "#56b4e9", "#d55e00", "#f0e442", "#8a8a8a"
+INK = "#767676"
+"""Text of a figure, legible on white and on black."""
+CLEAR = "rgba(0,0,0,0)"
+
+VARIABLES = f"""
+.dsx,.dsx-tree,.dsx-explorer,.dsx-plot{{
+--dsx-fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText));
+--dsx-bg:var(--jp-layout-color0,var(--vscode-editor-background,Canvas));
+--dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);
+--dsx-dim:color-mix(in srgb,var(--dsx-fg) 68%,var(--dsx-bg));
+--dsx-shade:color-mix(in srgb,var(--dsx-fg) 6%,transparent);
+--dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,{BLUE}));
+--dsx-font:var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
+--dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace))}}
+:is(.dsx,.dsx-tree,.dsx-explorer) *{{box-sizing:border-box}}
+:is(.dsx,.dsx-tree,.dsx-explorer) :focus-visible{{outline:2px solid var(--dsx-focus);outline-offset:-2px}}
+"""
+"""CSS of static views and widgets alike: what their other rules refer to."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +42,16 @@ class Mark:
     hatch: str
     """CSS gradient laid over the colour; empty for none."""
     pattern: str
-    """The same hatch in plotly's words."""
+    """The same hatch as plotly names it."""
+
+    @property
+    def css(self) -> str:
+        """The mark as CSS declarations."""
+        return f"background:{self.hatch + ',' if self.hatch else ''}{self.colour};color:{self.ink}"
 
 
-def _stripes(angle: int, gap: int = 6) -> str:
-    return f"repeating-linear-gradient({angle}deg,#0004 0 1px,transparent 1px {gap}px)"
+def _stripes(angle: int, gap: int = 6, ink: str = "#0004") -> str:
+    return f"repeating-linear-gradient({angle}deg,{ink} 0 1px,transparent 1px {gap}px)"
 
 
 PHASES: dict[str, Mark] = {
@@ -33,6 +61,13 @@ PHASES: dict[str, Mark] = {
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4), "-"),
     "other": Mark("·", GREY, "#000", _stripes(90, 4), "|"),
 }
+
+MEMORY: dict[str, Mark] = {
+    "parameters": Mark("W", BLUE, "#fff", "", ""),
+    "gradients": Mark("G", ORANGE, "#000", _stripes(45, ink="#0005"), "/"),
+    "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4, "#0005"), "-"),
+}
+"""Parts of a rank's memory."""
 
 OPS: dict[str, tuple[str, str]] = {
     # op: colour, plotly marker symbol
@@ -45,7 +80,48 @@ OPS: dict[str, tuple[str, str]] = {
 }
 OTHER_OP = (GREY, "cross")
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+"""Of lines in a figure, one after the other."""
+
+FIGURE: dict[str, Any] = {
+    "paper_bgcolor": CLEAR,
+    "plot_bgcolor": CLEAR,
+    "font": {"color": INK, "size": 12},
+    "modebar": {"bgcolor": CLEAR, "color": INK},
+}
+"""The layout that all figures share, as plotly's JSON: no background, legible ink."""
+AXIS: dict[str, Any] = {
+    "gridcolor": "rgba(128,128,128,0.25)",
+    "zerolinecolor": "rgba(128,128,128,0.4)",
+    "automargin": True,
+}
+"""What all axes share: lines that are seen on white and on black, and room for the labels."""
+LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
+
 
 def phase_mark(phase: str) -> Mark:
     """The mark of a phase; an unknown one looks like ``other``."""
     return PHASES.get(phase, PHASES["other"])
+
+
+def heat(percent: int) -> str:
+    """CSS of a cell of a heatmap, from 0 for nothing to 100 for all blue."""
+    return f"background:color-mix(in srgb,{BLUE} {percent}%,transparent)"
+
+
+def tint(colour: str, share: float) -> str:
+    """A colour of this module, partly transparent, as plotly takes it."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{share})"
+
+
+def themed(figure: Any, **layout: Any) -> Any:
+    """A ``plotly.graph_objects.Figure`` in this theme.
+
+    Args:
+        figure: changed in place.
+        layout: what of its layout is its own.
+    """
+    figure.update_layout(template="none", **FIGURE, **layout)
+    figure.update_xaxes(**AXIS)
+    return figure.update_yaxes(**AXIS)

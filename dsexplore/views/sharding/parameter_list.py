@@ -12,30 +12,17 @@ from dsexplore.sharding.memory import PARTS, Assumptions, memory_groups
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, ORANGE
+from dsexplore.views.page.theme import MEMORY
 from dsexplore.views.sharding.placement_tables import axis_table, held_table, shape_text
 from dsexplore.views.sharding.shard_picture import picture_html, swatch
 
 MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
 
-PART_MARKS = {
-    # part: letter, colour, ink, CSS hatch, plotly pattern
-    "parameters": ("W", BLUE, "#fff", "", ""),
-    "gradients": ("G", ORANGE, "#000", "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),", "/"),
-    "optimizer": ("O", GREEN, "#000", "repeating-linear-gradient(0deg,#0005 0 1px,transparent 1px 4px),", "-"),
-}
-
 STYLE = (
-    "".join(
-        f".dsx .m{part[0]}{{background:{hatch}{colour};color:{ink}}}\n"
-        for part, (_, colour, ink, hatch, _) in PART_MARKS.items()
-    )
+    "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
     + """
 .dsx .mem{width:100%}
 .dsx .mem td.track{width:46%;min-width:170px}
-.dsx .stack{display:flex;height:16px;min-width:2px}
-.dsx .stack span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
-.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
 .dsx .list{min-width:730px;border-top:1px solid var(--dsx-line)}
 .dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
 .dsx .line:hover{background:var(--dsx-shade)}
@@ -51,7 +38,6 @@ STYLE = (
 .dsx .line .c{flex:0 0 70px;text-align:right;font-variant-numeric:tabular-nums}
 .dsx .line b{display:block;font-weight:400;white-space:nowrap}
 .dsx .list .open{padding:2px 4px 10px 18px}
-.dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
 """
 )
 
@@ -134,7 +120,7 @@ def _memory_html(shown: Sharding) -> str:
             ("total", ""),
         )
     )
-    key = " ".join(f'<span class="key m{part[0]}">{letter}</span>{part}' for part, (letter, *_) in PART_MARKS.items())
+    key = " ".join(f'<span class="key m{part[0]}">{mark.letter}</span>{part}' for part, mark in MEMORY.items())
     more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
     return (
         f'<h4>Memory by rank</h4><p class="dim">{key}</p>'
@@ -147,14 +133,14 @@ def _memory_html(shown: Sharding) -> str:
 def _memory_row(shown: Sharding, group: RankGroup, top: int) -> str:
     bars = "".join(
         f'<span class="m{part[0]}" style="width:{100 * size / top:.3g}%" title="{part}: {format_bytes(size)}">'
-        f"{PART_MARKS[part][0] if size / top > 0.04 else ''}</span>"
+        f"{MEMORY[part].letter if size / top > 0.04 else ''}</span>"
         for part, size in zip(PARTS, group.value, strict=True)
         if size
     )
     sizes = "".join(f"<td>{format_bytes(size)}</td>" for size in (*group.value, sum(group.value)))
     return (
         f'<tr><td class="l w">{html.escape(group.ranks)}</td><td>{group.count:,}</td>'
-        f'<td class="l track"><div class="stack">{bars}</div></td>{sizes}</tr>'
+        f'<td class="l track"><div class="bar">{bars}</div></td>{sizes}</tr>'
     )
 
 

@@ -14,16 +14,13 @@ from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.memory import PARTS, Assumptions, assume, memory_groups
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, PURPLE, VERMILION
-from dsexplore.views.sharding.parameter_list import PART_MARKS
+from dsexplore.views.page.theme import BLUE, CLEAR, GREEN, INK, LEGEND_ABOVE, MEMORY, PURPLE, VERMILION, themed, tint
 from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
 from dsexplore.views.sharding.shard_picture import Frame, Titles, picture_frame, places
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40
 _WHOLE = {"replicate": (GREEN, "."), "partial": (VERMILION, "/")}
-INK = "#767676"
-"""Text that is legible on white and on black."""
 
 
 def sharding_figure(
@@ -55,17 +52,10 @@ def sharding_figure(
         figure = _memory(shown, assume(optimizer, state_dtype, gradient_dtype))
     else:
         figure = _shards(shown if tensor is None else shown[tensor])
-    figure.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": INK, "size": 12},
-        margin={"l": 8, "r": 24, "t": 76 if chosen == "memory" else 44, "b": 8},
-        title={"x": 0, "xref": "paper", "font": {"size": 13}},
-    )
-    figure.update_xaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
-    figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
-    return figure
+    margin = {"l": 8, "r": 24, "t": 76 if chosen == "memory" else 44, "b": 8}
+    themed(figure, margin=margin, title={"x": 0, "xref": "paper", "font": {"size": 13}})
+    figure.update_xaxes(zeroline=False)
+    return figure.update_yaxes(zeroline=False)
 
 
 def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
@@ -74,21 +64,18 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
     unit, size = _unit(max((sum(group.value) for group in groups), default=0))
     figure = go.Figure(layout={"barmode": "stack", "height": 150 + 24 * max(2, len(bars))})
     for number, part in enumerate(PARTS):
-        letter, colour, ink, _, pattern = PART_MARKS[part]
+        mark = MEMORY[part]
+        hatch = {"shape": mark.pattern, "fgcolor": "#000", "fgopacity": 0.4, "size": 7}
         figure.add_bar(
             y=labels,
             x=[group.value[number] / size for group in bars],
-            name=f"{letter} {part}",
+            name=f"{mark.letter} {part}",
             orientation="h",
-            marker={
-                "color": colour,
-                "line": {"width": 0},
-                "pattern": {"shape": pattern, "bgcolor": colour, "fgcolor": "#000", "fgopacity": 0.4, "size": 7},
-            },
-            text=[letter if group.value[number] else "" for group in bars],
+            marker={"color": mark.colour, "line": {"width": 0}, "pattern": {"bgcolor": mark.colour, **hatch}},
+            text=[mark.letter if group.value[number] else "" for group in bars],
             textposition="inside",
             insidetextanchor="middle",
-            textfont={"color": ink},
+            textfont={"color": mark.ink},
             textangle=0,
             customdata=[format_bytes(group.value[number]) for group in bars],
             hovertemplate=f"%{{y}}<br>{part}: %{{customdata}}<extra></extra>",
@@ -97,7 +84,7 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
     title = f"{html.escape(shown.title, 60)} on {html.escape(shown.mesh, 60)}: memory by rank, {assumed.optimizer}"
     figure.update_layout(
         title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""),
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        legend=LEGEND_ABOVE,
     )
     figure.update_xaxes(title=f"{unit} on a rank", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")
@@ -176,7 +163,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
         y=ys,
         mode="lines",
         fill="toself",
-        fillcolor=_tint(colour, 0.16 if odd else 0.38),
+        fillcolor=tint(colour, 0.16 if odd else 0.38),
         fillpattern={"shape": pattern, "fgcolor": colour, "fillmode": "overlay", "size": 8} if pattern else None,
         line={"color": INK, "width": 1, "dash": "dash" if block.folded > 1 else "solid"},
         text=told,
@@ -194,12 +181,7 @@ def _add_hatch(figure: go.Figure, kind: str, frame: Frame) -> None:
         y=[0, 0, frame.rows, frame.rows],
         mode="none",
         fill="toself",
-        fillpattern={"shape": pattern, "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)", "size": 9, "solidity": 0.15},
+        fillpattern={"shape": pattern, "fgcolor": colour, "bgcolor": CLEAR, "size": 9, "solidity": 0.15},
         hoverinfo="skip",
         name=kind,
     )
-
-
-def _tint(colour: str, share: float) -> str:
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{share})"

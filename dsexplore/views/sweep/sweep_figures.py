@@ -9,12 +9,10 @@ from dsexplore.aio.aio_config import threads_text
 from dsexplore.aio.result import SweepResult
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
 from dsexplore.views.sweep.sweep_points import Point, cells, limit_of, points, thread_counts
-from dsexplore.views.trace.figures import INK
 
 _LINES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION)
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
 def _heatmaps(result: SweepResult, direction: str) -> Any:
@@ -68,7 +66,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
             hovertemplate="%{customdata}<br>%{y:.2f} GB/s<extra></extra>",
             mode="lines+markers",
             name=threads_text(count),
-            line={"color": _LINES[at % len(_LINES)], "dash": _DASHES[at % len(_DASHES)]},
+            line={"color": _LINES[at % len(_LINES)], "dash": DASHES[at % len(DASHES)]},
         )
     if (limit := limit_of(result, direction)) is not None:
         figure.add_hline(limit[0] / 1e9, line_dash="dot", line_color=INK, annotation_text=limit[1])
@@ -140,20 +138,8 @@ def _steps(label: str, values: list[Any], steps: list[Any], write: Callable[[Any
 
 def _titled(figure: Any, result: SweepResult, direction: str) -> Any:
     title = html.escape(f"{direction}: {result.disk.label}, {result.conditions.mode} mode", 120)
-    figure.update_layout(
-        title={"text": title, "font": {"size": 14}},
-        template="none",
-        height=420,
-        font={"color": INK},
-        margin={"l": 90, "r": 40, "t": 80, "b": 50},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": INK},
-    )
-    lines = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
-    figure.update_xaxes(**lines)
-    figure.update_yaxes(**lines)
-    return figure
+    margin = {"l": 90, "r": 40, "t": 80, "b": 50}
+    return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
 
 
 KINDS: dict[str, Callable[[SweepResult, str], Any]] = {

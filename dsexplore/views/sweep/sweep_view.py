@@ -10,7 +10,7 @@ from dsexplore.aio.statistics import ratio_interval
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_rate
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE
+from dsexplore.views.page.theme import heat
 from dsexplore.views.sweep.sweep_figures import KINDS
 from dsexplore.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
 from dsexplore.views.view import View
@@ -118,10 +118,7 @@ def _heat_cell(point: Point | None, scale: tuple[float, float], chosen: AioConfi
     shade = round(5 + 45 * (point.rate - low) / (high - low)) if high > low else 25
     mark = ' class="best"' if chosen is not None and _place(point.config) == _place(chosen) else ""
     told = html.escape(str(point.config))
-    return (
-        f'<td{mark} title="{told}" style="background:color-mix(in srgb,{BLUE} {shade}%,transparent)">'
-        f"{point.rate / 1e9:.2f}</td>"
-    )
+    return f'<td{mark} title="{told}" style="{heat(shade)}">{point.rate / 1e9:.2f}</td>'
 
 
 def _place(config: AioConfig) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from dsexplore.trace.diff import TraceDiff
 from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.facets import facet
 from dsexplore.views.trace.folding import Fold, Folds, signatures
@@ -34,12 +35,11 @@ _CHANGE = (
 
 STYLE = (
     outline.STYLE
-    + """
-.dsx .sign{display:inline-block;width:15px;text-align:center;border-radius:3px;font-weight:700;line-height:15px}
-.dsx .more{background:#d55e00;color:#fff}
-.dsx .less{background:#0072b2;color:#fff}
-.dsx .both{background:repeating-linear-gradient(45deg,#cc79a7 0 4px,#b86492 4px 6px);color:#000}
-.dsx .only{border:1px dashed currentColor;border-radius:3px;padding:0 3px;font-size:11px}
+    + f"""
+.dsx .sign{{display:inline-block;width:15px;text-align:center;border-radius:3px;font-weight:700;line-height:15px}}
+.dsx .more{{background:{VERMILION};color:#fff}}
+.dsx .less{{background:{BLUE};color:#fff}}
+.dsx .both{{background:repeating-linear-gradient(45deg,{PURPLE} 0 4px,#b86492 4px 6px);color:#000}}
 """
 )
 
@@ -153,7 +153,7 @@ class _DiffSource:
         tree, row = self._tree, fold.first
         a, b = self._before, self._after
         only = self._only[row]
-        mark = f' <span class="only">only in {only}</span>' if only else ""
+        mark = f' <span class="tag">only in {only}</span>' if only else ""
         name = outline.label(fold, tree.names[row], tree.types[row], mark)
         counts = int(a.counts[row]) * times, int(b.counts[row]) * times
         sizes = int(a.bytes[row]) * times, int(b.bytes[row]) * times

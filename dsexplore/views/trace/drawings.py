@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import PHASES, phase_mark
+from dsexplore.views.page.theme import PHASES, heat, phase_mark
 from dsexplore.views.trace.lanes import Lanes, lane_names, phase_runs
 from dsexplore.views.trace.tally import Grid
 
@@ -17,20 +17,13 @@ STYLE = (
 .dsx.dsx .heat th{padding:2px 8px}
 .dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
 min-width:10em}
-.dsx .bar{display:flex;height:16px;min-width:2px}
-.dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
 .dsx.dsx .bars td.track{width:42%;min-width:160px}
 .dsx.dsx .bars{width:100%}
-.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
 .dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
 .dsx .lane>svg{flex:1 1 0;min-width:0;height:12px;background:var(--dsx-shade)}
 """
-    + "".join(
-        f".dsx .p{i}{{background:{m.hatch + ',' if m.hatch else ''}{m.colour};color:{m.ink}}}\n"
-        for i, m in enumerate(PHASES.values())
-    )
-    + "".join(f".dsx .lane .q{i}{{fill:{m.colour}}}\n" for i, m in enumerate(PHASES.values()))
+    + "".join(f".dsx .p{i}{{{m.css}}}\n.dsx .lane .q{i}{{fill:{m.colour}}}\n" for i, m in enumerate(PHASES.values()))
     + ".dsx .lane .h{fill:none;stroke:#000b;vector-effect:non-scaling-stroke}\n"
 )
 
@@ -80,7 +73,7 @@ def _heat_cell(value: float, top: float, write: Callable[[float], str], log: boo
     if not value:
         return '<td class="dim">–</td>'
     shade = round(8 + 37 * (value / top) ** (1 / 3 if log else 1))
-    return f'<td style="background:color-mix(in srgb,#0072b2 {shade}%,transparent)">{write(value)}</td>'
+    return f'<td style="{heat(shade)}">{write(value)}</td>'
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], Sequence[str]]], head: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import polars as pl
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
-from dsexplore.views.page.theme import BLUE, OPS, OTHER_OP, PHASES, SKY, phase_mark
+from dsexplore.views.page.theme import AXIS, BLUE, FIGURE, LEGEND_ABOVE, OPS, OTHER_OP, PHASES, SKY, phase_mark, tint
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.figure_labels import label, shared_prefix, unique
 from dsexplore.views.trace.folding import ranges
@@ -27,9 +27,7 @@ Spec = dict[str, Any]
 
 SEQUENCE_BINS, SEQUENCE_LANES = 160, 24
 
-INK = "#767676"
-"""Text that is legible on white and on black."""
-BLUES = [[0.0, "rgba(86,180,233,0.4)"], [1.0, BLUE]]
+BLUES = [[0.0, tint(SKY, 0.4)], [1.0, BLUE]]
 """From few bytes to many: the least is visible, and the most stands out, on white and on black."""
 _PATTERNS = {
     "all_reduce": "",
@@ -77,20 +75,10 @@ def finished(spec: Spec, empty: str = "") -> Spec:
         spec: its data, and what of its layout is its own.
         empty: said in its place where it has no data.
     """
-    line = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)", "automargin": True}
-    layout = {
-        "template": {},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": INK, "size": 12},
-        "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        "height": 360,
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK},
-        **spec["layout"],
-    }
+    margin = {"l": 8, "r": 8, "t": 36, "b": 8}
+    layout = {"template": {}, **FIGURE, "margin": margin, "legend": LEGEND_ABOVE, "height": 360, **spec["layout"]}
     for axis in ("xaxis", "yaxis"):
-        layout[axis] = {**line, **layout.get(axis, {}), **({} if spec["data"] else {"visible": False})}
+        layout[axis] = {**AXIS, **layout.get(axis, {}), **({} if spec["data"] else {"visible": False})}
     if not spec["data"]:
         layout["annotations"] = [{"text": empty, "showarrow": False}]
     return {"data": spec["data"], "layout": layout}
@@ -262,7 +250,7 @@ def sankey(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
         "target": [len(found.senders) + j for _, j, _ in links],
         "value": [v for _, _, v in links],
         "label": [format_bytes(v) for _, _, v in links],
-        "color": "rgba(86,180,233,0.4)",
+        "color": tint(SKY, 0.4),
         "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
     }
     more = f"{found.hidden:,} more recorded ranks are not drawn" if found.hidden else ""

@@ -40,7 +40,6 @@ white-space:nowrap}
 .dsx .row .c.z{color:var(--dsx-dim)}
 .dsx .row .c.delta{flex-basis:84px}
 .dsx .row .c.wide{flex-basis:132px;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}
-.dsx .times{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
 .dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 36px)}
 .dsx .tree .rest{padding:1px 4px 1px calc(var(--d,0)*14px + 36px)}
 """

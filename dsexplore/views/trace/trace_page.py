@@ -5,11 +5,11 @@ from __future__ import annotations
 from dsexplore.trace.trace import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.trace import drawings
+from dsexplore.views.trace import drawings, outline
 from dsexplore.views.trace.folding import Folding
 from dsexplore.views.trace.module_tree import ModuleTree
 from dsexplore.views.trace.sections import communication_html, still_html
-from dsexplore.views.trace.tree_html import STYLE, tree_html
+from dsexplore.views.trace.tree_html import tree_html
 
 BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 57_000, 1_500_000, 24_000
 """Bytes of a trace's view in a notebook, on a page of its own, and beside the explorer."""
@@ -38,14 +38,14 @@ def trace_html(tables: Tables, budget: int = BUDGET) -> str:
         budget: bytes; the tree gets what the other sections leave.
     """
     header, sent = _header(tables), communication_html(tables)
-    around = html.fragment(header + sent, STYLE + drawings.STYLE)
+    around = html.fragment(header + sent, outline.STYLE + drawings.STYLE)
     tree = tree_html(tables, budget - len(around.encode()))
-    return html.fragment(header + tree + sent, STYLE + drawings.STYLE)
+    return html.fragment(header + tree + sent, outline.STYLE + drawings.STYLE)
 
 
 def twin_html(tables: Tables, known: tuple[ModuleTree, Folding]) -> str:
     """The short static view that stands in the notebook beside the explorer: summary and tree."""
-    return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET, known), STYLE)
+    return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET, known), outline.STYLE)
 
 
 def figure_html(tables: Tables, kind: str) -> str:

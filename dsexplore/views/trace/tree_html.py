@@ -21,13 +21,6 @@ SAME_COLLECTIVE = (
 )  # fmt: skip
 """Collectives that agree in these columns stand on one line."""
 
-STYLE = (
-    outline.STYLE
-    + """
-.dsx .imp{border:1px dashed currentColor;border-radius:3px;padding:0 3px;font-size:11px}
-"""
-)
-
 
 def tree_html(tables: Tables, budget: int, known: tuple[ModuleTree, Folding] | None = None) -> str:
     """The tree, drawn from the top until the budget is spent, which it then says.
@@ -150,7 +143,7 @@ def collectives_html(kinds: pl.DataFrame, every: int) -> str:
     """Some of the ``every`` kinds of collective: columns `SAME_COLLECTIVE` and count."""
     rows = [
         (
-            html.name(event["op"]) + (' <span class="imp">implicit</span>' if event["implicit"] else ""),
+            html.name(event["op"]) + (' <span class="tag">implicit</span>' if event["implicit"] else ""),
             html.name(event["axis"] or "–", 40),
             html.escape(event["phase"]),
             f"{event['count']:,}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dsexplore.views.page.theme import VARIABLES
+
 _HERE = Path(__file__).parent
 
 
@@ -14,9 +16,14 @@ def script(*names: str, render: str) -> str:
         names: the files, in the order they need one another; their top-level names must differ.
         render: what draws the widget: a function among them, or an expression of them.
     """
-    return "\n".join([*(source(name) for name in names), f"export default {{ render: {render} }};"])
+    return "\n".join([*(_source(name) for name in names), f"export default {{ render: {render} }};"])
 
 
-def source(name: str) -> str:
+def style(*names: str) -> str:
+    """Several CSS files as one, after the theme."""
+    return "\n".join([VARIABLES, *(_source(name) for name in names)])
+
+
+def _source(name: str) -> str:
     """The text of a file beside this one."""
     return (_HERE / name).read_text("utf-8")

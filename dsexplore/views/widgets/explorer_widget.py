@@ -5,8 +5,8 @@ from __future__ import annotations
 import traitlets
 
 from dsexplore.views.page import html
-from dsexplore.views.trace import drawings, tree_html
-from dsexplore.views.widgets import script, source
+from dsexplore.views.trace import drawings, outline
+from dsexplore.views.widgets import script, style
 from dsexplore.views.widgets.plot_widget import PlotWidget
 from dsexplore.views.widgets.tree_widget import TreeWidget
 
@@ -19,7 +19,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """
 
     _esm = script("follow.js", "tree.js", "plot.js", "filters.js", "explorer.js", render="explorer")
-    _css = source("tree.css") + source("explorer.css") + html.STYLE + tree_html.STYLE + drawings.STYLE
+    _css = style("tree.css", "plot.css", "explorer.css") + html.STYLE + outline.STYLE + drawings.STYLE
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
     """[facet, texts to choose from] per list; the first text lets everything through."""

@@ -3,8 +3,6 @@ const MIME = "application/vnd.plotly.v1+json";
 // Safari has no idle callbacks.
 const whenIdle = globalThis.requestIdleCallback ?? ((run) => setTimeout(run, 200));
 const SETTINGS = { displaylogo: false, showSendToCloud: false };
-// Of text: that of the notebook's theme, else that of the page.
-const INK = "var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText))";
 
 async function fromLab() {
   const container = globalThis._JUPYTERLAB && globalThis._JUPYTERLAB["jupyterlab-plotly"];
@@ -68,10 +66,6 @@ function makeRoom(data, layout, width) {
 export function plot({ model, el }) {
   const box = document.createElement("div");
   box.className = "dsx-plot";
-  box.style.width = "100%";
-  box.style.minHeight = "360px";
-  box.style.color = INK;
-  box.style.contain = "layout paint style"; // what plotly measures inside lays out nothing outside
   box.setAttribute("role", "img");
   el.append(box);
   let plotly = null, bound = false, zoom = 0, width = 0, ink = "";

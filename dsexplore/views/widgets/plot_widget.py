@@ -14,13 +14,14 @@ from typing import Any
 import anywidget
 import traitlets
 
-from dsexplore.views.widgets import script
+from dsexplore.views.widgets import script, style
 
 
 class PlotWidget(anywidget.AnyWidget):
     """Shows one figure; tells what was clicked and which range was zoomed to."""
 
     _esm = script("follow.js", "plot.js", render="alone(plot)")
+    _css = style("plot.css")
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import traitlets
 
-from dsexplore.views.widgets import script, source
+from dsexplore.views.widgets import script, style
 
 
 class TreeWidget(anywidget.AnyWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
 
     _esm = script("follow.js", "tree.js", render="alone(tree)")
-    _css = source("tree.css")
+    _css = style("tree.css")
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """One per row, the parent's name left out."""
