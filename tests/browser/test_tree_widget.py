@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -18,7 +17,6 @@ from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.widgets.tree_widget import TreeWidget
 
 pytestmark = pytest.mark.browser
-WIDGETS = Path(__file__).parents[2] / "dsexplore" / "views" / "widgets"
 HOSTILE = "<img src=x onerror=window.pwned=1>"
 
 STATE = (
@@ -62,9 +60,7 @@ def draw(page: Any) -> Callable[..., Any]:
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()
         colours = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
-        page.set_content(
-            f"<style>{(WIDGETS / 'tree.css').read_text()}</style><body style='{colours}'><div id=place></div>"
-        )
+        page.set_content(f"<style>{TreeWidget._css}</style><body style='{colours}'><div id=place></div>")
         page.evaluate(STUB, [TreeWidget._esm, json.loads(json.dumps(state)), buffers])
         page.wait_for_selector("#place[data-ready]")
         return page
