@@ -19,15 +19,14 @@ from dsexplore.errors import UsageError
 from dsexplore.trace import schema, timeline
 from dsexplore.trace.trace import Tables, Trace
 from dsexplore.units import format_bytes
-from dsexplore.views.explorer.filters import Filters, Passed, choices, chosen, lists, several
+from dsexplore.views.explorer.filters import FACETS, Filters, Passed, choices, chosen, lists, several
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.picking import Picked, Shown, picked
 from dsexplore.views.page import html
-from dsexplore.views.trace import drawings
-from dsexplore.views.trace.event_codes import FACETS, EventCodes
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS, Spec, finished, module_heatmap, why_empty
 from dsexplore.views.trace.pivot import Mask
-from dsexplore.views.trace.sections import MOST_CAUSES, causes_html
+from dsexplore.views.trace.sections import MOST_CAUSES, causes_part
 from dsexplore.views.trace.trace_page import trace_text, twin_html
 from dsexplore.views.trace.tree_html import MOST_TABLE_ROWS, collectives_html, parameters_html
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
@@ -272,9 +271,7 @@ class Explorer:
         self.widget.status = f"<span>{self._of_what()}{place}</span>{self._only()}{self._no_such_module()}"
         mask = self._chosen()
         body = self._collectives(title, mask) if title else ""
-        if (causes := self._codes.causes(mask, MOST_CAUSES)).lines:
-            told = f"Redistributes that the program did not ask for: {causes.events:,}"
-            body += drawings.part(told, causes_html(causes.shown, causes.lines), not title)
+        body += causes_part(self._codes.causes(mask, MOST_CAUSES), not title, clickable=True)
         self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
 
     @property
@@ -311,9 +308,8 @@ class Explorer:
         return body + each + held
 
     def _ipython_display_(self) -> None:
-        tables = self._trace.tables
-        twin = _ABSENT + twin_html(tables, (self._codes.tree, self._codes.folding))
+        twin = _ABSENT + twin_html(self._codes)
         self.widget.twin = html.content_id(twin)
         static = f'<div class="dsx-twin {self.widget.twin}">{twin}</div>'
-        _display({"text/html": static, "text/plain": trace_text(tables)}, raw=True)
+        _display({"text/html": static, "text/plain": trace_text(self._trace.tables)}, raw=True)
         _display(self.widget)

@@ -8,10 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from dsexplore.views.page import html
-from dsexplore.views.trace.event_codes import FACETS, EventCodes, Matched
+from dsexplore.views.trace.event_codes import EventCodes, Matched
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.pivot import Mask, Sums
 
+FACETS = ("phase", "op", "axis", "group", "step", "rank")
+"""What the explorer can filter by, beside module and implicit."""
 _MOST_OPTIONS = 500
 
 
@@ -51,9 +53,8 @@ class Passed:
 
     @cached_property
     def sums(self) -> Sums:
-        """Their count and bytes by cell: without a look at the events, where the cells tell which ones pass."""
-        cells = None if self.filters.implicit else self._codes.in_cells(self.filters.facets, self._matched)
-        return self._codes.sums(self.mask) if cells is None else self._codes.total.only(cells)
+        """Their count and bytes by module, axis and phase."""
+        return self._codes.sums(self.mask)
 
 
 def lists(codes: EventCodes) -> list[list[object]]:

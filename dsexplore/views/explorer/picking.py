@@ -13,6 +13,7 @@ from dsexplore.units import format_seconds
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import SEQUENCE_BINS, SEQUENCE_LANES, Spec
+from dsexplore.views.trace.grid import OTHERS
 from dsexplore.views.trace.lanes import Lanes, lanes, phase_runs, placed
 from dsexplore.views.trace.pivot import Mask
 
@@ -49,7 +50,7 @@ def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
     place, axis = (str(name) for name in click["customdata"])
     drawn = [cell for row in shown.spec["data"][0]["customdata"] for cell in row]
     others = {row for row, _ in drawn}, {column for _, column in drawn}
-    named = [None if name == tally.OTHERS else name for name in (place, axis)]
+    named = [None if name == OTHERS else name for name in (place, axis)]
     at = shown.codes.at_place(named[0], named[1], others)
     return Picked(shown.mask & at, f"{place} on {axis}")
 

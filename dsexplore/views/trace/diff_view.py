@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
 from dsexplore.views.trace import outline
-from dsexplore.views.trace.facets import facet
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.facets import Facets
 from dsexplore.views.trace.folding import Fold, Folds, signatures
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Ints, ModuleTree, module_tree
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 from dsexplore.views.view import View
 
 _BUDGET, _PAGE_BUDGET = 50_000, 1_500_000
@@ -89,31 +89,19 @@ class TraceDiffView(View):
         return html.page(self.title, self.html(_PAGE_BUDGET))
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One trace on the rows of the joined tree; sums over all its ranks, with the modules inside."""
-
-    counts: Ints
-    """(n,)"""
-    bytes: Ints
-    """(n,)"""
-    axis_bytes: Ints
-    """(n, axes)"""
-
-
 class _DiffSource:
     """The rows of two traces' joined tree that differ, as `outline.Source`."""
 
     def __init__(self, diff: TraceDiff) -> None:
         before, after = diff.before.tables, diff.after.tables
-        self._tree = module_tree(
-            Tables(
-                events=pl.concat([before.events, after.events]),
-                parameters=pl.concat([before.parameters, after.parameters]),
-                modules=diff.modules,
-            )
+        joined = Tables(
+            events=pl.concat([before.events, after.events]),
+            parameters=pl.concat([before.parameters, after.parameters]),
+            modules=diff.modules,
         )
-        self._before, self._after = (_side(self._tree, tables.events) for tables in (before, after))
+        self._tree = module_tree(joined, Facets(joined.events))
+        sides = (EventCodes(tables, self._tree) for tables in (before, after))
+        self._before, self._after = (codes.columns(codes.total) for codes in sides)
         self._changes = _by_module(diff.to_frame())
         self._only = _only(self._tree, before, after)
         own = [(self._changes.get(name, ()), self._only[row]) for row, name in enumerate(self._tree.names)]
@@ -155,9 +143,9 @@ class _DiffSource:
         only = self._only[row]
         mark = f' <span class="tag">only in {only}</span>' if only else ""
         name = outline.label(fold, tree.names[row], tree.types[row], mark)
-        counts = int(a.counts[row]) * times, int(b.counts[row]) * times
+        counts = int(a.count[row]) * times, int(b.count[row]) * times
         sizes = int(a.bytes[row]) * times, int(b.bytes[row]) * times
-        axes = [(int(x) * times, int(y) * times) for x, y in zip(a.axis_bytes[row], b.axis_bytes[row], strict=True)]
+        axes = [(int(x) * times, int(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
         moved = counts[0] == counts[1] and sizes[0] == sizes[1]
         return (
             name
@@ -190,16 +178,6 @@ class _DiffSource:
         named = html.name(self._tree.names[row])
         each = f'<p class="dim">Each of the {times:,}; named here: {named}</p>' if times > 1 else ""
         return each + html.table(head, rows, left=(0, 1, 2, 3)) + more
-
-
-def _side(tree: ModuleTree, events: pl.DataFrame) -> _Side:
-    n, axes = len(tree), len(tree.axes)
-    rows, columns = tree.rows_of(facet(events["owner"])), tree.axis_columns(facet(events["axis"]))
-    size = events["message_bytes"].to_numpy().astype(np.float64)
-    counts = np.bincount(rows, minlength=n).astype(np.int64)
-    own = np.bincount(rows * axes + columns, size, minlength=n * axes).astype(np.int64).reshape(n, axes)
-    total = tree.with_children(own)
-    return _Side(tree.with_children(counts), total.sum(axis=1), total)
 
 
 def _by_module(changes: pl.DataFrame) -> dict[str, tuple[_Change, ...]]:

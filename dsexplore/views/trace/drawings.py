@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import PHASES, heat, phase_mark
+from dsexplore.views.trace.grid import Grid
 from dsexplore.views.trace.lanes import Lanes, lane_names, phase_runs
-from dsexplore.views.trace.tally import Grid
 
 STYLE = (
     """

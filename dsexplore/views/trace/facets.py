@@ -1,4 +1,4 @@
-"""Columns of events as small integers: what makes a million of them quick to filter and to sum."""
+"""Columns of events as small integers: a million of them are filtered and summed in milliseconds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import polars as pl
 
 from dsexplore.trace import schema
 
+_PHASES = {phase: i for i, phase in enumerate(schema.PHASES)}
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no bit of a hash is lost
 
 
@@ -23,11 +24,23 @@ class Facet:
     """Distinct values, sorted; phases in the order a step runs them."""
     codes: npt.NDArray[np.int32]
 
-    def test(self, codes: npt.NDArray[Any], wanted: Any) -> npt.NDArray[np.bool_]:
-        """Which of some codes stand for a label, or for one of a list of labels."""
+    def test(self, wanted: Any) -> npt.NDArray[np.bool_]:
+        """Which rows hold a value, or one of a list of values."""
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
         found = [code for code, label in enumerate(self.labels) if label in values]
-        return codes == found[0] if len(found) == 1 else np.isin(codes, found)
+        return self.codes == found[0] if len(found) == 1 else np.isin(self.codes, found)
+
+
+class Facets(dict[str, Facet]):
+    """The facets of a table, by the name of the column; each is encoded when first asked for."""
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        super().__init__()
+        self._frame = frame
+
+    def __missing__(self, name: str) -> Facet:
+        self[name] = found = facet(self._frame[name])
+        return found
 
 
 def facet(column: pl.Series) -> Facet:
@@ -44,7 +57,7 @@ def facet(column: pl.Series) -> Facet:
         raw = categories.to_physical().to_numpy()
         once = categories.unique()
         distinct, values = once.to_physical().to_numpy(), once.cast(pl.String).to_list()
-    order = sorted(range(len(values)), key=lambda i: _place(column.name, values[i]))
+    order = sorted(range(len(values)), key=lambda i: _order(column.name, values[i]))
     lookup = np.zeros(int(distinct.max()) + 1, np.int32)
     lookup[distinct[order]] = np.arange(len(order), dtype=np.int32)
     return Facet([values[i] for i in order], lookup[raw])
@@ -58,14 +71,6 @@ def row_numbers(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
     return frame.select(mixed.hash().alias("number")).to_series()
 
 
-def lines(frame: pl.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The line that each row is on where equal rows share one, in the order in which lines first appear."""
-    numbers = row_numbers(frame, columns).to_frame()
-    distinct = numbers.unique(maintain_order=True).with_row_index("line")
-    joined = numbers.join(distinct, on="number", how="left", maintain_order="left")
-    return joined["line"].to_numpy().astype(np.int64)
-
-
-def _place(name: str, value: Any) -> tuple[int, Any]:
-    order = {phase: i for i, phase in enumerate(schema.PHASES)}
-    return (order.get(value, len(order)) if name == "phase" else 0, value)
+def _order(name: str, value: Any) -> tuple[int, Any]:
+    """The key that values of a column are sorted by."""
+    return (_PHASES.get(value, len(_PHASES)) if name == "phase" else 0, value)

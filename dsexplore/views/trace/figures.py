@@ -17,8 +17,10 @@ from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import AXIS, BLUE, FIGURE, LEGEND_ABOVE, OPS, OTHER_OP, PHASES, SKY, phase_mark, tint
 from dsexplore.views.trace import tally
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_labels import label, shared_prefix, unique
 from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.grid import OTHERS, Grid
 from dsexplore.views.trace.lanes import Lanes, lane_names, lanes, phase_runs
 from dsexplore.views.trace.module_tree import OUTSIDE
 
@@ -86,12 +88,13 @@ def finished(spec: Spec, empty: str = "") -> Spec:
 
 def modules(tables: Tables, _window: tuple[float, float] | None = None) -> Spec:
     """Heatmap of message bytes: place in the model × mesh axis."""
-    return module_heatmap(tally.module_by_axis(tables.events))
+    codes = EventCodes(tables)
+    return module_heatmap(codes.places(codes.total))
 
 
-def module_heatmap(grid: tally.Grid) -> Spec:
+def module_heatmap(grid: Grid) -> Spec:
     """Heatmap of places in the model; what all their names begin with is left out of the labels."""
-    shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, tally.OTHERS)])
+    shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, OTHERS)])
     return _heatmap(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns)
 
 
@@ -284,7 +287,7 @@ KINDS: dict[str, Callable[[Tables, tuple[float, float] | None], Spec]] = {
 }
 
 
-def _heatmap(grid: tally.Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
+def _heatmap(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
     """A grid with other labels; the names themselves are what a click tells and what hovering shows."""
     if not grid.rows or not grid.columns:
         return {"data": [], "layout": {}}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 
-from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import PHASES
 from dsexplore.views.trace import drawings, tally
+from dsexplore.views.trace.event_codes import Causes, EventCodes
 from dsexplore.views.trace.lanes import lanes
 
 MOST_CAUSES = 20
@@ -16,33 +18,36 @@ _CAUSE_NAME = 90
 """Characters of a name in the table of causes, which has four of them side by side."""
 
 
-def communication_html(tables: Tables) -> str:
+def communication_html(codes: EventCodes) -> str:
     """All sections for which the trace holds something; the first one is open."""
-    if tables.events.is_empty():
+    if not len(codes):
         return ""
-    return _causes(tables) + "".join(drawings.part(*section(tables)) for section in _SECTIONS)
+    return causes_part(codes.causes(codes.every, MOST_CAUSES), True) + "".join(
+        drawings.part(*section(codes)) for section in dict.fromkeys(OF_FIGURE.values())
+    )
 
 
-def still_html(tables: Tables, kind: str) -> str:
+def still_html(codes: EventCodes, kind: str) -> str:
     """The section that shows what the figure of that kind shows, open."""
-    if tables.events.is_empty():
+    if not len(codes):
         return ""
-    title, body = _OF_FIGURE[kind](tables)
+    title, body = OF_FIGURE[kind](codes)
     return drawings.part(title, body, True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
 
 
-def causes_html(found: pl.DataFrame, every: int = 0) -> str:
-    """The table of implicit redistributes, given as `tally.implicit` counts them; empty where there is none.
-
-    Where they have a ``line`` too, a row can be clicked and is reached with Tab.
+def causes_part(found: Causes, opened: bool, clickable: bool = False) -> str:
+    """The table of implicit redistributes under its title; empty where there is none.
 
     Args:
-        found: all of them, or the first.
-        every: how many there are, where that is more.
+        found: its lines.
+        opened: whether the table is shown without a click.
+        clickable: whether a row can be clicked and is reached with Tab.
     """
-    if found.is_empty():
-        return ""
-    marks = [f' data-cause="{line}" tabindex="0"' for line in found["line"]] if "line" in found.columns else ()
+    title = f"Redistributes that the program did not ask for: {found.events:,}"
+    return drawings.part(title, f"<div>{_causes_html(found, clickable)}</div>" if found.lines else "", opened)
+
+
+def _causes_html(found: Causes, clickable: bool) -> str:
     rows = [
         (
             html.name(row["module"], _CAUSE_NAME),
@@ -54,30 +59,22 @@ def causes_html(found: pl.DataFrame, every: int = 0) -> str:
             format_bytes(row["message_bytes"]),
             html.name(row["source"].partition(" ← ")[0] or "–", _CAUSE_NAME),
         )
-        for row in found.head(MOST_CAUSES).iter_rows(named=True)
+        for row in found.shown.iter_rows(named=True)
     ]
+    marks = [f' data-cause="{line}" tabindex="0"' for line in found.shown["line"]] if clickable else ()
     head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
-    hidden = max(found.height, every) - MOST_CAUSES
+    hidden = found.lines - found.shown.height
     more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden > 0 else ""
     return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
 
 
-def _causes(tables: Tables) -> str:
-    events = tables.events
-    count = int(events["implicit"].sum())
-    body = causes_html(tally.implicit(events))
-    return drawings.part(
-        f"Redistributes that the program did not ask for: {count:,}", f"<div>{body}</div>" if body else "", True
-    )
-
-
-def _places(tables: Tables) -> tuple[str, str]:
-    grid = tally.module_by_axis(tables.events)
+def _places(codes: EventCodes) -> tuple[str, str]:
+    grid = codes.places(codes.total)
     return "Bytes by module and axis", f"<div>{drawings.heatmap(grid, format_bytes, 'module')}</div>"
 
 
-def _ops(tables: Tables) -> tuple[str, str]:
-    totals = tally.op_by_phase(tables.events)
+def _ops(codes: EventCodes) -> tuple[str, str]:
+    totals = tally.op_by_phase(codes.tables.events)
     order = {phase: i for i, phase in enumerate(PHASES)}
     rows = []
     for (op,), part in totals.partition_by("op", as_dict=True, maintain_order=True).items():
@@ -98,8 +95,8 @@ def _ops(tables: Tables) -> tuple[str, str]:
     return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{bars}</div>"
 
 
-def _sequence(tables: Tables) -> tuple[str, str]:
-    found = lanes(tables.events)
+def _sequence(codes: EventCodes) -> tuple[str, str]:
+    found = lanes(codes.tables.events)
     span = (
         format_seconds((found.last - found.first) / 1e9)
         if found.unit == "ns"
@@ -112,9 +109,9 @@ def _sequence(tables: Tables) -> tuple[str, str]:
     return f"Sequence, {along}", f"<div>{body}</div>"
 
 
-def _peers(tables: Tables) -> tuple[str, str]:
+def _peers(codes: EventCodes) -> tuple[str, str]:
     title = "Who talks to whom"
-    found = tally.between_ranks(tables)
+    found = tally.between_ranks(codes.tables)
     if not found.receivers:
         return title, ""
     note = (
@@ -125,8 +122,8 @@ def _peers(tables: Tables) -> tuple[str, str]:
     return title, f"<div>{note}{drawings.heatmap(found.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
-def _sizes(tables: Tables) -> tuple[str, str]:
-    found = tally.message_sizes(tables.events)
+def _sizes(codes: EventCodes) -> tuple[str, str]:
+    found = tally.message_sizes(codes.tables.events)
     ops = sorted(set(found["op"]))
     sizes = sorted(set(found["size"]))
     top = max((int(part["count"].sum()) for part in found.partition_by("size")), default=1)
@@ -150,9 +147,9 @@ def _sizes(tables: Tables) -> tuple[str, str]:
     )
 
 
-def _bandwidth(tables: Tables) -> tuple[str, str]:
+def _bandwidth(codes: EventCodes) -> tuple[str, str]:
     title = "Bus bandwidth by message size (median)"
-    found = tally.bus_bandwidth(tables.events)
+    found = tally.bus_bandwidth(codes.tables.events)
     if found.is_empty():
         return title, ""
     rows = [
@@ -162,8 +159,7 @@ def _bandwidth(tables: Tables) -> tuple[str, str]:
     return title, f"<div>{html.table(('op', 'message from', 'count', 'busbw'), rows)}</div>"
 
 
-_SECTIONS = (_places, _ops, _sequence, _peers, _sizes, _bandwidth)
-_OF_FIGURE = {
+OF_FIGURE: dict[str, Callable[[EventCodes], tuple[str, str]]] = {
     "modules": _places,
     "ops": _ops,
     "sequence": _sequence,
@@ -172,3 +168,4 @@ _OF_FIGURE = {
     "sizes": _sizes,
     "bandwidth": _bandwidth,
 }
+"""For each kind of figure, the title and the body of the section that shows the same; in the order of the page."""

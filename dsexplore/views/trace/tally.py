@@ -1,11 +1,10 @@
-"""Small tables for drawing, counted from a trace's events; shared by the static views, figures and the explorer.
+"""Small tables counted from events, which static sections and figures draw: by op, by message size, by peer.
 
 Each has at most a few hundred rows, whatever the number of events: what is drawn is binned here, in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,36 +14,9 @@ import polars as pl
 from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.trace.folding import ranges
-from dsexplore.views.trace.module_tree import NO_AXIS, OUTSIDE
+from dsexplore.views.trace.grid import MOST_ROWS, Grid
 
-MOST_ROWS = 16
-MOST_COLUMNS = 10
-OTHERS = "(all others)"
-CAUSE = ("module", "op", "axis", "phase", "cause", "source")
-"""Implicit redistributes that agree in these columns stand on one line; ``module`` is the place of the trigger."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Numbers with named rows and columns."""
-
-    rows: list[str]
-    columns: list[str]
-    values: npt.NDArray[np.float64]
-    """(rows, columns)"""
-
-
-def pattern_of(name: pl.Expr) -> pl.Expr:
-    """``Net.layers.3.up`` → ``Net.layers.*.up``: the numbered siblings of one place together."""
-    return pl.when(name == "").then(pl.lit(OUTSIDE)).otherwise(name.str.replace_all(r"\.\d+(\.|$)", ".*${1}"))
-
-
-def module_by_axis(events: pl.DataFrame, most: int = MOST_ROWS) -> Grid:
-    """Message bytes per place in the model (layers together) and mesh axis, largest first."""
-    totals = events.group_by("owner", "axis").agg(pl.col("message_bytes").sum())
-    named = totals.group_by(pattern_of(pl.col("owner")).alias("row"), _axis().alias("column"))
-    summed = named.agg(pl.col("message_bytes").sum())
-    return grid({(row, column): size for row, column, size in summed.iter_rows()}, most)
+MOST_PEERS = 32
 
 
 def op_by_phase(events: pl.DataFrame) -> pl.DataFrame:
@@ -83,20 +55,6 @@ def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def implicit(events: pl.DataFrame) -> pl.DataFrame:
-    """Redistributes that nobody asked for, layers together, most bytes first.
-
-    Columns: module, op, axis, phase, cause, source, count, message_bytes.
-    """
-    counted = (
-        events.filter(pl.col("implicit"))
-        .with_columns(pattern_of(pl.col("trigger")).alias("module"))
-        .group_by(CAUSE)
-        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
-    )
-    return counted.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
-
-
 @dataclass(frozen=True)
 class Flows:
     """Wire bytes from recorded ranks to their peers."""
@@ -114,7 +72,7 @@ class Flows:
         return Grid([f"rank {rank}" for rank in self.senders], [ranges(r, 4) for r in self.receivers], self.bytes)
 
 
-def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | None = 2 * MOST_ROWS) -> Flows:
+def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS) -> Flows:
     """Wire bytes from each recorded rank to each peer, a group's traffic shared equally among its other ranks.
 
     Equal peers are one column, equal senders are not joined. Point-to-point in a group of more than two ranks
@@ -147,30 +105,6 @@ def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | Non
         np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
         len(every) - len(row_of) + len(found) - len(kept),
     )
-
-
-def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid:
-    """(row, column) → bytes, as a grid with rows and columns in order of their bytes; past the most they become one."""
-    rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
-    columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)
-    values = np.zeros((len(rows), len(columns)))
-    row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
-    for (row, column), size in totals.items():
-        values[row_of.get(row, -1), column_of.get(column, -1)] += size
-    return Grid(rows, columns, values)
-
-
-def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
-    """Names by their bytes, the largest first; where there are too many, the last stands for all others."""
-    sums: dict[str, float] = {}
-    for name, size in sizes:
-        sums[name] = sums.get(name, 0) + size
-    names = sorted(sums, key=lambda name: (-sums[name], name))
-    return names if len(names) <= most else [*names[: most - 1], OTHERS]
-
-
-def _axis() -> pl.Expr:
-    return pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
 
 
 def size_range(low: int) -> str:

@@ -6,8 +6,7 @@ from dsexplore.trace.trace import Tables, Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.trace import drawings, outline
-from dsexplore.views.trace.folding import Folding
-from dsexplore.views.trace.module_tree import ModuleTree
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.sections import communication_html, still_html
 from dsexplore.views.trace.tree_html import tree_html
 
@@ -37,20 +36,21 @@ def trace_html(tables: Tables, budget: int = BUDGET) -> str:
         tables: what was recorded.
         budget: bytes; the tree gets what the other sections leave.
     """
-    header, sent = _header(tables), communication_html(tables)
+    codes = EventCodes(tables)
+    header, sent = _header(tables), communication_html(codes)
     around = html.fragment(header + sent, outline.STYLE + drawings.STYLE)
-    tree = tree_html(tables, budget - len(around.encode()))
+    tree = tree_html(codes, budget - len(around.encode()))
     return html.fragment(header + tree + sent, outline.STYLE + drawings.STYLE)
 
 
-def twin_html(tables: Tables, known: tuple[ModuleTree, Folding]) -> str:
+def twin_html(codes: EventCodes) -> str:
     """The short static view that stands in the notebook beside the explorer: summary and tree."""
-    return html.fragment(_header(tables) + tree_html(tables, _TWIN_BUDGET, known), outline.STYLE)
+    return html.fragment(_header(codes.tables) + tree_html(codes, _TWIN_BUDGET), outline.STYLE)
 
 
 def figure_html(tables: Tables, kind: str) -> str:
     """The summary, and the section that shows what the figure of that kind shows."""
-    return html.fragment(_header(tables) + still_html(tables, kind), drawings.STYLE)
+    return html.fragment(_header(tables) + still_html(EventCodes(tables), kind), drawings.STYLE)
 
 
 def _summary(tables: Tables) -> str:

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import polars as pl
 
-from dsexplore.trace import schema
-from dsexplore.trace.trace import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.trace import outline
-from dsexplore.views.trace.folding import Fold, Folding, ranges
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.folding import Fold, ranges
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 
 LEAST = 12_000
 """Bytes that the tree may always take."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
-SAME_COLLECTIVE = (
-    "op", "axis", "group_size", "phase", "message_bytes", "dtype", "shape", "implicit", "cause", "source",
-)  # fmt: skip
-"""Collectives that agree in these columns stand on one line."""
 
 
-def tree_html(tables: Tables, budget: int, known: tuple[ModuleTree, Folding] | None = None) -> str:
-    """The tree, drawn from the top until the budget is spent, which it then says.
-
-    Args:
-        tables: what was recorded.
-        budget: bytes, about.
-        known: the tree and its folding, where they were made already.
-    """
-    source = _TraceSource(tables, known)
-    if not len(source.tree):
+def tree_html(codes: EventCodes, budget: int) -> str:
+    """The tree of a trace, drawn from the top until about ``budget`` bytes are spent, which it then says."""
+    if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
+    source = _TraceSource(codes)
     drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
     if not drawn.hidden and not drawn.closed:
         return drawn.html
     cut = "Modules further inside are not drawn" if drawn.hidden else "Some modules are drawn without their collectives"
     return (
-        f'{drawn.html}<p class="dim">{cut}, of {len(source.tree):,} in all: <code>explore()</code> and '
+        f'{drawn.html}<p class="dim">{cut}, of {len(codes.tree):,} in all: <code>explore()</code> and '
         "<code>by_module()</code> have every one, <code>to_html(path)</code> draws more, and "
         '<code>where(module="…")</code> shows a part.</p>'
     )
@@ -47,14 +36,14 @@ def tree_html(tables: Tables, budget: int, known: tuple[ModuleTree, Folding] | N
 class _TraceSource:
     """The rows of a trace's tree, as `outline.Source`."""
 
-    def __init__(self, tables: Tables, known: tuple[ModuleTree, Folding] | None) -> None:
-        self.tree = known[0] if known else module_tree(tables)
-        self._tables = tables
-        self._folding = known[1] if known else Folding(self.tree, tables)
-        self._phases = [i for i in range(len(schema.PHASES)) if self.tree.own_counts[:, i].any()]
+    def __init__(self, codes: EventCodes) -> None:
+        self._codes = codes
+        self._tree = codes.tree
+        self._sent = codes.columns(codes.total)
+        self._parameters = codes.tables.parameters
         self._placements = {
             str(module): list(dict.fromkeys(placements))
-            for module, placements in tables.parameters.group_by("module", maintain_order=True)
+            for module, placements in self._parameters.group_by("module", maintain_order=True)
             .agg(pl.col("placements"))
             .iter_rows()
         }
@@ -65,11 +54,10 @@ class _TraceSource:
             (axis, "message bytes on groups like these, with the modules inside", "")
             if axis in (NO_AXIS, OTHER_AXES)
             else (f"on {axis}", f"message bytes on the mesh axis {axis}, with the modules inside", "")
-            for axis in self.tree.axes
+            for axis in self._tree.axes
         ]
-        phases = [
-            (str(schema.PHASES[i]), "message bytes in this phase, with the modules inside", "") for i in self._phases
-        ]
+        told = "message bytes in this phase, with the modules inside"
+        phases = [(str(phase), told, "") for phase in self._codes.facets["phase"].labels]
         return [
             ("count", "collectives, with the modules inside", ""),
             ("bytes", "message bytes, with the modules inside", ""),
@@ -83,21 +71,21 @@ class _TraceSource:
 
     def roots(self) -> list[Fold]:
         """The topmost rows."""
-        return self._folding.roots()
+        return self._codes.folding.roots()
 
     def children(self, row: int) -> list[Fold]:
         """The rows inside a row."""
-        return self._folding.children(row)
+        return self._codes.folding.children(row)
 
     def line(self, fold: Fold, times: int) -> str:
         """Name and numbers of a module, or the sums of several equal ones."""
-        tree, row = self.tree, fold.first
-        count = int(tree.counts[row].sum()) * times
+        tree, row, sent = self._tree, fold.first, self._sent
+        count = int(sent.count[row]) * times
         sizes = [
-            tree.phase_bytes[row].sum(),
-            tree.own_phase_bytes[row].sum(),
-            *tree.axis_bytes[row],
-            *tree.phase_bytes[row][self._phases],
+            sent.bytes[row],
+            sent.own[row],
+            *sent.axes[:, row],
+            *sent.phases[:, row],
             tree.global_bytes[row],
             tree.local_bytes[row],
         ]
@@ -117,12 +105,11 @@ class _TraceSource:
 
     def inside(self, row: int, times: int) -> str:
         """The tables of a module's own collectives and parameters."""
-        module = self.tree.names[row]
-        body = ""
-        if self.tree.own_counts[row].any():
-            body += events_html(self._tables.events.filter(pl.col("owner") == module))
+        module = self._tree.names[row]
+        kinds, every = self._codes.collectives(self._codes.owner == row, MOST_TABLE_ROWS)
+        body = collectives_html(kinds, every) if every else ""
         if module in self._placements:
-            body += parameters_html(module, self._tables.parameters.filter(pl.col("module") == module))
+            body += parameters_html(module, self._parameters.filter(pl.col("module") == module))
         each = (
             f'<p class="dim">Each of the {times:,}; named here: {html.name(module)}</p>' if times > 1 and body else ""
         )
@@ -133,14 +120,8 @@ def _number(value: int, text: str) -> str:
     return outline.cell(text) if value else outline.cell("–", "z")
 
 
-def events_html(events: pl.DataFrame) -> str:
-    """The collectives of some modules, equal ones on one line."""
-    kinds = events.group_by(SAME_COLLECTIVE).agg(pl.len().alias("count"), pl.col("seq").min())
-    return collectives_html(kinds.sort("seq", *SAME_COLLECTIVE[:4]).head(MOST_TABLE_ROWS), kinds.height)
-
-
 def collectives_html(kinds: pl.DataFrame, every: int) -> str:
-    """Some of the ``every`` kinds of collective: columns `SAME_COLLECTIVE` and count."""
+    """Some of the ``every`` kinds of collective: columns `event_codes.SAME_COLLECTIVE` and count."""
     rows = [
         (
             html.name(event["op"]) + (' <span class="tag">implicit</span>' if event["implicit"] else ""),

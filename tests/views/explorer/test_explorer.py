@@ -19,6 +19,7 @@ from ipywidgets import Widget
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.views.explorer.folded_rows import FoldedRows
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS
 
@@ -405,12 +406,13 @@ def test_an_empty_trace_and_one_without_modules(trace: Trace) -> None:
 
 def test_folded_sums_are_those_of_the_members(trace: Trace) -> None:
     codes = EventCodes(trace.tables)
-    plain = codes.columns(codes.sums(codes.mask({"op": "all_gather"})))
-    folded = codes.fold(plain)
+    rows = FoldedRows(codes.tree, codes.folding)
+    plain = codes.columns(codes.sums(codes.mask({"op": "all_gather"}))).axes
+    folded = rows.sums(plain)
     for row in range(len(codes.tree)):
-        hidden = any(other <= row < codes.tree.ends[other] for rows in codes.folds for other in rows[1:])
-        if not hidden:
-            assert np.array_equal(folded[:, row], plain[:, codes.members(row)].sum(axis=1))
+        assert row in rows.members(rows.shown(row))
+        if rows.shown(row) == row:
+            assert np.array_equal(folded[:, row], plain[:, rows.members(row)].sum(axis=1))
 
 
 def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from IPython.utils.capture import capture_output
 
 import dsexplore
 from dsexplore.views.trace.figures import KINDS
-from dsexplore.views.trace.sections import _OF_FIGURE
+from dsexplore.views.trace.sections import OF_FIGURE
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -27,7 +27,7 @@ def renderer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_figure_of_a_trace_has_a_twin(traces: ModuleType, renderer: str) -> None:
-    assert set(KINDS) == set(_OF_FIGURE)
+    assert set(KINDS) == set(OF_FIGURE)
     trace = traces.layered(4, odd=1)
     for kind in KINDS:
         figure = trace.figure(kind=kind)

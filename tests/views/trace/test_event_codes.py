@@ -1,4 +1,4 @@
-"""What the explorer counts from codes, against the same counted by polars from the events."""
+"""What is counted from codes, against the same counted by polars from the events."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 
 from dsexplore.trace.trace import Tables, Trace
 from dsexplore.views.explorer.filters import Filters, Passed
-from dsexplore.views.trace import tally
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.tree_html import SAME_COLLECTIVE
+from dsexplore.views.trace.event_codes import CAUSE, SAME_COLLECTIVE, EventCodes
 
 OWNERS = ["Net", "Net.layers", "Net.layers.0", "Net.layers.0.up", "Net.layers.1", "Net.layers.1.up", ""]
 
@@ -55,33 +53,31 @@ def test_filters_let_through_what_where_does(trace: Trace, facets: Any, module: 
     wanted = {**facets, **({"module": module} if module else {}), **({"implicit": True} if implicit else {})}
     events = trace.where(**wanted).events if wanted else trace.events
     assert trace.events.filter(pl.Series(passed.mask)).equals(events)
-    counted = codes.sums(passed.mask)
-    assert np.array_equal(passed.sums.counts, counted.counts)
-    assert np.array_equal(passed.sums.bytes, counted.bytes)
-
-
-def test_cells_tell_module_axis_and_phase_where_each_owner_triggers(trace: Trace) -> None:
-    codes = EventCodes(trace.tables)
-    matched = codes.matched("layers.0")
-    assert codes.in_cells({"phase": "forward", "axis": "dp"}, None) is not None
-    assert codes.in_cells({"op": "all_gather"}, None) is None
-    apart = not trace.events["trigger"].equals(trace.events["owner"])
-    assert (codes.in_cells({}, matched) is None) is apart
+    assert passed.sums.counts.sum() == len(events)
+    assert passed.sums.bytes.sum() == events["message_bytes"].sum()
 
 
 def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
     codes = EventCodes(trace.tables)
-    columns = dict(zip([title for title, _ in codes.titles], codes.columns(codes.total), strict=True))
+    sent = codes.columns(codes.total)
+    assert codes.facets["phase"].labels == ["forward", "backward"]
     for row, name in enumerate(codes.tree.names):
         own = trace.events.filter(owner=name)
         below = trace.events.filter(pl.col("owner").is_in(codes.tree.names[row : codes.tree.ends[row]]))
-        assert columns["count"][row] == below.height
-        assert columns["bytes"][row] == below["message_bytes"].sum()
-        assert columns["own"][row] == own["message_bytes"].sum()
-        for axis, title in (("dp", "on dp"), ("tp", "on tp"), ("", "no axis")):
-            assert columns[title][row] == below.filter(axis=axis)["message_bytes"].sum()
-        for phase in ("forward", "backward"):
-            assert columns[phase][row] == below.filter(phase=phase)["message_bytes"].sum()
+        assert sent.count[row] == below.height
+        assert sent.bytes[row] == below["message_bytes"].sum()
+        assert sent.own[row] == own["message_bytes"].sum()
+        for axis, label in (("dp", "dp"), ("tp", "tp"), ("", "no axis")):
+            held = below.filter(axis=axis)["message_bytes"].sum()
+            assert sent.axes[codes.tree.axes.index(label), row] == held
+        for phase, sizes in zip(("forward", "backward"), sent.phases, strict=True):
+            assert sizes[row] == below.filter(phase=phase)["message_bytes"].sum()
+
+
+def place(column: str) -> pl.Expr:
+    """The place in the model, as polars finds it."""
+    named = pl.when(pl.col(column) == "").then(pl.lit("(outside any module)")).otherwise(pl.col(column))
+    return named.str.replace_all(r"\.\d+(\.|$)", ".*${1}")
 
 
 @pytest.mark.parametrize("facets", [{}, {"phase": "forward", "op": "all_gather"}])
@@ -93,9 +89,28 @@ def test_tables_list_what_polars_groups(trace: Trace, facets: dict[str, str]) ->
     shown, every = codes.collectives(mask, 12)
     assert every == kinds.height > 12
     assert shown.rows() == kinds.head(12).rows()
-    implicit = tally.implicit(events)
+    placed = events.filter("implicit").with_columns(place("trigger").alias("module"))
+    lines = placed.group_by(CAUSE).agg(pl.len().alias("count"), pl.col("message_bytes").sum())
+    lines = lines.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
     causes = codes.causes(mask, 5)
-    assert (causes.lines, causes.events) == (implicit.height, int(implicit["count"].sum()))
-    assert causes.shown.drop("line").rows() == implicit.head(5).rows()
+    assert (causes.lines, causes.events) == (lines.height, placed.height)
+    assert causes.shown.drop("line").rows() == lines.head(5).rows()
     for line, count in causes.shown.select("line", "count").iter_rows():
         assert int((codes.cause(line)[0] & mask).sum()) == count
+
+
+@pytest.mark.parametrize("facets", [{}, {"phase": "forward", "op": "all_gather"}])
+@pytest.mark.parametrize("module", ["", "Net.layers"])
+def test_places_are_what_polars_groups(trace: Trace, facets: dict[str, str], module: str) -> None:
+    codes = EventCodes(trace.tables)
+    rows = [codes.tree.names.index(module)] if module else None
+    events = trace.events.filter(pl.Series(codes.mask(facets)), pl.col("owner").str.starts_with(module))
+    sums = (
+        events.with_columns(place("owner").alias("place")).group_by("place", "axis").agg(pl.col("message_bytes").sum())
+    )
+    grid = codes.places(codes.sums(codes.mask(facets)), rows)
+    cells = [(row, column) for row in grid.rows for column in grid.columns]
+    found = {cell: value for cell, value in zip(cells, grid.values.ravel().tolist(), strict=True) if value}
+    assert found == {(row, axis or "no axis"): size for row, axis, size in sums.iter_rows()}
+    for totals in (grid.values.sum(axis=1).tolist(), grid.values.sum(axis=0).tolist()):
+        assert totals == sorted(totals, reverse=True)

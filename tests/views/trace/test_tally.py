@@ -7,22 +7,29 @@ from types import ModuleType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.trace import Tables, TraceInfo
+from dsexplore.trace.trace import Tables, Trace, TraceInfo
 from dsexplore.views.trace import tally
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.grid import OTHERS, Grid
+
+
+def places(trace: Trace) -> Grid:
+    codes = EventCodes(trace.tables)
+    return codes.places(codes.total)
 
 
 def test_layers_of_one_place_are_one_row(traces: ModuleType) -> None:
-    grid = tally.module_by_axis(traces.layered(8).events)
+    grid = places(traces.layered(8))
     assert grid.rows == ["Net.layers.*", "Net.layers.*.down", "Net.layers.*.up"]
     assert grid.columns == ["dp", "tp"]
     assert grid.values.tolist() == [[8 * 8192, 0], [0, 8 * 4096], [0, 8 * 4096]]
 
 
 def test_many_places_end_in_all_others(traces: ModuleType) -> None:
-    grid = tally.module_by_axis(traces.of_names([chr(97 + i) for i in range(26)]).events, most=5)
-    assert len(grid.rows) == 5
-    assert grid.rows[-1] == tally.OTHERS
+    grid = places(traces.of_names([chr(97 + i) for i in range(26)]))
+    assert len(grid.rows) == 16
+    assert grid.rows[-1] == OTHERS
     assert grid.values.sum() == 26 * 4096
 
 
@@ -58,7 +65,8 @@ def test_sizes_are_powers_of_two_and_nothing_is_lost(traces: ModuleType) -> None
 
 
 def test_implicit_redistributes_join_the_layers(traces: ModuleType) -> None:
-    found = tally.implicit(traces.layered(4, odd=2).events)
+    codes = EventCodes(traces.layered(4, odd=2).tables)
+    found = codes.causes(codes.every, 10).shown
     assert found.select("module", "op", "cause", "count").rows() == [
         ("Net.layers.*.down", "all_reduce", "P→R", 1),
         ("Net.layers.*.up", "all_gather", "S(0)→R", 1),
@@ -78,6 +86,6 @@ def test_ranges_hold_exactly_the_numbers(numbers: set[int]) -> None:
 
 def test_no_rows_give_empty_tables() -> None:
     events = Tables().events
-    assert tally.module_by_axis(events).values.shape == (0, 0)
-    for count in (tally.op_by_phase, tally.message_sizes, tally.bus_bandwidth, tally.implicit):
+    assert places(Trace()).values.shape == (0, 0)
+    for count in (tally.op_by_phase, tally.message_sizes, tally.bus_bandwidth):
         assert count(events).is_empty()

@@ -1,0 +1,60 @@
+"""Events that agree in some columns as one line of a table; the lines are found once and counted under each filter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.views.trace.facets import row_numbers
+from dsexplore.views.trace.pivot import Codes, Mask
+
+
+@dataclass(frozen=True)
+class EventLines:
+    """m lines, in order."""
+
+    rows: pl.DataFrame
+    """(m,) the columns in which the events of a line agree."""
+    at: Codes | slice
+    """Which of a trace's events are on any line."""
+    line: Codes
+    """The line of each of them."""
+
+    def total(self, mask: Mask, values: npt.NDArray[Any] | None = None) -> Codes:
+        """(m,) how many events in the mask are on each line, or the sum of their values, one per event of the trace."""
+        kept = mask[self.at]
+        weights = None if values is None else values[self.at][kept]
+        return np.bincount(self.line[kept], weights, minlength=len(self.rows)).astype(np.int64)
+
+    def on(self, line: int, events: int) -> Mask:
+        """Which of a trace's ``events`` are on a line."""
+        mask: Mask = np.zeros(events, bool)
+        mask[self.at] = self.line == line
+        return mask
+
+
+def event_lines(
+    events: pl.DataFrame, columns: Sequence[str], order: Sequence[str], at: Codes | slice | None = None
+) -> EventLines:
+    """Find the lines of some events.
+
+    Args:
+        events: those on the lines.
+        columns: events that agree in these are on one line.
+        order: lines are in the order of these columns of their first event, then of their first appearance.
+        at: which of a trace's events these are; None for all of them.
+    """
+    numbers = row_numbers(events, columns).to_frame()
+    distinct = numbers.unique(maintain_order=True).with_row_index("line")
+    line = numbers.join(distinct, on="number", how="left", maintain_order="left")["line"].to_numpy().astype(np.int64)
+    first = np.zeros(len(distinct), np.int64)
+    first[line[::-1]] = np.arange(len(line))[::-1]
+    ordered = events[first].with_row_index("found").sort(order, maintain_order=True)
+    place = np.zeros(len(distinct), np.int64)
+    place[ordered["found"].to_numpy()] = np.arange(len(distinct))
+    return EventLines(ordered.select(columns), slice(None) if at is None else at, place[line])
