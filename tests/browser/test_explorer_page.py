@@ -121,7 +121,7 @@ def figure_of(names: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("browser_tells", [True, False])
 def test_a_figure_is_drawn_anew_in_idle_time_and_with_room_for_names_that_fit(page: Any, browser_tells: bool) -> None:
     page.set_viewport_size({"width": 500, "height": 500})
-    page.set_content("<body></body>")
+    page.set_content(f"<style>{PlotWidget._css}</style><body></body>")
     if not browser_tells:  # when it is idle, as Safari does not
         page.evaluate("delete window.requestIdleCallback")
     page.add_script_tag(content=get_plotlyjs())
@@ -141,7 +141,7 @@ def test_a_figure_is_drawn_anew_in_idle_time_and_with_room_for_names_that_fit(pa
 
 
 def test_the_words_of_a_figure_have_the_ink_of_the_page_whatever_becomes_of_its_theme(page: Any) -> None:
-    page.set_content("<body></body>")
+    page.set_content(f"<style>{PlotWidget._css}</style><body></body>")
     page.add_script_tag(content=get_plotlyjs())
     page.evaluate(DRAWING, [PlotWidget._esm, figure_of(["dp", "tp"])])
     written = "ink => getComputedStyle(document.querySelector('.ytick text')).fill === ink"
