@@ -1,7 +1,8 @@
-"""Which module's call an autograd node was made in, thread by thread.
+"""Which module's call made an autograd node, thread by thread.
 
-Autograd numbers its nodes as the forward creates them, in each thread anew: the number of a node, looked up among
-those at which modules' calls began and ended, gives the call that made it.
+Autograd gives each node that a forward creates the next number of its thread. Hooks note the number that is next
+whenever a module's call begins or ends. So the number of a node, looked up among these boundaries, gives the innermost
+call that ran when the node was made. No tensor, no graph and no parameter is touched or kept.
 """
 
 from __future__ import annotations
@@ -10,129 +11,130 @@ import threading
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import CodeType
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torch._C._autograd import _get_sequence_nr
 
-from dsexplore.capture.source_lines import Sources
-
-if TYPE_CHECKING:
-    from dsexplore.capture.issued import Issued
-    from dsexplore.capture.modules import Module
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.source_lines import Source, Sources
 
 _KEPT_BOUNDARIES = 1_000_000
 
-Call = tuple["Module", int, int, CodeType | None, int]
-"""A module's call: with the identities of the object called (a module, or a wrapper around it) and of the call's frame,
-and the `Source` that made it; no code where that is not known."""
-NoCall = tuple[None, int, int, None, int]
 
-NOWHERE: NoCall = (None, 0, 0, None, 0)
+class ModuleCall(NamedTuple):
+    """One call of a module."""
+
+    module: ModuleEntry | None = None
+    """None stands for no call."""
+    called: int = 0
+    """Identity of the object that was called: the module, or a wrapper around it."""
+    frame: int = 0
+    """Identity of the Python frame of the call; 0 where no hook saw it."""
+    source: Source | None = None
+    """The user's line that made the call, if it is known."""
+
+    @property
+    def sources(self) -> Sources:
+        """`source` as a tuple, empty where it is not known."""
+        return (self.source,) if self.source is not None else ()
 
 
-def site(call: Call | NoCall) -> Sources:
-    """What made a call, if it is known."""
-    return ((call[3], call[4]),) if call[3] is not None else ()
+NO_CALL = ModuleCall()
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """A backward that runs."""
+    """One run of autograd's engine."""
 
     number: int
+    """Autograd's number of the graph task."""
     makes_graph: bool
-    """Whether it is itself differentiable: its operations leave nodes behind."""
+    """Whether it is itself differentiable (``create_graph``): then its operations make new autograd nodes."""
     sources: Sources
-    """The user's lines that called it."""
+    """The user's lines that called it, at most ``depth``."""
     depth: int
-    """How many lines were asked for."""
+    """How many lines were looked for."""
 
 
-class Boundaries:
-    """Of one thread: the modules being called, and where in autograd's numbering each began and ended."""
+class ThreadCalls:
+    """The module calls of one thread: those in progress, and where in autograd's numbering each began and ended."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.stack: list[Call] = []
-        self.numbers: list[int] = []
-        self.calls: list[Call | NoCall] = []
-        """By position in ``numbers``: the innermost call from there on."""
-        self.asking: list[Issued] = []
-        """Collectives of backward, issued by nodes whose calls are among these: looked up when a table is made."""
+        self.open: list[ModuleCall] = []
+        """The calls in progress, the innermost last."""
+        self.boundaries: list[int] = []
+        """Ascending node numbers at which a call began or ended."""
+        self.innermost: list[ModuleCall] = []
+        """By position in ``boundaries``: the innermost call from that number on."""
         self.backward: Backward | None = None
-        """The last one that communicated."""
-        self._lock = threading.RLock()  # tables are made in other threads too
+        """The last backward of this thread that communicated."""
+        self._lock = threading.Lock()  # a device's thread looks calls up while the thread of the forward trims
 
     @property
-    def top(self) -> Module | None:
+    def current(self) -> ModuleEntry | None:
         """The module being called."""
-        return self.stack[-1][0] if self.stack else None
+        return self.open[-1].module if self.open else None
 
     def trim(self) -> None:
-        """Forget the older half of very many."""
-        if len(self.numbers) > _KEPT_BOUNDARIES:
+        """Forget the older half of the boundaries once there are more than a million."""
+        if len(self.boundaries) > _KEPT_BOUNDARIES:
             with self._lock:
-                self.answer()
                 half = _KEPT_BOUNDARIES // 2
-                del self.numbers[:half], self.calls[:half]
+                del self.boundaries[:half], self.innermost[:half]
 
-    def unwind(self, identity: int) -> None:
-        """End the calls inside that object's, and that one; nothing where it is not being called."""
-        stack = self.stack
-        if any(call[1] == identity for call in stack):
-            while stack.pop()[1] != identity:
-                pass
+    def unwind(self, called: int) -> None:
+        """End the innermost call of the object with that identity, and all calls inside it; nothing if it has none."""
+        for position in reversed(range(len(self.open))):
+            if self.open[position].called == called:
+                del self.open[position:]
+                return
 
-    def note(self, call: Call) -> None:
-        """The autograd node made last came of that call, which no hook saw."""
+    def assign_last_node(self, call: ModuleCall) -> None:
+        """Record that the newest autograd node of this thread was made in ``call``, which no hook saw begin."""
         made = _get_sequence_nr() - 1
-        if self.numbers and made < self.numbers[-1]:
-            return  # none was made since the last boundary
-        self.numbers += made, made + 1
-        self.calls += call, self.stack[-1] if self.stack else NOWHERE
+        if self.boundaries and made < self.boundaries[-1]:
+            return  # no node was made since the last boundary
+        self.boundaries += made, made + 1
+        self.innermost += call, self.open[-1] if self.open else NO_CALL
 
-    def ask(self, issued: Issued, number: int) -> None:
-        """Have that collective told, in `answer`, which call made the autograd node of that number, which issued it."""
-        issued.node = number
-        self.asking.append(issued)
-
-    def answer(self) -> None:
-        """Tell the collectives that asked which call made the node that issued them."""
+    def call_of(self, number: int) -> ModuleCall:
+        """The innermost call that ran when the autograd node of that number was made; `NO_CALL` for none."""
         with self._lock:
-            count = len(self.asking)  # the thread itself may go on asking
-            for issued in self.asking[:count]:
-                issued.answer(self.at(issued.node))
-            del self.asking[:count]
-
-    def at(self, number: int) -> Call | NoCall:
-        """The call that made the autograd node of that number."""
-        position = bisect_right(self.numbers, number) - 1
-        return self.calls[position] if position >= 0 else NOWHERE
+            position = bisect_right(self.boundaries, number) - 1
+            return self.innermost[position] if position >= 0 else NO_CALL
 
 
-class PerThread(threading.local):
-    """The boundaries of the thread that looks."""
-
-    def __init__(self, everyone: list[Boundaries]) -> None:
-        self.mine = Boundaries()
-        everyone.append(self.mine)
-
-
-def of_forward(everyone: Sequence[Boundaries], mine: Boundaries, waiting: Collection[int]) -> Boundaries:
-    """The boundaries of the thread whose forward made the node that runs in this thread.
-
-    Autograd runs nodes of the CPU in the thread that called backward, which is mostly that of the forward. Nodes of a
-    GPU run in a thread of the device, while the thread that called backward waits.
+class OwnCalls(threading.local):
+    """Gives each thread, in ``calls``, a `ThreadCalls` of its own.
 
     Args:
-        everyone: of all threads.
-        mine: of this thread.
-        waiting: threads that wait for a backward; empty where this thread called it itself.
+        everyone: the list that each new `ThreadCalls` is added to.
     """
-    latest = {b.thread: b for b in everyone}  # an ended thread's number is given to a new one
-    for found in ([latest[thread] for thread in waiting if thread in latest], [mine], everyone):
-        numbered = [b for b in found if b.numbers]
-        if len(numbered) == 1:
-            return numbered[0]
-    return mine
+
+    def __init__(self, everyone: list[ThreadCalls]) -> None:
+        self.calls = ThreadCalls()
+        everyone.append(self.calls)
+
+
+def calls_of_forward(everyone: Sequence[ThreadCalls], own: ThreadCalls, waiting: Collection[int]) -> ThreadCalls:
+    """The calls of the thread whose forward made the autograd node that runs in this thread.
+
+    Autograd runs the nodes of the CPU in the thread that called backward, which is mostly the thread of the forward.
+    The nodes of a GPU run in a thread of that device, while the thread that called backward waits.
+
+    Args:
+        everyone: the calls of all threads.
+        own: the calls of this thread.
+        waiting: threads that wait for a backward; empty where this thread called backward itself.
+
+    Returns:
+        of the waiting threads, this thread and all threads, in this order, the only one with boundaries; ``own`` where
+        several threads could be meant.
+    """
+    latest = {calls.thread: calls for calls in everyone}  # an ended thread's number is given to a new one
+    for candidates in ([latest[thread] for thread in waiting if thread in latest], [own], everyone):
+        with_boundaries = [calls for calls in candidates if calls.boundaries]
+        if len(with_boundaries) == 1:
+            return with_boundaries[0]
+    return own

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -16,7 +17,7 @@ from typing import Final
 
 import torch
 
-from dsexplore.capture.source_lines import Sources
+from dsexplore.capture.source_lines import Source, Sources
 
 PLUMBING: Final = -1
 INTERNAL: Final = 0
@@ -85,16 +86,25 @@ _DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
 
 kinds: dict[int, int] = {}
 """The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
-_classified: list[CodeType] = []
-"""Keeps those identities from being used again."""
+_references: dict[int, weakref.ref[CodeType]] = {}
+"""Remove a code object from `kinds` when it is freed: programs generate code, and identities are used again."""
 
 
 def kind_of(code: CodeType) -> int:
     """One of the kinds above."""
     kind = kinds.get(id(code))
-    if kind is None:
-        kind = kinds[id(code)] = _classify(code)
-        _classified.append(code)
+    return _remember(code, _classify(code)) if kind is None else kind
+
+
+def _remember(code: CodeType, kind: int) -> int:
+    key = id(code)
+
+    def forget(_reference: weakref.ref[CodeType]) -> None:
+        kinds.pop(key, None)
+        _references.pop(key, None)
+
+    _references[key] = weakref.ref(code, forget)
+    kinds[key] = kind
     return kind
 
 
@@ -145,7 +155,7 @@ def is_called_by_engine(frame: FrameType | None) -> bool:
     return True
 
 
-def telling(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
+def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
     """The frames that mean something, innermost first; most of a stack is torch's inner workings."""
     while frame is not None:
         code = frame.f_code
@@ -198,14 +208,13 @@ def _is_plumbing(file: str) -> bool:
 
 
 def mark_ddp_hook(hook: CodeType) -> None:
-    """Tell that what this code sends are DDP's gradient buckets."""
-    kinds[id(hook)] = DDP_HOOK
-    _classified.append(hook)
+    """Classify this code as a DDP communication hook: what it sends are gradient buckets."""
+    _remember(hook, DDP_HOOK)
 
 
 def inside_compiled() -> bool:
     """Whether what runs now was called by torch.compile, or by what it compiled."""
-    for kind, _ in telling(sys._getframe(1)):
+    for kind, _ in meaningful(sys._getframe(1)):
         if kind in (USER, USER_HOOK):
             return False
         if kind in (COMPILED, COMPILER):
@@ -213,22 +222,28 @@ def inside_compiled() -> bool:
     return False
 
 
-def call_around(hook: FrameType) -> tuple[int, CodeType | None, int]:
-    """The identity of the frame of the module's call that a hook of the module runs in, and the user's `Source` that
-    made the call; no code where there is none."""
+def call_around(hook: FrameType) -> tuple[int, Source | None]:
+    """The module call that a hook of the module runs in.
+
+    Args:
+        hook: the frame of the hook.
+
+    Returns:
+        the identity of the call's frame, 0 if there is none, and the user's line that made the call, if there is one.
+    """
     call = 0
-    for kind, outer in telling(hook):
+    for kind, outer in meaningful(hook):
         if kind in (USER, USER_HOOK):
-            return call, outer.f_code, outer.f_lasti
+            return call, (outer.f_code, outer.f_lasti)
         if not call and kind in (MODULE_CALL, OUTER_CALL):
             call = id(outer)
-    return call, None, 0
+    return call, None
 
 
-def users(frame: FrameType | None, depth: int) -> Sources:
-    """The innermost of the user's lines, at most that many."""
+def user_lines(frame: FrameType | None, depth: int) -> Sources:
+    """The innermost of the user's lines outwards from a frame, at most ``depth``."""
     found: Sources = ()
-    for kind, outer in telling(frame):
+    for kind, outer in meaningful(frame):
         if len(found) >= depth:
             break
         if kind in (USER, USER_HOOK):
@@ -238,4 +253,4 @@ def users(frame: FrameType | None, depth: int) -> Sources:
 
 def calls_in_progress() -> int:
     """How many module calls are on the stack."""
-    return sum(kind == MODULE_CALL for kind, _ in telling(sys._getframe(1)))
+    return sum(kind == MODULE_CALL for kind, _ in meaningful(sys._getframe(1)))

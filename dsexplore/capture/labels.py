@@ -7,10 +7,7 @@ carries the label, and a recording may keep labelled collectives only (`Recordin
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dsexplore.capture.issued import Issued
+from typing import Any
 
 
 class Label:
@@ -26,7 +23,8 @@ class Label:
 
     def __init__(self, ends_with_call: bool) -> None:
         self.ends_with_call = ends_with_call
-        self.issued: list[Issued] = []
+        self.issued: list[Any] = []
+        """The collectives that the call issued, in order: each an `Issued`, which refers to its label."""
 
 
 class _Current(threading.local):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,10 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 
 from dsexplore import placements
+from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.meshes import mesh_text
-
-if TYPE_CHECKING:
-    from dsexplore.capture.modules import Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Layout:
 class Parameter:
     """One parameter of a module."""
 
-    module: Module
+    module: ModuleEntry
     name: str
     layout: Layout
     requires_grad: bool
@@ -56,7 +53,7 @@ class Parameters:
     _layouts: dict[Hashable, Layout] = field(default_factory=dict)
     """By what tells them: a model's layers repeat a few."""
 
-    def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, Module]]) -> None:
+    def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, ModuleEntry]]) -> None:
         """Read those of a model that were not read before.
 
         Args:
@@ -77,7 +74,7 @@ class Parameters:
                     self._read[key] = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
                 first.setdefault(id(tensor), self._read[key])
 
-    def read_lazy(self, entry_of: Callable[[nn.Module], Module | None]) -> None:
+    def read_lazy(self, entry_of: Callable[[nn.Module], ModuleEntry | None]) -> None:
         """Read those that had no shape when their model was met: its first call has given them one."""
         lazy, self._lazy = self._lazy, {}
         for reference in lazy.values():
@@ -86,7 +83,7 @@ class Parameters:
                 entries = ((part, entry_of(part)) for part in model.modules())
                 self.read(model, [(part, module) for part, module in entries if module is not None])
 
-    def of(self, modules: Iterable[Module]) -> list[Parameter]:
+    def of(self, modules: Iterable[ModuleEntry]) -> list[Parameter]:
         """All of them, in the order of their modules."""
         places = {id(module): place for place, module in enumerate(modules)}
         return sorted(self._read.values(), key=lambda parameter: places.get(id(parameter.module), len(places)))

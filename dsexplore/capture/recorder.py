@@ -15,73 +15,90 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds, pipelines
+from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.groups import Group, Groups, own_rank
-from dsexplore.capture.issued import Batches, Issued, is_async
+from dsexplore.capture.issued import Batches, Issued, Origin, is_async
 from dsexplore.capture.labels import Label, current
-from dsexplore.capture.make_tables import events_frame, groups_frame, modules_frame, parameters_frame
-from dsexplore.capture.modules import Module, Modules
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.module_hooks import ModuleHooks
+from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
+from dsexplore.capture.recorded_tables import events_table, groups_table, modules_table, parameters_table
 from dsexplore.capture.recording import Recording
-from dsexplore.capture.stack import Context, look
-from dsexplore.capture.stack_sharded import read_sharded
-from dsexplore.capture.substrate import Substrate, best_available
+from dsexplore.capture.stack import DDP_BUCKET, StackReading, read_stack
+from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.timing import Clock, Stopwatch
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
 from dsexplore.trace.files import check_destination, save_recording
 from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.user_warnings import warn
+
+
+class _Begun(NamedTuple):
+    """A collective between its issue and its return."""
+
+    issued: Issued
+    recordings: Sequence[Recording]
+    """Those that were open when it began, which it becomes part of when it has returned."""
+    needs_work: bool
+    """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
 
 
 class Recorder:
-    """One per process: watches while at least one recording is open.
+    """Sees every collective of the process while at least one recording is open; one per process.
 
     Args:
         substrate: makes the source of events.
         clock: nanoseconds since the epoch, for start and end.
     """
 
-    def __init__(self, substrate: Callable[[], Substrate] = best_available, clock: Clock = time.time_ns) -> None:
+    def __init__(self, substrate: Callable[[], Substrate] = KernelSubstrate, clock: Clock = time.time_ns) -> None:
         self._make_substrate = substrate
         self._stopwatch = Stopwatch(clock)
         self._substrate: Substrate | None = None
         self._recordings: list[Recording] = []
-        self._groups = Groups()
-        self._modules = Modules(self._warn)
         self._stack_depth = 1
+        self._lock = threading.RLock()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Forget what earlier recordings met."""
+        self._groups = Groups()
+        self._modules = Modules(self._warn_once)
+        self._hooks = ModuleHooks(self._modules)
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
-        self._lock = threading.RLock()
 
     @property
-    def active(self) -> bool:
-        """Whether anything is being recorded."""
-        return bool(self._recordings)
+    def recordings(self) -> Sequence[Recording]:
+        """The open recordings, in the order in which they were opened."""
+        return self._recordings
 
     def open(self, recording: Recording) -> None:
-        """Begin to record into it; the first one installs hooks and kernels."""
+        """Begin to record into ``recording``; the first one installs hooks and kernels."""
         with self._lock:
             if not self._recordings:
-                self._groups, self._modules, self._warned = Groups(), Modules(self._warn), set()
-                self._batches = Batches(count(1))
+                self._start_anew()
                 substrate = self._make_substrate()
                 try:
-                    self._modules.install()
+                    self._hooks.install()
                     substrate.install(self)
                 except BaseException:
-                    self._modules.uninstall()
+                    self._hooks.uninstall()
                     raise
                 self._substrate = substrate
             recording.modules = self._modules
@@ -90,7 +107,7 @@ class Recorder:
             self._stack_depth = max(each.stack_depth for each in self._recordings)
 
     def close(self, recording: Recording) -> Tables:
-        """End it and return its content; the last one removes everything that was installed."""
+        """End ``recording`` and return its content; the last one removes everything that was installed."""
         with self._lock:
             self._remove(recording)
             try:
@@ -99,11 +116,11 @@ class Recorder:
                 self._uninstall_if_unused()
 
     def stop(self, recording: Recording) -> None:
-        """End it as `close` does, without making its tables: `tables` makes them, and `open` may continue it."""
+        """End ``recording`` as `close` does, but leave its tables to `tables`; `open` may continue it."""
         with self._lock:
             self._remove(recording)
             try:
-                self._resolve()
+                self._describe_groups()
             finally:
                 self._uninstall_if_unused()
 
@@ -114,7 +131,8 @@ class Recorder:
     def _uninstall_if_unused(self) -> None:
         if self._recordings:
             return
-        self._modules.uninstall()
+        self._hooks.uninstall()
+        self._modules.release()
         if self._substrate is not None:
             self._substrate.uninstall()
             self._substrate = None
@@ -122,140 +140,142 @@ class Recorder:
         self._groups.release()
         forget_messages()
 
-    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
+    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> _Begun | None:
         """A collective is about to be issued; see `substrate.Observer`."""
         try:
-            frame, issued = frame_kinds.innermost(raw_op, 2), None
-            if self._stack_depth == 1:
-                issued = read_sharded(raw_op, entry, args, frame, self._modules, self._groups)
-            if issued is None:
-                issued = self._describe(raw_op, entry, args, frame)
+            issued = self._describe(raw_op, entry, args, frame_kinds.innermost(raw_op, 2))
         except Exception as fault:
-            self._warn(f"{raw_op}", f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
+            self._warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
-        issued.recordings = self._recordings
-        issued.label = current.label
-        if issued.needs_work and issued.group is not None:
-            self._stopwatch.begin(issued, issued.group.timing, args)
-        return issued
+        group = issued.group
+        if group is None or group.timing == "none":
+            return _Begun(issued, self._recordings, needs_work=False)
+        self._stopwatch.begin(issued, group.timing, args)
+        return _Begun(issued, self._recordings, needs_work=True)
 
-    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
-        """A collective that is about to be issued, from anywhere."""
-        context = look(self._stack_depth, frame, self._modules)
-        if context.redistribute is not None:
-            frame_kinds.remember_redistribute(raw_op, frame)
-        group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-        messages = entry.messages(args, group.size if group is not None else 1, entry.op)
-        if context.schedule:
-            context.stage, context.phase = pipelines.place(context.schedule, messages[0][0], args)
-        issued = self._attributed(raw_op, messages, group, context)
-        issued.is_async = not context.is_blocking and is_async(entry, args)
-        if context.batch or "coalesced" in raw_op:
-            issued.batch = self._batches.of(context.batch)
-        return issued
-
-    def returned(self, pending: Issued, result: Any) -> None:
-        """It has returned that, and is part of every recording that was open as it began, with its times if any."""
+    def returned(self, pending: _Begun, result: Any) -> None:
+        """A collective has returned ``result``; see `substrate.Observer`."""
+        issued = pending.issued
         for recording in pending.recordings:
-            recording.add(pending)
-        pending.recordings = ()
-        label = pending.label
+            recording.add(issued)
+        label = issued.label
         if label is not None:
-            label.issued.append(pending)
+            label.issued.append(issued)
         if pending.needs_work:
             if label is not None and label.ends_with_call:
-                self._stopwatch.hold(pending, result)
+                self._stopwatch.hold(issued, result)
             else:
-                self._stopwatch.follow(pending, result)
+                self._stopwatch.follow(issued, result)
 
     def end_label(self, label: Label) -> None:
-        """The labelled call has returned, and what it issued is over."""
+        """Fill in the end of all that a labelled call issued: the call has returned, and is over."""
         now = self._stopwatch.now()
         for issued in label.issued:
             if issued.end is None and issued.start is not None:
                 issued.end = now
 
-    def switched_off(self, op: str, process_group: Any, switch: str) -> None:
-        """A collective that the comm layer suppressed: shown, never counted as traffic."""
+    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
+        """Describe a collective that is about to be issued inside ``frame``."""
+        reading = read_stack(self._stack_depth, frame, self._modules)
+        if reading.redistributing is not None:
+            frame_kinds.remember_redistribute(raw_op, frame)
+        group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
+        messages = entry.messages(args, group.size if group is not None else 1, entry.op)
+        stage = None
+        if reading.schedule:
+            stage, reading.phase = pipelines.place(reading.schedule, messages[0][0], args)
+        return Issued(
+            raw_op,
+            messages,
+            group,
+            group.own_rank if group is not None else own_rank(),
+            self._origin(reading, stage),
+            label=current.label,
+            is_async=frame_kinds.BLOCKING not in reading.marks and is_async(entry, args),
+            batch=self._batches.number_of(reading.batch_position)
+            if reading.batch_position or "coalesced" in raw_op
+            else None,
+        )
+
+    def add_switched_off(self, op: str, process_group: Any, switch: str) -> None:
+        """Add a collective that the comm layer suppressed to every open recording; never counted as traffic."""
         issued = self.unissued("", (f"switched_off:{op}", 0, None, ()), process_group)
-        issued.cause = f"switched off by {switch}"
+        issued.origin = issued.origin._replace(cause=f"switched off by {switch}")
         for recording in self._recordings:
             recording.add(issued)
 
     def unissued(self, raw_op: str, message: Message, process_group: Any) -> Issued:
-        """Describe what reached no kernel as a collective issued now would be; part of no recording yet."""
-        context = look(1, sys._getframe(1), self._modules)
+        """Describe what reaches no kernel as a collective that is issued now would be; part of no recording yet."""
+        reading = read_stack(1, sys._getframe(1), self._modules)
         group = self._groups.find(process_group) if process_group is not None else None
-        issued = self._attributed(raw_op, [message], group, context)
-        issued.label = current.label
-        return issued
+        rank = group.own_rank if group is not None else own_rank()
+        return Issued(raw_op, [message], group, rank, self._origin(reading), label=current.label)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
         """The group of an op that nobody described."""
-        self._warn(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
+        self._warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
         handle = next((arg for arg in args if _may_be_group(arg)), None)
         return self._groups.find(handle) if handle is not None else None
 
-    def _attributed(self, raw_op: str, messages: Sequence[Message], group: Group | None, context: Context) -> Issued:
-        """The collective of that context, with its trigger, unless that is asked for later, and its owner."""
+    def _origin(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
+        """What the recording keeps of a reading.
+
+        Args:
+            reading: of the stack.
+            stage: the pipeline stage that sends or receives, if it is known.
+        """
         modules = self._modules
-        if context.mesh is not None:
-            self._groups.add_mesh(context.mesh)
-        owner = modules.find(context.owner) if context.owner is not None else None
-        trigger = context.trigger
-        if trigger is None and context.boundaries is None:
-            trigger = modules.find(context.stage) if context.stage is not None else self._called_unseen(context)
-        elif context.backward is not None and context.backward.makes_graph:
-            modules.note_node(*context.called())
-        told = context.cause or context.asked_by
-        if owner is None and context.cause == "DDP gradient bucket":
-            owner = modules.wrapper(DistributedDataParallel)
-        elif not told and trigger is not None and isinstance(trigger.reference(), DistributedDataParallel):
-            context.cause = "DDP buffers and bucket order"
-        issued = Issued(
-            raw_op,
-            messages,
-            group,
-            context.phase,
+        redistribute, cause = reading.redistribute, reading.cause
+        if reading.mesh is not None:
+            self._groups.add_mesh(reading.mesh)
+        owner = modules.find(reading.owner) if reading.owner is not None else None
+        trigger = reading.call.module
+        if trigger is None:
+            trigger = modules.find(stage) if stage is not None else self._called_unseen(reading)
+        elif reading.backward is not None and reading.backward.makes_graph:
+            modules.assign_last_node(reading.call)
+        if owner is None and cause == DDP_BUCKET:
+            owner = modules.root_of_type(DistributedDataParallel)
+        elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
+            cause = "DDP buffers and bucket order"
+        return Origin(
+            reading.phase,
             trigger,
             owner or trigger,
-            context.sources,
-            context.cause,
-            context.asked_by,
-            context.before,
-            context.after,
+            reading.sources,
+            cause,
+            redistribute,
+            reading.is_implicit,
+            frame_kinds.OBJECT in reading.marks,
         )
-        issued.implicit, issued.is_object = context.implicit, context.is_object
-        if context.boundaries is not None:
-            context.boundaries.ask(issued, context.node_number)
-        return issued
 
-    def _called_unseen(self, context: Context) -> Module | None:
-        """The module being called, where no hook told of the call: compiled, or called while the recording began."""
-        module = context.module
+    def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:
+        """The module being called, where no hook saw the call begin: compiled, or begun before the recording."""
+        module = reading.module
         if module is None:
             return None
         trigger = self._modules.find(module)
         if trigger.calls == 0:
-            self._modules.note_node(trigger, context.sources[:1])
+            source = reading.sources[0] if reading.sources else None
+            self._modules.assign_last_node(ModuleCall(trigger, source=source))
         return trigger
 
-    def _warn(self, about: str, message: str) -> None:
+    def _warn_once(self, about: str, message: str) -> None:
+        """Warn, and note in every open recording; not again of the same thing until the last recording has ended."""
         if about not in self._warned:
             self._warned.add(about)
             for recording in self._recordings:
                 recording.notes.append(message)
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warn(message)
 
     @property
     def modules(self) -> Modules:
         """The modules that were met since the first open recording began."""
         return self._modules
 
-    def _resolve(self) -> list[Group]:
-        """Look up what was left for later: ends, modules of autograd nodes, mesh axes; all groups met so far."""
+    def _describe_groups(self) -> list[Group]:
+        """All groups met so far with their mesh axes; ends of works that are done are filled in before."""
         self._stopwatch.settle()
-        self._modules.answer()
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
         return self._groups.described()
@@ -264,7 +284,7 @@ class Recorder:
         """The recording's content as of now."""
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
-        groups = self._resolve()
+        groups = self._describe_groups()
         modules = recording.modules or self._modules
         ranks = _ranks(issued)
         used = {id(one.group): one.group for one in issued if one.group is not None}
@@ -272,10 +292,10 @@ class Recorder:
         known = {group.name for group in groups}
         groups += {group.name: group for group in used.values() if group.name not in known}.values()
         return Tables(
-            events=events_frame(issued, steps, recording.stack_depth),
-            parameters=parameters_frame(modules, ranks[0] if ranks else 0),
-            modules=modules_frame(modules, recording.earlier_calls),
-            groups=groups_frame(group for group in groups if id(group) in used),
+            events=events_table(issued, steps, recording.stack_depth),
+            parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
+            modules=modules_table(modules.in_order(), recording.earlier_calls),
+            groups=groups_table(group for group in groups if id(group) in used),
             info=TraceInfo(
                 world_size=_world_size(groups),
                 ranks=tuple(ranks),
@@ -287,8 +307,14 @@ class Recorder:
         )
 
 
+def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
+    """Whether a module of that type is the innermost one being called."""
+    entry = reading.call.module if reading.called is not None else None
+    return isinstance(entry.reference() if entry is not None else reading.module, kind)
+
+
 def _ranks(issued: list[Issued]) -> list[int]:
-    """Whose events these are; where there are none, this process's rank."""
+    """The ranks that issued these collectives; where there are none, this process's rank."""
     ranks = sorted({one.rank for one in issued})
     if ranks:
         return ranks
@@ -299,7 +325,7 @@ def _ranks(issued: list[Issued]) -> list[int]:
 
 
 def _world_size(groups: list[Group]) -> int:
-    """Ranks of the process group; where there is none, those that the launcher or the groups seen tell."""
+    """The size of the process group; where there is none, the launcher's, or that of the largest group seen."""
     if dist.is_initialized():
         return dist.get_world_size()
     return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
@@ -345,9 +371,9 @@ def record(
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
     if save is not None:
         check_destination(save)
-    recording = Recording(stack_depth, simulated, mesh_spec, {}, further_notes)
+    recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes)
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
-    inner = _recorder.active
+    inner = is_recording()
     _recorder.open(recording)
     try:
         with track("tracing", unit="collectives") as work:
@@ -366,7 +392,7 @@ def record(
 
 
 def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
-    """Wholly, even where Ctrl-C comes twice, as it does to the processes of a launcher that passes it on."""
+    """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
     with uninterrupted():
         recording.work = None
         trace.finish(_recorder.close(recording))
@@ -376,15 +402,15 @@ def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None
 
 def is_recording() -> bool:
     """Whether a recording is open in this process."""
-    return _recorder.active
+    return bool(_recorder.recordings)
 
 
-def followed() -> list[Module]:
+def followed() -> list[ModuleEntry]:
     """The modules that were met while anything is recorded, parents before children."""
     return list(_recorder.modules.in_order())
 
 
-def running_module() -> Module | None:
+def running_module() -> ModuleEntry | None:
     """The module that runs in this thread; in backward, the one whose forward made the running autograd node."""
     return _recorder.modules.running()
 
@@ -396,14 +422,18 @@ def is_in_forward() -> bool:
 
 def note_switched_off(op: str, process_group: Any, comm_switch: str) -> None:
     """Note a collective that the comm layer's switches suppressed, in every open recording."""
-    if _recorder.active:
-        _recorder.switched_off(op, process_group, comm_switch)
+    if is_recording():
+        _recorder.add_switched_off(op, process_group, comm_switch)
 
 
 def use(recorder: Recorder) -> None:
-    """Have that recorder record from now on, such as one with another clock; none must be recording."""
+    """Record with that recorder from now on, such as one with another clock.
+
+    Raises:
+        UsageError: a recording is open.
+    """
     global _recorder
-    if _recorder.active:
+    if is_recording():
         raise UsageError("a recording is open: end it before another recorder takes its place")
     _recorder = recorder
 

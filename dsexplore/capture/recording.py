@@ -1,4 +1,4 @@
-"""What one recording holds."""
+"""`Recording`: what one ``with record()`` block has seen so far."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from dsexplore.progress import Work
 
 @dataclass(eq=False)
 class Recording:
-    """What one ``with record()`` block has seen so far."""
+    """The content of one recording while its block runs."""
 
     stack_depth: int
+    """How many of the user's lines to keep per collective."""
     simulated: bool
+    """Whether the process group simulates its ranks."""
     mesh: str
-    earlier_calls: dict[int, int]
+    """The mesh as the user wrote it, ``"dp=2,tp=4"``; empty where none was named."""
+    earlier_calls: dict[int, int] = field(default_factory=dict)
+    """Calls of each module before this recording was opened, by identity of the `ModuleEntry`."""
     further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
-    """What the notes say besides, of that many events."""
+    """Called with the number of collectives so far; returns what the trace's notes say besides `notes`."""
     issued: list[Issued] = field(default_factory=list)
+    """All collectives, in program order."""
     steps: list[int] = field(default_factory=list)
-    """How many were issued at each `Trace.step`."""
+    """How many collectives had been issued at each `Trace.step`."""
     notes: list[str] = field(default_factory=list)
+    """See `TraceInfo.notes`."""
     work: Work | None = None
-    """Who watches it, if anyone does."""
+    """The progress display, where one is seen."""
     modules: Modules | None = None
-    """The modules that were followed when it was last opened."""
+    """The modules met since the first recording was opened that was open with this one; None before it is opened."""
 
     def add(self, issued: Issued) -> None:
-        """A collective was issued."""
+        """Append a collective that has been issued."""
         self.issued.append(issued)
         if self.work is not None:
             steps = len(self.steps)
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
     def step(self) -> None:
-        """Later events belong to the next step."""
+        """Make all later collectives part of the next step."""
         self.steps.append(len(self.issued))

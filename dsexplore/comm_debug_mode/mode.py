@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.capture import recorder
-from dsexplore.capture.modules import Module
+from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.comm_debug_mode import table
 from dsexplore.comm_debug_mode.table import Operation, trivial_ops
 from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
@@ -59,7 +59,7 @@ class CommDebugMode(TorchDispatchMode):
         self.comm_registry: set[Op] = set(COUNTED)
         self._comm_counts: dict[Op, int] = defaultdict(int)
         self._comm_module_counts: dict[str, ModuleCounts] = {}
-        self._operations: dict[Module | None, list[Operation]] = {}
+        self._operations: dict[ModuleEntry | None, list[Operation]] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -1,76 +1,139 @@
-"""Whose forward made the node that runs in a thread."""
+"""Which call made an autograd node, and whose forward made the node that runs in a thread."""
 
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
+import weakref
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from dsexplore.capture import autograd_nodes as module
-from dsexplore.capture.autograd_nodes import Boundaries, of_forward
+from dsexplore.capture import autograd_nodes
+from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, ThreadCalls, calls_of_forward
+from dsexplore.capture.module_entry import ModuleEntry
+
+MODEL = nn.Identity()
 
 
-def boundaries(thread: int, *numbers: int) -> Boundaries:
-    made = Boundaries()
-    made.thread, made.numbers = thread, list(numbers)
-    return made
+def call(name: str, called: int = 0) -> ModuleCall:
+    return ModuleCall(ModuleEntry(weakref.ref(MODEL), "Identity", label=name), called)
+
+
+def with_boundaries(thread: int, *boundaries: int) -> ThreadCalls:
+    calls = ThreadCalls()
+    calls.thread, calls.boundaries = thread, list(boundaries)
+    return calls
 
 
 class TestWhoseForwardItWas:
     """Of the thread of a device, and of threads that call backward."""
 
-    forward, other, device = boundaries(1, 0, 5), boundaries(2, 0, 3), boundaries(3)
+    forward, other, device = with_boundaries(1, 0, 5), with_boundaries(2, 0, 3), with_boundaries(3)
 
     def test_a_device_runs_for_the_thread_that_waits(self) -> None:
         everyone = [self.forward, self.other, self.device]
-        assert of_forward(everyone, self.device, {1}) is self.forward
-        assert of_forward(everyone, self.device, {2}) is self.other
+        assert calls_of_forward(everyone, self.device, {1}) is self.forward
+        assert calls_of_forward(everyone, self.device, {2}) is self.other
 
     def test_a_device_that_ran_forwards_again_still_runs_for_the_thread_that_waits(self) -> None:
-        device = boundaries(3, 0, 9)
-        assert of_forward([self.forward, device], device, {1}) is self.forward
+        device = with_boundaries(3, 0, 9)
+        assert calls_of_forward([self.forward, device], device, {1}) is self.forward
 
-    def test_a_thread_that_called_backward_itself_looks_at_its_own_forward(self) -> None:
-        assert of_forward([self.forward, self.other], self.other, ()) is self.other
+    def test_a_thread_that_called_backward_itself_made_the_forward(self) -> None:
+        assert calls_of_forward([self.forward, self.other], self.other, ()) is self.other
 
     def test_a_thread_without_forwards_takes_the_only_one_there_was(self) -> None:
-        assert of_forward([self.forward, self.device], self.device, ()) is self.forward
+        assert calls_of_forward([self.forward, self.device], self.device, ()) is self.forward
 
     def test_a_number_of_an_ended_thread_is_that_of_the_thread_that_has_it_now(self) -> None:
-        ended, again = boundaries(1, 0, 2), self.forward
-        assert of_forward([ended, again, self.device], self.device, {1}) is again
+        ended, again = with_boundaries(1, 0, 2), self.forward
+        assert calls_of_forward([ended, again, self.device], self.device, {1}) is again
 
     def test_nothing_is_guessed_among_several(self) -> None:
         everyone = [self.forward, self.other, self.device]
-        assert of_forward(everyone, self.device, ()) is self.device
-        assert of_forward(everyone, self.device, {1, 2}) is self.device
+        assert calls_of_forward(everyone, self.device, ()) is self.device
+        assert calls_of_forward(everyone, self.device, {1, 2}) is self.device
 
 
-def test_who_asked_is_told_before_the_call_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_BOUNDARIES", 3)
-    told: list[Any] = []
-    made: Any = boundaries(1, 0, 10, 20, 30)
-    made.calls = ["first", "second", "third", "fourth"]
-    made.asking = [SimpleNamespace(node=node, answer=told.append) for node in (12, 9, 31)]
-    made.trim()
-    assert made.numbers == [10, 20, 30]
-    assert told == ["second", "first", "fourth"]
-    made.answer()
-    assert len(told) == 3
+def test_a_node_belongs_to_the_innermost_call_at_or_before_its_number() -> None:
+    calls = with_boundaries(1, 3, 5, 5, 8)
+    outer, inner, last = call("outer"), call("inner"), call("last")
+    calls.innermost = [outer, NO_CALL, inner, last]
+    assert [calls.call_of(number) for number in (2, 3, 4, 5, 7, 8, 100)] == [
+        NO_CALL,
+        outer,
+        outer,
+        inner,
+        inner,
+        last,
+        last,
+    ]
 
 
-def test_one_thread_answers_at_a_time() -> None:
-    made: Any = boundaries(1, 0)
-    made.calls = ["first"]
-    free: list[bool] = []
+def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 4)
+    calls = with_boundaries(1, 0, 10, 20, 30)
+    calls.innermost = [call(name) for name in ("first", "second", "third", "fourth")]
+    calls.trim()
+    assert calls.boundaries == [0, 10, 20, 30]
+    calls.boundaries.append(40)
+    calls.innermost.append(call("fifth"))
+    calls.trim()
+    assert calls.boundaries == [20, 30, 40]
+    assert calls.call_of(19) is NO_CALL
+    assert [entry.module.name for entry in calls.innermost if entry.module] == ["third", "fourth", "fifth"]
 
-    def told(_call: Any) -> None:
-        other = threading.Thread(target=lambda: free.append(made._lock.acquire(blocking=False)))
-        other.start()
-        other.join(timeout=60)
 
-    made.asking = [SimpleNamespace(node=0, answer=told)]
-    made.answer()
-    assert free == [False]
+def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 1)
+    calls = with_boundaries(1, 0, 10)
+    answers: list[bool] = []
+
+    class Forgetting(list[Any]):
+        def __delitem__(self, place: Any) -> None:
+            other = threading.Thread(target=lambda: calls.call_of(5), daemon=True)
+            other.start()
+            other.join(timeout=0.2)
+            answers.append(other.is_alive())  # it waits for the lists to be cut both
+            super().__delitem__(place)
+
+    calls.boundaries, calls.innermost = Forgetting(calls.boundaries), [NO_CALL, NO_CALL]
+    calls.trim()
+    assert answers == [True]
+
+
+def test_a_call_ends_with_all_calls_inside_it() -> None:
+    calls = ThreadCalls()
+    outer, middle, again, inner = call("outer", 1), call("middle", 2), call("again", 2), call("inner", 3)
+    calls.open = [outer, middle, again, inner]
+    calls.unwind(4)
+    assert calls.open == [outer, middle, again, inner]
+    calls.unwind(2)
+    assert calls.open == [outer, middle]
+    calls.unwind(1)
+    assert calls.open == []
+    assert calls.current is None
+
+
+def test_a_node_is_assigned_to_a_call_that_no_hook_saw() -> None:
+    calls = ThreadCalls()
+    weight = torch.ones(2, requires_grad=True)
+    surrounding = call("surrounding")
+    calls.open = [surrounding]
+    out = weight * 2
+    unseen = call("unseen")
+    calls.assign_last_node(unseen)
+    later = out * 2
+    assert calls.call_of(out.grad_fn._sequence_nr()) is unseen
+    assert calls.call_of(later.grad_fn._sequence_nr()) is surrounding
+
+
+def test_a_node_made_before_the_last_boundary_is_not_assigned_again() -> None:
+    calls = ThreadCalls()
+    out = torch.ones(2, requires_grad=True) * 2
+    made = out.grad_fn._sequence_nr()
+    calls.boundaries, calls.innermost = [made + 1], [NO_CALL]
+    calls.assign_last_node(call("unseen"))
+    assert calls.boundaries == [made + 1]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import file_name, source_text
 
@@ -39,10 +40,10 @@ class Model(nn.Module):
 
 @pytest.fixture
 def modules() -> Iterator[Modules]:
-    following = Modules()
-    following.install()
-    yield following
-    following.uninstall()
+    hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
+    hooks.install()
+    yield hooks.modules
+    hooks.uninstall()
 
 
 def calls(modules: Modules) -> dict[str, int]:
@@ -132,7 +133,7 @@ def node_names(modules: Modules, output: torch.Tensor) -> list[str]:
         node = nodes.pop(0)
         if node is None or type(node).__name__ == "AccumulateGrad":
             continue
-        module, _ = modules.of_node(node)
+        module = modules.call_of_node(node, called_here=False).module
         names.append(f"{node.name().removesuffix('Backward0')} {module.name if module else '-'}")
         nodes.extend(parent for parent, _ in node.next_functions)
     return names
@@ -149,7 +150,7 @@ def test_autograd_nodes_belong_to_the_module_that_made_them(modules: Modules) ->
 def test_a_gradient_accumulator_belongs_to_the_holder_of_its_parameter(modules: Modules) -> None:
     model = Model(1)
     accumulator = (model(torch.ones(1, 4))).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    found, _ = modules.of_node(accumulator)
+    found = modules.call_of_node(accumulator, called_here=True).module
     assert found is not None
     assert found.name == "Model.layers.0.down"
 
@@ -161,7 +162,7 @@ def test_an_exception_inside_a_module_leaves_no_open_call(modules: Modules) -> N
 
     with pytest.raises(RuntimeError, match="inside"):
         nn.Sequential(nn.Identity(), Failing())(torch.ones(1))
-    assert modules.here.mine.stack == []
+    assert modules.own_calls.open == []
 
 
 def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Modules) -> None:
@@ -179,7 +180,7 @@ def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Mo
     model[1].stop = False
     out = model(torch.ones(1, 1)).sum()
     assert node_names(modules, out)[0] == "Sum -"
-    assert modules.here.mine.stack == []
+    assert modules.own_calls.open == []
 
 
 def test_recomputed_forwards_count_as_calls(modules: Modules) -> None:
@@ -209,28 +210,28 @@ def test_threads_do_not_share_a_stack(modules: Modules) -> None:
 
 
 def test_models_are_not_kept_alive_and_hooks_are_removed() -> None:
-    following = Modules()
-    following.install()
+    hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
+    hooks.install()
     model = Model()
     model(torch.ones(1, 4))
-    following.uninstall()
+    hooks.uninstall()
     assert not any(part._forward_hooks or part._forward_hooks_always_called for part in model.modules())
     assert not torch.nn.modules.module._global_forward_pre_hooks
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert calls(following)["Model.layers.0"] == 1
+    assert calls(hooks.modules)["Model.layers.0"] == 1
 
 
 def test_copies_made_meanwhile_are_left_without_hooks() -> None:
-    following = Modules()
-    following.install()
+    hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
+    hooks.install()
     model = Model()
     model(torch.ones(1, 4))
     copied = copy.deepcopy(copy.deepcopy(model))
     saved = pickle.dumps(model)
-    following.uninstall()
+    hooks.uninstall()
     assert not any(part._forward_hooks or part._forward_hooks_always_called for part in copied.modules())
     copied(torch.ones(1, 4))
     pickle.loads(saved)(torch.ones(1, 4))
@@ -249,7 +250,7 @@ def test_a_node_knows_the_line_that_called_its_module(modules: Modules) -> None:
     block = Block()
     lines = []
     for out in (block(torch.ones(1, 4)), block(torch.ones(1, 4))):
-        _, ((code, offset),) = modules.of_node(out.grad_fn)
+        ((code, offset),) = modules.call_of_node(out.grad_fn, called_here=False).sources
         file, _, line = source_text(code, offset).rpartition(":")
         assert file == file_name(__file__)
         lines.append(int(line))
@@ -280,16 +281,16 @@ def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
 
-    told: list[str] = []
-    following = Modules(lambda _about, message: told.append(message))
-    following.install()
+    warned: list[str] = []
+    hooks = ModuleHooks(Modules(lambda _about, message: warned.append(message)))
+    hooks.install()
     try:
         model = Unreadable()
         for _ in range(2):
             assert model(torch.ones(1)).item() == 2
     finally:
-        following.uninstall()
-    (message,) = told
+        hooks.uninstall()
+    (message,) = warned
     assert "around Unreadable" in message
     assert "no list of my parts" in message
-    assert calls(following) == {"Unreadable": 2}
+    assert calls(hooks.modules) == {"Unreadable": 2}

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dsexplore.capture import ops, recorder, substrate
-from dsexplore.capture.recorder import Recorder, record
-from dsexplore.capture.substrate import KernelSubstrate, ModeSubstrate
+from dsexplore.capture.recorder import record
 from dsexplore.worlds.simulate import simulate
 
 
@@ -141,28 +140,10 @@ def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.Mo
     def broken(depth: int, frame: Any, modules: Any) -> Any:
         raise RuntimeError("fault of ours")
 
-    monkeypatch.setattr(recorder, "look", broken)
+    monkeypatch.setattr(recorder, "read_stack", broken)
     with pytest.warns(RuntimeWarning, match="fault of ours") as caught, record() as trace:
         dist.all_reduce(torch.ones(2))
         dist.all_reduce(torch.ones(2))
     assert len(caught) == 1
     assert len(trace) == 0
     assert "fault of ours" in trace.info.notes[0]
-
-
-def test_the_mode_substrate_sees_what_python_issues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "_recorder", Recorder(substrate=ModeSubstrate))
-    with record() as trace:
-        dist.all_reduce(torch.ones(4))
-        torch.distributed._functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD).sum()
-    assert trace.events["op"].to_list() == ["all_reduce", "all_reduce"]
-    assert trace.events["message_bytes"].to_list() == [16, 8]
-    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
-
-
-def test_kernels_are_preferred_to_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsexplore.capture.substrate import best_available
-
-    assert isinstance(best_available(), KernelSubstrate)
-    monkeypatch.setattr(torch.library.Library, "impl", lambda library, op_name, fn, dispatch_key="": None)
-    assert isinstance(best_available(), ModeSubstrate)

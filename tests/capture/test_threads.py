@@ -15,6 +15,7 @@ from torch import nn
 
 from dsexplore.capture import autograd_nodes, recorder
 from dsexplore.capture.issued import Batches
+from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.recorder import Recorder, record
 from dsexplore.worlds.simulate import simulate
@@ -114,7 +115,7 @@ def test_each_backward_finds_its_modules_while_calls_are_forgotten_and_tables_ma
 
 def test_a_step_marked_between_two_looks_at_a_recording_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with record() as trace:
-        (recording,) = recorder._recorder._recordings
+        (recording,) = recorder.in_use().recordings
         dist.all_reduce(torch.ones(1))
 
         class Copied(list[Any]):
@@ -133,7 +134,7 @@ def test_a_step_marked_between_two_looks_at_a_recording_is_left_to_the_next(monk
 def test_a_recording_that_ends_takes_no_event_from_another() -> None:
     first = record()
     ended = first.__enter__()
-    (recording,) = recorder._recorder._recordings
+    (recording,) = recorder.in_use().recordings
 
     class Ending:
         def advance(self, *_: object) -> None:
@@ -174,19 +175,19 @@ def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
 
 
 def test_a_module_entered_as_the_recording_ends_keeps_no_hook() -> None:
-    following, model = Modules(), nn.Linear(2, 2)
-    following.install()
-    following.uninstall()
-    following._hook(model)
+    hooks, model = ModuleHooks(Modules(lambda *_: None)), nn.Linear(2, 2)
+    hooks.install()
+    hooks.uninstall()
+    hooks.hook(model)
     assert not model._forward_hooks
 
 
 def test_batches_of_threads_are_told_apart() -> None:
     batches = Batches(count(1))
     others: list[int] = []
-    mine = [batches.of(1)]
-    run(lambda: others.extend([batches.of(1), batches.of(2)]))
-    mine += [batches.of(2), batches.of(3), batches.of(0)]
+    mine = [batches.number_of(1)]
+    run(lambda: others.extend([batches.number_of(1), batches.number_of(2)]))
+    mine += [batches.number_of(2), batches.number_of(3), batches.number_of(0)]
     assert (mine, others) == ([1, 1, 1, 3], [2, 2])
 
 

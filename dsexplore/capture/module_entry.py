@@ -1,0 +1,33 @@
+"""`ModuleEntry`: what a recording knows of one ``nn.Module``."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(slots=True, eq=False)
+class ModuleEntry:
+    """One module that was met, with its place in its model and its number of calls; keeps no module alive."""
+
+    reference: weakref.ref[nn.Module]
+    type: str
+    """Name of its class."""
+    root: ModuleEntry | None = None
+    """The outermost module of its model; None for an outermost module itself."""
+    path: str = ""
+    """Fully qualified name below the root."""
+    position: int = 0
+    """Place in the root's ``named_modules``."""
+    label: str = ""
+    """Of a root: its class, numbered where several models share it (``Llama#2``)."""
+    calls: int = 0
+    """How often its forward began, recomputations included."""
+
+    @property
+    def name(self) -> str:
+        """``"Llama.layers.0.attn"``."""
+        label = self.root.label if self.root is not None else self.label
+        return f"{label}.{self.path}" if self.path else label

@@ -1,0 +1,35 @@
+"""Warnings that name the user's line, however deep inside dsexplore and torch they are raised."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_NOT_THE_USERS = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
+_GENERATED = ("<frozen ", "<string>", "<eval_with_key>")
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issue a warning at the innermost line of the running program that belongs neither to dsexplore nor to torch."""
+    frame = _users_frame(sys._getframe(1))
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__", "<unknown>"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _users_frame(frame: FrameType) -> FrameType:
+    """The innermost frame from here outwards that is the user's; the outermost one if none is."""
+    while frame.f_code.co_filename.startswith((*_NOT_THE_USERS, *_GENERATED)) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
