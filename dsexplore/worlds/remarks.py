@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-from dsexplore.capture.frame_kinds import USER, USER_HOOK, telling
+from dsexplore.capture.frame_kinds import USER, USER_HOOK, meaningful
 from dsexplore.capture.source_lines import source_text
 
 _LINES = 5
@@ -45,7 +45,7 @@ class Remarks:
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's program, from that frame outward."""
-    return next((outer for kind, outer in telling(frame) if kind in (USER, USER_HOOK)), None)
+    return next((outer for kind, outer in meaningful(frame) if kind in (USER, USER_HOOK)), None)
 
 
 def _at(lines: list[str]) -> str:
