@@ -105,7 +105,7 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace) -> None:
     import torch
 
-    from dsexplore.meshes import parse_mesh
+    from dsexplore.mesh_text import parse_mesh
     from dsexplore.worlds import demo
     from dsexplore.worlds.simulate import simulate
     from dsexplore.worlds.tracing import commtrace

@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from dsexplore import cells
+from dsexplore import run_cell
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.tracing import commtrace
@@ -162,7 +162,7 @@ class CommtraceMagics(Magics):
             if options.name:
                 names[options.name] = trace
             try:
-                value = cells.run(self.shell, cell)
+                value = run_cell.run(self.shell, cell)
             except KeyboardInterrupt as interruption:
                 interruption.add_note(f"What was recorded until then is in `{options.name or '_trace'}`.")
                 raise

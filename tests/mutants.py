@@ -9,8 +9,9 @@ options of dataclasses and the ``strict`` of ``zip`` are left alone. For each, p
 changed module first, then the others of its room, until one fails. A mutant that no test notices lacks a test, or sits
 in code that does nothing.
 
-The changes are made in copies of the working tree, one for each process, which are removed in the end; results are kept
-in ``build/mutants/results.jsonl``, by the changed file's content, so that an interrupted run goes on where it stopped.
+The changes are made in copies of the working tree, one for each process, which are removed in the end; the tree itself
+can be worked on meanwhile. Results are kept in ``build/mutants/results.jsonl``, by the changed file's content, so that
+an interrupted run goes on where it stopped.
 Cosmic-ray makes the changes. It lives in an environment of its own: ``make mutants`` sets it up.
 """
 
@@ -125,24 +126,23 @@ class Mutant:
     operator: str
     occurrence: int
     """Which of the file's places for this operator."""
-    source: str
-    """A digest of the unchanged file."""
+    original: str = dataclasses.field(repr=False)
+    """The text of the unchanged file."""
 
     @property
     def key(self) -> str:
         """What the results are kept by."""
-        return f"{self.path}:{self.operator}:{self.occurrence}:{self.source}"
+        digest = hashlib.sha256(self.original.encode()).hexdigest()[:16]
+        return f"{self.path}:{self.operator}:{self.occurrence}:{digest}"
 
     def code(self) -> str:
         """The text of the changed file."""
-        original = (ROOT / self.path).read_text(encoding="utf-8")
-        code: str = mutate_code(original, operators()[self.operator], self.occurrence)
+        code: str = mutate_code(self.original, operators()[self.operator], self.occurrence)
         return code
 
     def diff(self) -> str:
         """The changed lines, before and after."""
-        original = (ROOT / self.path).read_text(encoding="utf-8").splitlines()
-        lines = list(difflib.unified_diff(original, self.code().splitlines(), lineterm="", n=0))
+        lines = difflib.unified_diff(self.original.splitlines(), self.code().splitlines(), lineterm="", n=0)
         return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
@@ -151,13 +151,12 @@ def places(path: Path) -> list[list[Mutant]]:
     source = path.read_text(encoding="utf-8")
     nodes = list(ast_nodes(get_ast(source)))
     unchanged = list(left_alone(ast.parse(source)))
-    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     found: dict[Position, list[Mutant]] = {}
     for name, operator in operators().items():
         positions = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, start in enumerate(positions):
             if not any(first <= start < last for first, last in unchanged):
-                mutant = Mutant(str(path.relative_to(ROOT)), start[0], name, occurrence, digest)
+                mutant = Mutant(str(path.relative_to(ROOT)), start[0], name, occurrence, source)
                 found.setdefault(start, []).append(mutant)
     return [found[start] for start in sorted(found)]
 
@@ -269,7 +268,7 @@ class Copies:
             return self._pytest(copy, tests, limit)
         finally:
             if changed is not None:
-                shutil.copy2(ROOT / changed.path, copy / changed.path)
+                (copy / changed.path).write_text(changed.original, encoding="utf-8")
             self._free.put(copy)
 
     def _pytest(self, copy: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
@@ -340,23 +339,29 @@ def kept() -> dict[str, dict[str, Any]]:
 
 def keep(mutant: Mutant, outcome: str, seconds: float) -> dict[str, Any]:
     """Append one result to the file."""
-    result = {"key": mutant.key, **dataclasses.asdict(mutant), "outcome": outcome, "seconds": round(seconds, 1)}
+    where = f"{mutant.path}:{mutant.line}"
+    result = {
+        "key": mutant.key,
+        "where": where,
+        "outcome": outcome,
+        "seconds": round(seconds, 1),
+        "diff": mutant.diff(),
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with RESULTS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")
     return result
 
 
-def unchanged_seconds(copies: Copies, mutants: Sequence[Mutant], processes: int) -> dict[str, float]:
-    """Run the tests of the chosen rooms on the unchanged package, so that a failure later is the mutant's.
+Suite = tuple[str, ...]
+"""The test files of a room."""
 
-    Returns:
-        How long the tests of each changed file took.
-    """
-    suites = {tuple(sorted(tests_of(mutant.path))): mutant.path for mutant in mutants}
+
+def unchanged_seconds(copies: Copies, suites: Iterable[Suite], processes: int) -> dict[Suite, float]:
+    """Run test files on the unchanged package, so that a failure later is the mutant's; returns how long they take."""
     seconds = {}
 
-    def one(suite: tuple[str, ...]) -> None:
+    def one(suite: Suite) -> None:
         began = time.monotonic()
         outcome, text = copies.test(suite, FIRST_LIMIT)
         if outcome == "failed" or outcome == "time limit":
@@ -366,7 +371,7 @@ def unchanged_seconds(copies: Copies, mutants: Sequence[Mutant], processes: int)
         print(f"{seconds[suite]:6.1f} s  unchanged     {os.path.commonpath(suite)}", flush=True)
 
     each(one, suites, copies, processes)
-    return {mutant.path: seconds[tuple(sorted(tests_of(mutant.path)))] for mutant in mutants}
+    return seconds
 
 
 FIRST_LIMIT = 1800
@@ -386,11 +391,13 @@ def each(work: Callable[[Any], None], items: Iterable[Any], copies: Copies, proc
 def run_all(mutants: Sequence[Mutant], folder: Path, python: Path, processes: int) -> None:
     """Test each mutant in copies of the tree, and print and keep its result as it comes."""
     copies = Copies(folder, python, processes)
-    seconds = unchanged_seconds(copies, mutants, processes)
+    tests = {mutant.path: tests_of(mutant.path) for mutant in mutants}
+    suites = {path: tuple(sorted(files)) for path, files in tests.items()}
+    seconds = unchanged_seconds(copies, dict.fromkeys(suites.values()), processes)
 
     def one(mutant: Mutant) -> None:
         began = time.monotonic()
-        outcome, _ = copies.test(tests_of(mutant.path), 60 + 3 * seconds[mutant.path], mutant)
+        outcome, _ = copies.test(tests[mutant.path], 60 + 3 * seconds[suites[mutant.path]], mutant)
         if outcome != "stopped":
             result = keep(mutant, outcome, time.monotonic() - began)
             where = f"{mutant.path}:{mutant.line}  {mutant.operator}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dsexplore import placements
+from dsexplore import placement_text
 from dsexplore.capture.groups import Group
 from dsexplore.capture.labels import Label
 from dsexplore.capture.module_entry import ModuleEntry
@@ -27,7 +27,7 @@ class Redistribute(NamedTuple):
     after: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.reason} {placements.change(self.before, self.after)}"
+        return f"{self.reason} {placement_text.change(self.before, self.after)}"
 
 
 class Origin(NamedTuple):

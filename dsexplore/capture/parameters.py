@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 
-from dsexplore import placements
+from dsexplore import placement_text
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.meshes import mesh_text
+from dsexplore.mesh_text import mesh_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Parameters:
                 global_shape=tensor.shape,
                 local_shape=local.shape,
                 dtype=str(tensor.dtype).removeprefix("torch."),
-                placements=placements.joined(placed),
+                placements=placement_text.joined(placed),
                 mesh=mesh_text(mesh) if mesh is not None else "",
                 global_bytes=tensor.numel() * tensor.element_size(),
                 local_bytes=local.numel() * local.element_size(),

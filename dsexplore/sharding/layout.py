@@ -10,10 +10,10 @@ import torch
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.sharding.cells import RankGroup, fold, groups
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.memory import PARTS, assume, memory_groups
 from dsexplore.sharding.mesh import Mesh
+from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.tensor import Placed
 
 _MOST_ROWS = 2_000_000
@@ -147,8 +147,8 @@ class Sharding(Displayable):
 
     def shapes(self, tensor: Placed) -> list[RankGroup]:
         """Ranks by the local shape that they hold of a tensor, the largest first."""
-        cells = fold(self.mesh, [tensor])
-        return groups(cells, cells.local_shapes(tensor))
+        blocks = blocks_of(self.mesh, [tensor])
+        return group_blocks(blocks, blocks.local_shapes(tensor))
 
     def memory(
         self,

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from dsexplore.errors import UsageError
-from dsexplore.sharding.cells import Cells, RankGroup, fold, groups
 from dsexplore.sharding.mesh import Mesh, Numbers
+from dsexplore.sharding.rank_groups import Blocks, RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.tensor import Placed
 
 OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad": 1, "RMSprop": 1, "none": 0}
@@ -71,16 +71,16 @@ def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -
     for tensor in tensors:
         key = tensor.shape, tensor.placements, tensor.axes, tensor.dtype, tensor.requires_grad
         kinds.setdefault(key, []).append(tensor)
-    cells = fold(mesh, [alike[0] for alike in kinds.values()])
-    needed = np.zeros((*cells.shape, len(PARTS)), dtype=np.int64)
+    blocks = blocks_of(mesh, [alike[0] for alike in kinds.values()])
+    needed = np.zeros((*blocks.shape, len(PARTS)), dtype=np.int64)
     for alike in kinds.values():
-        needed += len(alike) * _needed(alike[0], cells, assumed)
-    found = groups(cells, needed)
+        needed += len(alike) * _needed(alike[0], blocks, assumed)
+    found = group_blocks(blocks, needed)
     return sorted(found, key=lambda group: (-sum(group.value), group.first))
 
 
-def _needed(tensor: Placed, cells: Cells, assumed: Assumptions) -> Numbers:
-    numel = cells.local_numel(tensor)
+def _needed(tensor: Placed, blocks: Blocks, assumed: Assumptions) -> Numbers:
+    numel = blocks.local_numel(tensor)
     own = tensor.dtype.itemsize
     gradient = assumed.gradient_dtype.itemsize if assumed.gradient_dtype is not None else own
     state = assumed.states * (assumed.state_dtype.itemsize if assumed.state_dtype is not None else own)

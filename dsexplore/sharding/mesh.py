@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.errors import UsageError
-from dsexplore.meshes import axis_names, parse_mesh
+from dsexplore.mesh_text import axis_names, parse_mesh
 
 Numbers = npt.NDArray[np.int64]
 

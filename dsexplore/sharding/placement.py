@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsexplore.errors import UsageError
-from dsexplore.placements import short
+from dsexplore.placement_text import short
 
 Kind = Literal["shard", "strided", "replicate", "partial"]
 

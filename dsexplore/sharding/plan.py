@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dsexplore.errors import UsageError
-from dsexplore.sharding.joint import Reading, join, plain_readings
+from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.mesh import Mesh, read_mesh
 from dsexplore.sharding.placement import Placement, read, read_all

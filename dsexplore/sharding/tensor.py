@@ -11,7 +11,7 @@ import torch
 
 from dsexplore.errors import UsageError
 from dsexplore.sharding.chunks import Cut, Range, held_ranges, part_size
-from dsexplore.sharding.joint import Reading
+from dsexplore.sharding.joint_mesh import Reading
 from dsexplore.sharding.placement import Placement
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import UsageError
-from dsexplore.meshes import parse_mesh
+from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.program import Program, exit_status
 from dsexplore.worlds.script import Setting, play

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dsexplore.errors import UsageError
-from dsexplore.meshes import MeshSpec, parse_mesh
+from dsexplore.mesh_text import MeshSpec, parse_mesh
 
 
 def resolve(world_size: int | None, mesh: str | Mapping[str, int] | None, rank: int) -> tuple[int, MeshSpec]:

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.capture.groups import Groups
 from dsexplore.capture.recorder import record
-from dsexplore.meshes import mesh_text
+from dsexplore.mesh_text import mesh_text
 from dsexplore.worlds.simulate import simulate
 
 

@@ -22,9 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dsexplore
 from dsexplore.errors import UsageError
-from dsexplore.placements import short
+from dsexplore.placement_text import short
 from dsexplore.sharding import Sharding
-from dsexplore.sharding.joint import join
+from dsexplore.sharding.joint_mesh import join
 from dsexplore.sharding.placement import Placement, read, read_all
 from dsexplore.worlds.simulate import simulate
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import _comm_mode
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from dsexplore.capture import ops
-from dsexplore.placements import joined
+from dsexplore.placement_text import joined
 from dsexplore.trace import torch_json
 from dsexplore.trace.trace import Tables, Trace
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.meshes import MeshSpec, parse_mesh
+from dsexplore.mesh_text import MeshSpec, parse_mesh
 from dsexplore.worlds.closed import ClosedMesh, translated
 from dsexplore.worlds.simulate import World, current_world, simulate
 

@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from dsexplore.sharding.cells import RankGroup
 from dsexplore.sharding.layout import Sharding, dtype_name
 from dsexplore.sharding.memory import PARTS, Assumptions, memory_groups
+from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from dsexplore.sharding.cells import RankGroup
 from dsexplore.sharding.chunks import ranges_text
 from dsexplore.sharding.layout import Sharding, index_text
 from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.placement import Placement
+from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html

@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 import torch
 
 from dsexplore.errors import UsageError
-from dsexplore.sharding.cells import RankGroup
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.memory import PARTS, Assumptions, assume, memory_groups
+from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, CLEAR, GREEN, INK, LEGEND_ABOVE, MEMORY, PURPLE, VERMILION, themed, tint

@@ -1,7 +1,8 @@
-"""The ranks of a mesh, folded: blocks of coordinates on which every tensor has the same local shape.
+"""Groups of ranks that hold equally much, found without counting out the ranks.
 
-Sizes change only at a few coordinates of an axis (`chunks.borders`), so blocks are few however many ranks there
-are; everything below computes once per block.
+A mesh is cut into blocks of coordinates on which each tensor has one local shape. Sizes change only at a few
+coordinates of an axis (`chunks.borders`), so blocks are few however many ranks there are, and everything is computed
+once per block.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsexplore.sharding.chunks import nested_borders
-from dsexplore.sharding.joint import Reading
+from dsexplore.sharding.joint_mesh import Reading
 from dsexplore.sharding.mesh import Mesh, Numbers
 from dsexplore.sharding.tensor import Placed
 
@@ -22,22 +23,23 @@ _MOST_LISTED = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
-    """A mesh cut into blocks."""
+class Blocks:
+    """A mesh cut into blocks of coordinates."""
 
     mesh: Mesh
     starts: tuple[Numbers, ...]
-    """Per axis, the first coordinate of each of its stretches."""
+    """Per axis, the first coordinate of each stretch."""
     lengths: tuple[Numbers, ...]
+    """Per axis, how many coordinates each stretch has."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Stretches per axis."""
+        """The number of stretches per axis."""
         return tuple(len(starts) for starts in self.starts)
 
     @property
     def counts(self) -> Numbers:
-        """Ranks per block, one dim per axis."""
+        """The number of ranks in each block; an array with one dim per axis."""
         counts = np.ones((1,) * len(self.shape), dtype=np.int64)
         for lengths in self._across(self.lengths):
             counts = counts * lengths
@@ -45,7 +47,7 @@ class Cells:
 
     @property
     def coordinates(self) -> tuple[Numbers, ...]:
-        """The first coordinates of each block, to broadcast together."""
+        """Per axis, the first coordinates of the blocks; arrays that broadcast to `shape`."""
         return self._across(self.starts)
 
     def _across(self, per_axis: Sequence[Numbers]) -> tuple[Numbers, ...]:
@@ -53,14 +55,14 @@ class Cells:
         return tuple(values.reshape((-1,) + (1,) * (last - axis)) for axis, values in enumerate(per_axis))
 
     def local_numel(self, tensor: Placed) -> Numbers:
-        """Elements of a tensor that a rank holds, by block."""
+        """How many elements of a tensor a rank of each block holds; an array of `shape`."""
         numel = np.ones((1,) * len(self.shape), dtype=np.int64)
         for dim in range(len(tensor.shape)):
             numel = numel * tensor.dim_size(dim, self.coordinates)
         return np.broadcast_to(numel, self.shape)
 
     def local_shapes(self, tensor: Placed) -> Numbers:
-        """Its local shape, by block: the last dim runs over the tensor's dims."""
+        """The local shape of a tensor on the ranks of each block; the last dim runs over the tensor's dims."""
         sizes = [
             np.broadcast_to(tensor.dim_size(dim, self.coordinates), self.shape) for dim in range(len(tensor.shape))
         ]
@@ -68,28 +70,29 @@ class Cells:
 
 
 Corner = tuple[tuple[int, ...], tuple[int, ...]]
-"""A block of coordinates: where it starts, and how long it is, per axis."""
+"""A block: per axis, its first coordinate and its length."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankGroup:
-    """Ranks that are alike in something."""
+    """Ranks that have equal numbers: of elements, or of bytes."""
 
     value: tuple[int, ...]
+    """Those numbers."""
     count: int
     first: tuple[int, ...]
-    """Coordinates of its first rank in mesh order."""
+    """Coordinates of the group's first rank in mesh order."""
     ranks: str
     """``"0-6, 8"``; of very many ranks their coordinates, ``"dp 0-2046"``."""
     blocks: tuple[Corner, ...]
 
     def numbers(self, mesh: Mesh) -> list[int]:
-        """All its ranks, counted out."""
+        """All ranks of the group, ascending."""
         return sorted(int(rank) for corner in self.blocks for rank in mesh.block(*corner))
 
 
-def fold(mesh: Mesh, tensors: Iterable[Placed]) -> Cells:
-    """The coarsest blocks on which every one of these tensors has one local shape."""
+def blocks_of(mesh: Mesh, tensors: Iterable[Placed]) -> Blocks:
+    """The fewest blocks of a mesh on each of which every tensor has one local shape."""
     borders: list[set[int]] = [{0} for _ in mesh.axes]
     for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():
         for dim in placements.cut_dims():
@@ -99,7 +102,7 @@ def fold(mesh: Mesh, tensors: Iterable[Placed]) -> Cells:
                 _mark(borders, axis, here, mesh)
     starts = tuple(np.array(sorted(here), dtype=np.int64) for here in borders)
     ends = (np.append(here[1:], size) for here, size in zip(starts, mesh.shape, strict=True))
-    return Cells(mesh, starts, tuple(end - here for here, end in zip(starts, ends, strict=True)))
+    return Blocks(mesh, starts, tuple(end - here for here, end in zip(starts, ends, strict=True)))
 
 
 def _mark(borders: list[set[int]], axis: Reading, here: set[int], mesh: Mesh) -> None:
@@ -113,43 +116,43 @@ def _mark(borders: list[set[int]], axis: Reading, here: set[int], mesh: Mesh) ->
             borders[number].update(at for at in around if at < size)
 
 
-def groups(cells: Cells, values: Numbers) -> list[RankGroup]:
-    """Blocks with equal values put together, the largest value first.
+def group_blocks(blocks: Blocks, values: Numbers) -> list[RankGroup]:
+    """The groups of ranks with equal values, the largest values first.
 
     Args:
-        cells: the blocks.
-        values: one row of numbers per block: the shape of the blocks and one dim more.
+        blocks: the mesh, cut into blocks.
+        values: one row of numbers per block; an array with the shape of the blocks and one dim more.
     """
-    rows = values.reshape(math.prod(cells.shape), values.shape[-1])
+    rows = values.reshape(math.prod(blocks.shape), values.shape[-1])
     if not rows.shape[1]:
         distinct, first, inverse = rows[:1], np.zeros(1, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     else:
         distinct, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    sizes = cells.counts.ravel()
+    sizes = blocks.counts.ravel()
     found = []
     for number in range(len(distinct) - 1, -1, -1):
-        blocks = np.flatnonzero(inverse.ravel() == number)
-        corners = tuple(_corner(cells, int(block)) for block in blocks)
-        count = int(sizes[blocks].sum())
-        start, _ = _corner(cells, int(first[number]))
+        alike = np.flatnonzero(inverse.ravel() == number)
+        corners = tuple(_corner(blocks, int(block)) for block in alike)
+        count = int(sizes[alike].sum())
+        start, _ = _corner(blocks, int(first[number]))
         found.append(
-            RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(cells, corners, count), corners)
+            RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(blocks, corners, count), corners)
         )
     return found
 
 
-def _corner(cells: Cells, block: int) -> Corner:
-    place = np.unravel_index(block, cells.shape) if cells.shape else ()
-    starts = tuple(int(each[at]) for each, at in zip(cells.starts, place, strict=True))
-    return starts, tuple(int(each[at]) for each, at in zip(cells.lengths, place, strict=True))
+def _corner(blocks: Blocks, block: int) -> Corner:
+    place = np.unravel_index(block, blocks.shape) if blocks.shape else ()
+    starts = tuple(int(each[at]) for each, at in zip(blocks.starts, place, strict=True))
+    return starts, tuple(int(each[at]) for each, at in zip(blocks.lengths, place, strict=True))
 
 
-def _ranks_text(cells: Cells, corners: Sequence[Corner], count: int) -> str:
-    if count == cells.mesh.size and count > 1:
+def _ranks_text(blocks: Blocks, corners: Sequence[Corner], count: int) -> str:
+    if count == blocks.mesh.size and count > 1:
         return "all"
     if count <= _MOST_LISTED:
-        return numbers_text(np.concatenate([cells.mesh.block(*corner) for corner in corners]))
-    return "; ".join(_block_text(cells.mesh, *corner) for corner in corners[:3]) + ("; …" if len(corners) > 3 else "")
+        return numbers_text(np.concatenate([blocks.mesh.block(*corner) for corner in corners]))
+    return "; ".join(_block_text(blocks.mesh, *corner) for corner in corners[:3]) + ("; …" if len(corners) > 3 else "")
 
 
 def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> str:
@@ -162,7 +165,7 @@ def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> st
 
 
 def numbers_text(numbers: Numbers, most: int = 4) -> str:
-    """``[0, 1, 2, 6]`` → ``"0-2, 6"``; of many stretches the first ones."""
+    """``[0, 1, 2, 6]`` → ``"0-2, 6"``; of many stretches the first ``most``."""
     ordered = np.unique(numbers)
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
     texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in stretches[:most]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dsexplore.errors import UsageError
-from dsexplore.meshes import axis_names, mesh_text
+from dsexplore.mesh_text import axis_names, mesh_text
 from dsexplore.sharding.mesh import Mesh, Numbers, device_ranks, read_mesh
 
 
