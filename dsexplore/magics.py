@@ -23,6 +23,8 @@ Record what a cell communicates: which module, over which mesh axis, how many by
 
   %%commtrace --world-size 8 --mesh dp=2,tp=4     simulate a world for this cell, and trace the cell in it
   %commtrace --world-size 8 --mesh dp=2,tp=4      open a world that stays for the cells that follow
+  %%commtrace --world-size 8 --device cuda        trace a cell written for GPUs; the CPU stands in for them
+  %%commtrace --world-size 8                      with `%run train.py --lr 0.1` as the cell: trace a script
   %%commtrace                                     trace this cell in the open world, or in your own process group
   %commtrace                                      tell which world is open
   %commtrace --close                              close it
@@ -56,6 +58,8 @@ def _parser() -> _Parser:
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
     option("--rank", type=int, default=0, metavar="R", help="the simulated rank to play (default: 0)")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
+    option("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the CPU stands in for GPUs (default: cpu)")
+    option("--gpu", default="h100", metavar="GPU", help="which GPU torch.cuda describes then (default: h100)")
     option("-o", dest="name", metavar="NAME", help="bind the trace to this name")
     option("--explore", action="store_true", help="show the interactive explorer in place of the static view")
     option("--close", action="store_true", help="close the world that stays open")
@@ -174,14 +178,15 @@ class CommtraceMagics(Magics):
 
 def _opens(options: argparse.Namespace) -> bool:
     given = options.world_size is not None or options.mesh is not None
-    if not given and (options.rank or options.fake):
-        option = "--fake" if options.fake else f"--rank {options.rank}"
+    if not given and (options.rank or options.fake or options.device != "cpu"):
+        option = "--fake" if options.fake else f"--rank {options.rank}" if options.rank else "--device cuda"
         raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it")
     return given
 
 
 def _world(options: argparse.Namespace) -> World:
-    return World(options.world_size, options.mesh, options.rank, options.fake)
+    given = options.world_size, options.mesh, options.rank, options.fake
+    return World(*given, device=options.device, gpu=options.gpu)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

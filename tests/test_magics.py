@@ -13,6 +13,7 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
 import torch.distributed as dist
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -136,6 +137,29 @@ class TestCell:
         seen = notebook.names["seen"]
         assert "FakeTensor" in repr(notebook.names["model"][0].weight)
         assert seen.where(phase="forward").events["op"].to_list() == ["all_reduce"]
+
+    def test_a_cell_for_gpus(self, notebook: Notebook) -> None:
+        cell = """\
+            %%commtrace --world-size 4 --device cuda --gpu a100 -o seen
+            import torch, torch.distributed as dist
+            dist.init_process_group("nccl")
+            dist.all_reduce(torch.ones(4).cuda())
+            torch.cuda.get_device_name()
+            """
+        assert "A100" in notebook.ok(cell).value
+        assert notebook.names["seen"].events["op"].to_list() == ["all_reduce"]
+        assert not torch.cuda.is_available() or "A100" not in torch.cuda.get_device_name()
+
+    def test_a_script_run_by_ipythons_own_magic(self, notebook: Notebook, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import os, sys, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "dist.all_reduce(torch.ones(int(sys.argv[1]) * int(os.environ['WORLD_SIZE'])))\n"
+        )
+        notebook.ok(f"%%commtrace --world-size 8 -o seen\n%run {script} 3")
+        assert notebook.names["seen"].events.select("op", "message_bytes").rows() == [("all_reduce", 96)]
+        assert notebook.names["seen"].events["source"].to_list() == [f"{script}:3"]
 
     def test_explore_shows_the_application_instead(self, notebook: Notebook) -> None:
         ran = notebook.ok(f"%%commtrace --world-size 2 --explore\n{SEND}")

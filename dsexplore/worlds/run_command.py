@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--rank", type=int, metavar="R", help="the rank to play (default: 0)")
     option("--ranks", metavar="RANKS", help="several ranks, each in a process of its own: 0,8 or all")
+    option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
     option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
@@ -96,6 +97,8 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         rank=options.rank or 0,
         ranks_per_node=options.ranks_per_node,
         fake=options.fake,
+        device="cpu" if options.gpu == "cpu" else "cuda",
+        gpu=options.gpu,
         steps=options.steps,
         save=options.save,
         command=command,

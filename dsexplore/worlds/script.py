@@ -26,6 +26,8 @@ class Setting:
     rank: int = 0
     ranks_per_node: int | None = None
     fake: bool = False
+    device: str = "cuda"
+    gpu: str = "h100"
     steps: int | None = None
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
@@ -40,7 +42,12 @@ class Setting:
         """
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             raise UsageError(f"steps={self.steps!r} is not a number of optimizer steps: give 1 or more")
-        return World(self.world_size, self.mesh, self.rank, self.fake, ranks_per_node=self.ranks_per_node)
+        return World(
+            *(self.world_size, self.mesh, self.rank, self.fake),
+            ranks_per_node=self.ranks_per_node,
+            device=self.device,
+            gpu=self.gpu,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ def run(
     rank: int = 0,
     ranks_per_node: int | None = None,
     fake: bool = False,
+    device: str = "cuda",
+    gpu: str = "h100",
     steps: int | None = None,
     module: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -79,6 +88,8 @@ def run(
         rank: the rank to play.
         ranks_per_node: 8 unless given.
         fake: run on fake tensors.
+        device: ``"cuda"`` lets the CPU stand in for GPUs, ``"cpu"`` leaves ``torch.cuda`` as it is.
+        gpu: which GPU ``torch.cuda`` describes.
         steps: end the script after so many optimizer steps; None lets it come to its end.
         module: whether ``script`` is run as ``python -m`` does.
         save: a directory or file where the trace is written when the script ends, however it ends.
@@ -92,7 +103,7 @@ def run(
         BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then.
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
-    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, steps, save, stack_depth)
+    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth)
     played = play(program, setting)
     if played.error is not None:
         raise played.error

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -62,6 +62,8 @@ def simulate(
     fake: bool = False,
     *,
     ranks_per_node: int | None = None,
+    device: str = "cpu",
+    gpu: str = "h100",
 ) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and give its device mesh.
 
@@ -75,14 +77,16 @@ def simulate(
         rank: the rank to play.
         fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
         ranks_per_node: ranks on each node, 8 unless given, of which ``LOCAL_RANK`` and its kin follow.
+        device: ``"cuda"`` lets the CPU stand in for GPUs, so that a program written for them runs here.
+        gpu: which GPU ``torch.cuda`` describes then.
 
     Yields:
-        A CPU ``torch.distributed.device_mesh.DeviceMesh`` over all ranks.
+        A ``torch.distributed.device_mesh.DeviceMesh`` of that device over all ranks.
 
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
     """
-    world = World(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node)
+    world = World(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu)
     try:
         yield world.open()
     finally:
@@ -98,6 +102,8 @@ class World:
         rank: the rank that this process plays.
         fake: whether tensors are fake.
         ranks_per_node: ranks on a node.
+        device: ``"cpu"``, or ``"cuda"`` where the CPU stands in for GPUs.
+        gpu: the GPU that is stood in for.
         remarks: what the world must say of itself.
     """
 
@@ -109,10 +115,15 @@ class World:
         fake: bool = False,
         *,
         ranks_per_node: int | None = None,
+        device: str = "cpu",
+        gpu: str = "h100",
     ) -> None:
         self.size, self.spec = resolve(world_size, mesh, rank)
         self.rank, self.fake = rank, fake
         self.ranks_per_node = check_ranks_per_node(ranks_per_node, self.size)
+        if device not in ("cpu", "cuda"):
+            raise UsageError(f"device {device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in")
+        self.device, self.gpu = device, gpu
         self.remarks = Remarks()
         self._exit = ExitStack()
         self._watch = closed.Watch()
@@ -143,14 +154,17 @@ class World:
         self._exit.enter_context(environment(launcher_variables(self.rank, self.size, self.ranks_per_node)))
         patches = Patches()
         self._exit.callback(patches.undo)
-        self._takeover = takeover = Takeover(patches, self.size, self.rank, str(self))
+        backend = "nccl" if self.device == "cuda" else "fake"
+        self._takeover = takeover = Takeover(patches, self.size, self.rank, str(self), backend)
         self._patch(patches)
         self._exit.callback(_clear_caches)
         self._exit.callback(self._destroy, takeover)
         takeover.initialise("fake", store=FakeStore(), rank=self.rank, world_size=self.size)
+        if self.device == "cuda":
+            self._exit.enter_context(self._cuda())
         # Held here, so that a program which drops it still communicates along its axes.
         self._mesh = mesh = device_mesh.init_device_mesh(
-            "cpu", self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
+            self.device, self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
         )
         self._meshes, _ = self._watch.made
         if self.fake:
@@ -186,6 +200,12 @@ class World:
         patch_ddp(patches, self._watch.module, self.fake)
         patch_pipeline(patches)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
+
+    def _cuda(self) -> AbstractContextManager[object]:
+        # Imported when a program for GPUs is to run: it loads parts of torch.cuda that nothing else needs.
+        from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+
+        return cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node)
 
     def _destroy(self, takeover: Takeover) -> None:
         if dist.is_initialized():

@@ -106,7 +106,7 @@ class Takeover:
             )
         self._is_set_up = self.was_initialised = True
         if backend is not None:
-            self._backends[_name(None)] = str(backend).lower()
+            self._backends[_name(None)] = _as_reported(backend)
 
     def _take_destroy(self, original: Callable[..., None]) -> Callable[..., None]:
         self.destroy = original
@@ -157,7 +157,7 @@ class Takeover:
             given = parameters.bind(*args, **kwargs).arguments
             group = original(**{**given, "backend": None, "pg_options": None})
             if given.get("backend") is not None and isinstance(group, dist.ProcessGroup):
-                self._backends[_name(group)] = str(given["backend"]).lower()
+                self._backends[_name(group)] = _as_reported(given["backend"])
             return group
 
         return new_group
@@ -167,6 +167,11 @@ def _caller() -> str:
     """The module that called the function that calls this one, past the jump that `Patches.function` makes."""
     name = sys._getframe(3).f_globals.get("__name__", "")
     return str(name)
+
+
+def _as_reported(backend: str) -> str:
+    """What ``get_backend`` returns of a group for which a backend was asked: one of several is ``custom``."""
+    return "custom" if ":" in str(backend) else str(backend).lower()
 
 
 def _name(group: dist.ProcessGroup | None) -> str:

@@ -23,6 +23,8 @@ def commtrace(
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     ranks_per_node: int | None = None,
+    device: str = "cpu",
+    gpu: str = "h100",
 ) -> Iterator[Trace]:
     """Record every collective inside the block: which module, which mesh axis, how many bytes.
 
@@ -38,6 +40,8 @@ def commtrace(
         save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
+        device: ``"cuda"`` lets the CPU of the simulated world stand in for GPUs.
+        gpu: which GPU ``torch.cuda`` describes then.
 
     Yields:
         A `Trace`, readable at any time, and final when the block ends.
@@ -49,7 +53,9 @@ def commtrace(
     with ExitStack() as opened:
         own = world_size is not None or mesh is not None or fake or bool(rank)
         if own:
-            opened.enter_context(simulate(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node))
+            opened.enter_context(
+                simulate(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu)
+            )
         opened.enter_context(translated())
         with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth) as trace:
             yield trace

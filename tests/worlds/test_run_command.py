@@ -63,10 +63,10 @@ class TestInATerminal:
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=100)
         assert running.returncode == 130
-        assert err.splitlines()[:2] == [
-            "Traceback (most recent call last):",
-            f'  File "{tmp_path / "train.py"}", line {5 if "line 5" in err else 6}, in <module>',
-        ]
+        first, second = err.splitlines()[:2]
+        assert first == "Traceback (most recent call last):"
+        assert second.startswith(f'  File "{tmp_path / "train.py"}", line ')
+        assert err.count("  File ") == 1
         assert "dsexplore/" not in err
         assert "KeyboardInterrupt" in err
         assert "wrote t.parquet" in out

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import dsexplore
@@ -269,3 +270,48 @@ class TestSpawn:
     def test_of_another_number_is_one_error(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"spawn starts 4 processes, but the simulated world has 8 ranks"):
             dsexplore.run(write(tmp_path, self.SCRIPT), world_size=8)
+
+
+CUDA = """\
+import os, torch, torch.nn as nn, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl")
+assert (dist.get_backend(), torch.cuda.device_count(), torch.cuda.current_device()) == ("nccl", 4, local_rank)
+device = torch.device("cuda", local_rank)
+model = DDP(nn.Linear(16, 16).to(device), device_ids=[local_rank])
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(2):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(torch.randn(4, 16).cuda(non_blocking=True)).sum()
+    assert loss.device.type == "cuda"
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
+"""
+
+
+class TestGpus:
+    """A script for GPUs runs where there is none."""
+
+    def test_a_script_for_gpus(self, tmp_path: Path) -> None:
+        trace = dsexplore.run(write(tmp_path, CUDA), world_size=8, rank=6, ranks_per_node=4)
+        assert gradients(trace) == [0, 1]
+
+    def test_in_a_simulated_world(self) -> None:
+        with dsexplore.commtrace(mesh="dp=2,tp=4", device="cuda", gpu="a100") as trace:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
+            assert (mesh.device_type, dist.get_backend()) == ("cuda", "nccl")
+            assert "A100" in torch.cuda.get_device_name()
+            dist.all_reduce(torch.ones(2, device="cuda"), group=mesh["tp"].get_group())
+        assert trace.events.select("op", "axis").rows() == [("all_reduce", "tp")]
+
+    def test_that_are_not_known(self, script: Path) -> None:
+        with pytest.raises(UsageError, match="voodoo"):
+            dsexplore.run(script, world_size=2, gpu="voodoo")
+        with pytest.raises(UsageError, match="device 'tpu'"), dsexplore.simulate(2, device="tpu"):
+            pass
