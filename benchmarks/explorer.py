@@ -23,8 +23,8 @@ import polars as pl
 from playwright.sync_api import sync_playwright
 
 from dsexplore.trace import schema
-from dsexplore.trace.files import save
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("attn", "attn.q", "attn.k", "attn.v", "attn.o", "mlp", "mlp.up", "mlp.gate", "mlp.down")
@@ -281,7 +281,7 @@ def main() -> int:
         started = browser_tests.running_lab(factory)
         lab = next(started)
         try:
-            save(trace, lab.folder / "big.trace")
+            trace.save(lab.folder / "big.trace")
             browser = Chromium(browser_tests.chromium(), browser_tests.ARGUMENTS, _made(Path(home) / "chromium"))
             try:
                 return 0 if report(measure(playwright, browser, lab)) else 1

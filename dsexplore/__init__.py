@@ -14,7 +14,7 @@ _HOMES = {
     "run": "dsexplore.worlds.script",
     "CommDebugMode": "dsexplore.comm_debug_mode.mode",
     "Trace": "dsexplore.trace.trace",
-    "load": "dsexplore.trace.files",
+    "load": "dsexplore.trace.trace",
     "expect_comms": "dsexplore.capture.expect",
     "run_ranks": "dsexplore.worlds.local_ranks",
     "UsageError": "dsexplore.errors",
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from dsexplore.magics import load_ipython_extension as load_ipython_extension
     from dsexplore.magics import unload_ipython_extension as unload_ipython_extension
     from dsexplore.sharding.plan import sharding as sharding
-    from dsexplore.trace.files import load as load
     from dsexplore.trace.trace import Trace as Trace
+    from dsexplore.trace.trace import load as load
     from dsexplore.worlds.local_ranks import RanksFailedError as RanksFailedError
     from dsexplore.worlds.local_ranks import run_ranks as run_ranks
     from dsexplore.worlds.script import run as run

@@ -24,7 +24,8 @@ from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.progress import State, TerminalLine, Work, seen_screen, track
 from dsexplore.trace import files
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,7 +14,8 @@ from dsexplore.errors import ExpectationError, UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.select import select
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 
 _SIZES = {"count": "count", "bytes": "message_bytes", "wire_bytes": "wire_bytes"}

@@ -44,7 +44,8 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
 from dsexplore.trace.files import check_destination, save_recording
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 from dsexplore.user_warnings import warn
 
 
@@ -397,7 +398,7 @@ def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None
         recording.work = None
         trace.finish(_recorder.close(recording))
         if save is not None:
-            save_recording(trace, save)
+            save_recording(trace.tables, save)
 
 
 def is_recording() -> bool:

@@ -13,7 +13,8 @@ from dsexplore.comm.groups import is_initialized
 from dsexplore.comm.records import GroupInfo, Record
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 
 _NOTE = "From the log of dsexplore.comm: calls made through it; modules, mesh axes and DTensor causes are not known."
 

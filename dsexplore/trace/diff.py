@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
 
-from dsexplore.display import Displayable
-from dsexplore.errors import UsageError
 from dsexplore.trace.merge import merge_modules
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.tables import Tables
 
 KEYS = ("module", "op", "axis", "phase")
 _SIZES = ("count", "message_bytes", "wire_bytes")
@@ -24,54 +20,23 @@ COLUMNS: dict[str, pl.DataType] = {
 }
 
 
-@dataclass(frozen=True)
-class TraceDiff(Displayable):
-    """Two traces side by side: ``before`` and ``after``. Counts and bytes are sums over all ranks of each."""
+def compare(before: Tables, after: Tables) -> pl.DataFrame:
+    """Count and bytes of both sides per module × op × axis × phase; columns: `COLUMNS`.
 
-    before: Trace
-    after: Trace
-
-    def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
-        """One row per module × op × axis × phase that differs; columns: `COLUMNS`.
-
-        Modules stand in the order of the joined tree, the order of `modules`.
-
-        Args:
-            unchanged: also the rows that are the same in both.
-        """
-        joined = _totals(self.before).join(_totals(self.after), on=KEYS, how="full", coalesce=True, suffix="_after")
-        zero = [pl.col(size, f"{size}_after").fill_null(0) for size in _SIZES]
-        rows = joined.with_columns(*zero).select(*KEYS, _change(), *_sizes())
-        order = {name: index for index, name in enumerate(self.modules["module"])}
-        place = pl.col("module").replace_strict(order, default=-1, return_dtype=pl.Int64)
-        rows = rows.sort(place, *KEYS)
-        return rows if unchanged else rows.filter(pl.col("change") != "=")
-
-    @property
-    def modules(self) -> pl.DataFrame:
-        """The modules of both traces as one tree; columns: `schema.MODULES`."""
-        return merge_modules([self.before.modules, self.after.modules])
-
-    def __len__(self) -> int:
-        """The number of rows that differ; 0 where both communicate the same."""
-        return self.to_frame().height
-
-
-def diff(before: Trace, after: Trace) -> TraceDiff:
-    """What ``after`` communicates more and less than ``before``; both as they are now.
-
-    Raises:
-        UsageError: one of them is no trace.
+    Rows stand in the order of the joined module tree; those that are the same in both are among them.
     """
-    for given in (before, after):
-        if not isinstance(given, Trace):
-            raise UsageError(f"a trace is compared with a trace, not with {given!r}: of a saved one, give load(path)")
-    return TraceDiff(Trace(before.tables), Trace(after.tables))
+    joined = _totals(before).join(_totals(after), on=KEYS, how="full", coalesce=True, suffix="_after")
+    zero = [pl.col(size, f"{size}_after").fill_null(0) for size in _SIZES]
+    rows = joined.with_columns(*zero).select(*KEYS, _change(), *_sizes())
+    modules = merge_modules([before.modules, after.modules])["module"]
+    order = {name: index for index, name in enumerate(modules)}
+    place = pl.col("module").replace_strict(order, default=-1, return_dtype=pl.Int64)
+    return rows.sort(place, *KEYS)
 
 
-def _totals(trace: Trace) -> pl.DataFrame:
+def _totals(tables: Tables) -> pl.DataFrame:
     return (
-        trace.events.rename({"owner": "module"})
+        tables.events.rename({"owner": "module"})
         .group_by(*KEYS)
         .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("message_bytes", "wire_bytes").sum())
     )

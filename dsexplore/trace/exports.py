@@ -15,7 +15,7 @@ import polars as pl
 
 from dsexplore.atomic import writing
 from dsexplore.trace import schema, timeline
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 
 _SLICE = 1000
 """Nanoseconds that an event without measured times is drawn with: one microsecond, the format's unit."""

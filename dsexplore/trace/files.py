@@ -20,7 +20,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import digest, schema
-from dsexplore.trace.merge import gather, merge_tables, ranks_of
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.merge import merge_as_they_come, ranks_of
+from dsexplore.trace.tables import Tables, TraceInfo
 
 _PREFIX = "dsexplore."
 _SIDE_TABLES = ("parameters", "modules", "groups")
 
 
-def load(path: str | os.PathLike[str]) -> Trace:
+def load(path: str | os.PathLike[str]) -> Tables:
     """Read a trace: one file, or a directory with one file per rank, which are merged.
 
     Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
@@ -51,13 +51,13 @@ def load(path: str | os.PathLike[str]) -> Trace:
     """
     source = Path(path)
     if source.is_dir():
-        return Trace(_read_directory(source))
+        return _read_directory(source)
     if not source.exists():
         raise FileNotFoundError(f"no trace at {source}: give a file that Trace.save wrote, or a directory of them")
-    return Trace(_read(source))
+    return _read(source)
 
 
-def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
+def save(tables: Tables, path: str | os.PathLike[str]) -> Path:
     """Write a trace and return where to.
 
     A path with a suffix, such as ``step.parquet``, becomes one file with all ranks. A directory, or a path that
@@ -67,7 +67,6 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
         UsageError: the directory has files of ranks that this trace has not: loading it would mix two traces.
     """
     target = Path(path)
-    tables = trace.tables
     if not names_directory(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         _write(tables, target)
@@ -82,11 +81,11 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def save_recording(trace: Trace, path: str | os.PathLike[str]) -> Path:
+def save_recording(tables: Tables, path: str | os.PathLike[str]) -> Path:
     """Write what this process recorded: into its own files of a directory, or into the one file ``path`` names."""
     if not names_directory(path):
-        return save(trace, path)
-    _write_ranks(split_ranks(trace.tables), Path(path))
+        return save(tables, path)
+    _write_ranks(split_ranks(tables), Path(path))
     return Path(path)
 
 
@@ -185,9 +184,8 @@ def _read_directory(source: Path) -> Tables:
     files = sorted(source.glob("*.parquet"))
     if not files:
         raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
-    parts, cut = gather(map(_read, files), f"reading {source}", len(files))
     try:
-        return merge_tables(parts, cut)
+        return merge_as_they_come(map(_read, files), f"reading {source}", len(files))
     except UsageError as error:
         raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
 
@@ -261,16 +259,3 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     elif type(value) is kind:
         return value
     raise ValueError(f"the info's {name} is {value!r}")
-
-
-def merge(traces: Iterable[Trace]) -> Trace:
-    """One trace from those of several ranks of one recording; see `dsexplore.trace.merge`.
-
-    Ctrl-C while ``traces`` is gone through, as a generator that loads them may be, gives those so far: a warning
-    and the trace's notes say so.
-
-    Raises:
-        UsageError: none given, a rank given twice, or traces of different worlds.
-    """
-    total = len(traces) if isinstance(traces, Sized) else None
-    return Trace(merge_tables(*gather((trace.tables for trace in traces), "merging", total)))

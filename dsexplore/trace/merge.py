@@ -8,7 +8,6 @@ groups; then the later one is renamed ``name@rank``, in its events too.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,8 @@ import polars as pl
 
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
-from dsexplore.trace.trace import Tables, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.user_warnings import warn
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
@@ -25,13 +25,18 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in seen if rank is not None))
 
 
-def gather(parts: Iterable[Tables], what: str, total: int | None) -> tuple[list[Tables], str]:
-    """Take the parts one by one, with a bar. Ctrl-C ends it with the parts so far, if there are any.
+def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None) -> Tables:
+    """`merge_tables` of parts that are read or recorded one by one, with a progress bar.
 
-    Returns:
-        the parts, and why they are not all; empty where they are.
+    Ctrl-C merges the parts so far, if there are any: a warning and the trace's notes say so.
+
+    Args:
+        parts: one for each rank or more.
+        what: what the bar and the warning say is being done, such as ``reading trace/``.
+        total: how many parts there are, if that is known.
     """
     taken: list[Tables] = []
+    cut = ""
     with track(what, total, "traces") as work:
         try:
             for part in parts:
@@ -41,9 +46,8 @@ def gather(parts: Iterable[Tables], what: str, total: int | None) -> tuple[list[
             if not taken:
                 raise
             cut = f"{what} was interrupted: this trace is incomplete, with {len(taken)} of {total or 'several'} traces"
-            warnings.warn(cut, RuntimeWarning, stacklevel=4)
-            return taken, cut
-    return taken, ""
+            warn(cut)
+    return merge_tables(taken, cut)
 
 
 def merge_tables(parts: Sequence[Tables], cut: str = "") -> Tables:

@@ -14,7 +14,7 @@ import torch
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 
 _KNOWN: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
 """Columns whose values are known beforehand: another value that no event has is a slip of the pen."""

@@ -21,7 +21,7 @@ import torch
 import torch.distributed._functional_collectives  # registers c10d_functional
 
 from dsexplore.atomic import writing
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 
 Op = Any
 """A ``torch._ops.OpOverloadPacket``, such as ``torch.ops.c10d_functional.all_reduce``."""

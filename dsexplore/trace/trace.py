@@ -1,48 +1,24 @@
-"""`Trace`: what was communicated, as four plain tables. It knows nothing of hooks below or screens above."""
+"""`Trace`: what was communicated, and all that is done with it. No module here knows of hooks or of screens."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-
-if TYPE_CHECKING:
-    from dsexplore.trace.diff import TraceDiff
-
-
-@dataclass(frozen=True)
-class TraceInfo:
-    """Where and how a trace was recorded."""
-
-    world_size: int = 1
-    ranks: tuple[int, ...] = ()
-    """The ranks whose events are in the trace."""
-    mesh: str = ""
-    """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
-    simulated: bool = False
-    """True on a fake process group: counts and bytes are real, values and times are not."""
-    torch_version: str = ""
-    notes: tuple[str, ...] = ()
-    """What a reader must know: an exception that ended the recording, an op that was not known, …"""
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The content of a trace at one moment; columns are those of `dsexplore.trace.schema`."""
-
-    events: pl.DataFrame = field(default_factory=lambda: schema.empty("events"))
-    parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
-    modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
-    groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
-    info: TraceInfo = field(default_factory=TraceInfo)
+from dsexplore.trace import files, schema
+from dsexplore.trace.diff import compare
+from dsexplore.trace.exports import write_csv, write_perfetto
+from dsexplore.trace.merge import merge_as_they_come, merge_modules
+from dsexplore.trace.select import select
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.torch_json import write_torch_json
 
 
 class Trace(Displayable):
@@ -128,8 +104,6 @@ class Trace(Displayable):
         Raises:
             UsageError: no such column, no such phase or op, or a value of another type than the column's.
         """
-        from dsexplore.trace.select import select
-
         return Trace(select(self.tables, conditions))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -138,43 +112,46 @@ class Trace(Displayable):
         Raises:
             UsageError: the directory has files of ranks that this trace has not.
         """
-        from dsexplore.trace.files import save
-
-        return save(self, path)
+        return files.save(self.tables, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Read a file, or a directory of one file per rank; no code from a file is ever run.
+        """Read a file, or a directory of one file per rank, which are merged; no code from a file is ever run.
+
+        Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
 
         Raises:
             FileNotFoundError: nothing is there.
-            TraceFileError: a file that is truncated, damaged, foreign or from a newer version.
+            TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without
+                trace files, or with files that do not belong to one recording.
         """
-        from dsexplore.trace.files import load
-
-        return load(path)
+        return cls(files.load(path))
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:
-        """One trace from those of several ranks of one recording.
+        """One trace from those of several ranks of one recording; see `dsexplore.trace.merge`.
+
+        Ctrl-C while ``traces`` is gone through, as a generator that loads them may be, gives those so far: a warning
+        and the trace's notes say so.
 
         Raises:
             UsageError: none given, a rank given twice, or traces of different worlds.
         """
-        from dsexplore.trace.files import merge
-
-        return merge(traces)
+        total = len(traces) if isinstance(traces, Sized) else None
+        return Trace(merge_as_they_come((trace.tables for trace in traces), "merging", total))
 
     def diff(self, other: Trace) -> TraceDiff:
-        """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase."""
-        from dsexplore.trace.diff import diff
+        """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.
 
-        return diff(self, other)
+        Raises:
+            UsageError: ``other`` is no trace.
+        """
+        if not isinstance(other, Trace):
+            raise UsageError(f"a trace is compared with a trace, not with {other!r}: of a saved one, give load(path)")
+        return TraceDiff(Trace(self.tables), Trace(other.tables))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""
-        from dsexplore.trace.exports import write_csv
-
         return write_csv(self.tables, path)
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
@@ -183,14 +160,10 @@ class Trace(Displayable):
         One process per rank, one track per group; without measured times, events stand in program order, 1 µs each.
         A path that ends with ``.gz`` is compressed.
         """
-        from dsexplore.trace.exports import write_perfetto
-
         return write_perfetto(self.tables, path)
 
     def to_torch_json(self, path: str | os.PathLike[str] = "comm_mode_log.json") -> Path:
         """Write the module tree in the form of torch's ``CommDebugMode.generate_json_dump`` and return the path."""
-        from dsexplore.trace.torch_json import write_torch_json
-
         return write_torch_json(self.tables, path)
 
     def by_module(self) -> pl.DataFrame:
@@ -216,3 +189,36 @@ class Trace(Displayable):
             .agg(pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("wire_bytes").sum())
             .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
         )
+
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace: one file, or a directory with one file per rank; see `Trace.load`."""
+    return Trace.load(path)
+
+
+@dataclass(frozen=True)
+class TraceDiff(Displayable):
+    """Two traces side by side: ``before`` and ``after``. Counts and bytes are sums over all ranks of each."""
+
+    before: Trace
+    after: Trace
+
+    def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
+        """One row per module × op × axis × phase that differs; columns: `dsexplore.trace.diff.COLUMNS`.
+
+        Modules stand in the order of the joined tree, the order of `modules`.
+
+        Args:
+            unchanged: also the rows that are the same in both.
+        """
+        rows = compare(self.before.tables, self.after.tables)
+        return rows if unchanged else rows.filter(pl.col("change") != "=")
+
+    @property
+    def modules(self) -> pl.DataFrame:
+        """The modules of both traces as one tree; columns: `schema.MODULES`."""
+        return merge_modules([self.before.modules, self.after.modules])
+
+    def __len__(self) -> int:
+        """The number of rows that differ; 0 where both communicate the same."""
+        return self.to_frame().height

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from dsexplore.trace.files import save
-
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def explored(one_lab: Any, make_layered: Any) -> str:
     """The cells that explore a small trace."""
-    save(make_layered(8, odd=3), one_lab.folder / "layered.trace")
+    make_layered(8, odd=3).save(one_lab.folder / "layered.trace")
     return "import dsexplore\ntrace = dsexplore.load('layered.trace')\nexplorer = trace.explore()\nexplorer"
 
 
@@ -194,7 +192,8 @@ HOSTILE = "<img src=x onerror=window.pwned=1>"
 def test_hostile_names_are_text_in_the_whole_application(
     lab: Any, page: Any, trace_of_names: Any, kinds: list[str], shot: Any
 ) -> None:
-    save(trace_of_names([HOSTILE, "x" * 10_000, "اسم\u202e", "日本語" * 30, "other"]), lab.folder / "hostile.trace")
+    hostile = trace_of_names([HOSTILE, "x" * 10_000, "اسم\u202e", "日本語" * 30, "other"])
+    hostile.save(lab.folder / "hostile.trace")
     cell = "import dsexplore\nexplorer = dsexplore.load('hostile.trace').explore()\nexplorer"
     opened(lab, page, "hostile.ipynb", cell)
     redrawn(page, lambda: row(page, HOSTILE).click())
@@ -214,7 +213,7 @@ def test_hostile_names_are_text_in_the_whole_application(
 def test_every_figure_is_legible(
     lab: Any, page: Any, make_timed: Any, kinds: list[str], shot: Any, width: int, dark: bool
 ) -> None:
-    save(make_timed(), lab.folder / "timed.trace")
+    make_timed().save(lab.folder / "timed.trace")
     theme = "dark" if dark else "light"
     page.set_viewport_size({"width": width, "height": 1250})
     cell = "import dsexplore\nexplorer = dsexplore.load('timed.trace').explore()\nexplorer"

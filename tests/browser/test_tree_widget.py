@@ -11,7 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.widgets.tree_widget import TreeWidget

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS, wire_bytes
-from dsexplore.trace.trace import Tables, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
 
 DEFAULT = {
     "rank": 0,

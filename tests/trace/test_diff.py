@@ -13,7 +13,8 @@ from polars.testing import assert_frame_equal
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.diff import COLUMNS, KEYS
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 
 Make = Callable[..., Tables]
 SIZES = ("count", "message_bytes", "wire_bytes")

@@ -22,7 +22,8 @@ from polars.testing import assert_frame_equal
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.trace import digest, files, schema
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 
 Make = Callable[..., Tables]
 FEW = settings(max_examples=40)
@@ -56,7 +57,7 @@ import resource
 import polars as pl
 from dsexplore.trace import schema
 from dsexplore.trace.files import split_ranks
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 
 def rank(number):
     row = {"rank": number, "op": "all_reduce", "owner": "Llama.layers.0.feed_forward", "shape": [32, 32]}

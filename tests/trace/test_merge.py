@@ -16,7 +16,8 @@ from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.files import split_ranks
 from dsexplore.trace.merge import merge_modules
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 
 Make = Callable[..., Tables]
 

@@ -16,7 +16,8 @@ from polars.testing import assert_frame_equal
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.select import modules_inside
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 
 Make = Callable[..., Tables]
 TOTALS = {"by_module": ["owner", "axis"], "by_op": ["op"], "by_axis": ["axis"], "by_phase": ["phase"]}

@@ -18,7 +18,8 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from dsexplore.capture import ops
 from dsexplore.placement_text import joined
 from dsexplore.trace import torch_json
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 
 Make = Callable[..., Tables]
 funcol = torch.ops.c10d_functional

@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from dsexplore.trace import schema
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 
 _EVENT = {
     "rank": 0,

@@ -8,8 +8,8 @@ from textwrap import dedent
 
 import pytest
 
+from dsexplore import load
 from dsexplore.errors import UsageError
-from dsexplore.trace.files import load
 from dsexplore.worlds import rank_server
 from dsexplore.worlds.program import Program
 from dsexplore.worlds.script import Setting

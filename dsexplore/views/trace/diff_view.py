@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dsexplore.trace.diff import TraceDiff
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION

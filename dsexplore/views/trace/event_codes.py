@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.trace.select import modules_inside
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import Facet, Facets, facet
 from dsexplore.views.trace.folding import Folding

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import AXIS, BLUE, FIGURE, LEGEND_ABOVE, OPS, OTHER_OP, PHASES, SKY, phase_mark, tint
 from dsexplore.views.trace import tally

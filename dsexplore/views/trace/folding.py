@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import row_numbers
 from dsexplore.views.trace.module_tree import ModuleTree
 

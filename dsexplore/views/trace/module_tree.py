@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facet
 
 OUTSIDE = "(outside any module)"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.grid import MOST_ROWS, Grid

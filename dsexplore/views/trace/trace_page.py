@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.trace import drawings, outline

@@ -18,7 +18,8 @@ import pytest
 from ipywidgets import Widget
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.folded_rows import FoldedRows
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS

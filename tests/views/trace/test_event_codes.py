@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.filters import Filters, Passed
 from dsexplore.views.trace.event_codes import CAUSE, SAME_COLLECTIVE, EventCodes
 

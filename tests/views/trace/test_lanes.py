@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.lanes import lane_names, lanes, phase_runs, placed
 
 

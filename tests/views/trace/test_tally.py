@@ -7,7 +7,8 @@ from types import ModuleType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.folding import ranges

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.trace import Tables, Trace, TraceInfo
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
 from dsexplore.views.trace.trace_view import TraceView
 

@@ -1,0 +1,36 @@
+"""`Tables`: the content of a trace, four plain tables and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from dsexplore.trace import schema
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """Where and how a trace was recorded."""
+
+    world_size: int = 1
+    ranks: tuple[int, ...] = ()
+    """The ranks whose events are in the trace."""
+    mesh: str = ""
+    """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
+    simulated: bool = False
+    """True on a fake process group: counts and bytes are real, values and times are not."""
+    torch_version: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader must know: an exception that ended the recording, an op that was not known, …"""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The content of a trace at one moment; columns are those of `dsexplore.trace.schema`."""
+
+    events: pl.DataFrame = field(default_factory=lambda: schema.empty("events"))
+    parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
+    modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
+    groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
+    info: TraceInfo = field(default_factory=TraceInfo)
