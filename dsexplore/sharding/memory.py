@@ -1,4 +1,4 @@
-"""What a rank needs to train: parameters, gradients and optimizer state, by rank and folded."""
+"""The memory that training needs on each rank: parameters, gradients and optimizer states, in groups of equal ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dsexplore.sharding.rank_groups import Blocks, RankGroup, blocks_of, group_b
 from dsexplore.sharding.tensor import Placed
 
 OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad": 1, "RMSprop": 1, "none": 0}
-"""States that torch's optimizers keep for each parameter, each as large as the parameter."""
+"""How many states torch's optimizers keep for each parameter, each as large as the parameter."""
 
 PARTS = ("parameters", "gradients", "optimizer")
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is taken for granted where memory is counted: nothing of it is measured."""
+    """What the count of memory assumes, since nothing is measured."""
 
     optimizer: str = "AdamW"
     states: int = 2
@@ -47,7 +47,7 @@ class Assumptions:
 def assume(
     optimizer: str | int = "AdamW", state_dtype: torch.dtype | None = None, gradient_dtype: torch.dtype | None = None
 ) -> Assumptions:
-    """Assumptions from an optimizer's name, or from the number of states that it keeps per parameter.
+    """Assumptions for an optimizer, given by its name or by the number of states that it keeps per parameter.
 
     Raises:
         UsageError: an unknown name, or a number below 0.
@@ -66,7 +66,7 @@ def assume(
 
 
 def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -> list[RankGroup]:
-    """Ranks that need equally much, the neediest first; values are bytes by `PARTS`."""
+    """Groups of ranks that need equally much memory, the largest first; values are bytes by `PARTS`."""
     kinds: dict[tuple[object, ...], list[Placed]] = {}
     for tensor in tensors:
         key = tensor.shape, tensor.placements, tensor.axes, tensor.dtype, tensor.requires_grad
@@ -80,9 +80,11 @@ def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -
 
 
 def _needed(tensor: Placed, blocks: Blocks, assumed: Assumptions) -> Numbers:
-    numel = blocks.local_numel(tensor)
+    """Bytes of one tensor on the ranks of each block; the last dim is `PARTS`."""
     own = tensor.dtype.itemsize
-    gradient = assumed.gradient_dtype.itemsize if assumed.gradient_dtype is not None else own
-    state = assumed.states * (assumed.state_dtype.itemsize if assumed.state_dtype is not None else own)
-    trained = int(tensor.requires_grad)
-    return np.stack([numel * own, numel * gradient * trained, numel * state * trained], axis=-1)
+    gradient = states = 0
+    if tensor.requires_grad:
+        gradient = own if assumed.gradient_dtype is None else assumed.gradient_dtype.itemsize
+        states = assumed.states * (own if assumed.state_dtype is None else assumed.state_dtype.itemsize)
+    numel = blocks.local_numel(tensor)
+    return np.stack([numel * own, numel * gradient, numel * states], axis=-1)

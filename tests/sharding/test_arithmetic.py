@@ -124,3 +124,9 @@ def test_hundred_million_ranks_cost_no_more_than_sixteen():
 )
 def test_ranges_as_text(ranges, text):
     assert ranges_text(ranges) == text
+
+
+def test_as_many_ranges_as_are_written_end_without_a_number():
+    four = [(i, i + 1) for i in range(0, 8, 2)]
+    assert ranges_text(four) == "0:1, 2:3, 4:5, 6:7"
+    assert ranges_text(four, most=3) == "0:1, 2:3, 4:5, … (4 ranges)"

@@ -125,6 +125,20 @@ def test_meshes_whose_ranks_have_no_order_in_common():
     assert mesh.block((0,) * len(mesh.shape), mesh.shape).tolist() == [4, 5, 6, 7]
 
 
+def test_meshes_of_one_rank_each_are_one_rank():
+    def alone(rank, name):
+        return DeviceMesh("cpu", torch.tensor([rank]), mesh_dim_names=(name,), _init_backend=False, _rank=rank)
+
+    mesh, readings = join([alone(5, "dp"), alone(5, "tp")], rank=5)
+    assert (mesh.axes, mesh.shape, mesh.rank((0,))) == (("rank",), (1,), 5)
+    assert [axis((0,)) for (axis,) in readings] == [0, 0]
+
+
+def test_a_sharding_says_how_many_tensors_it_has():
+    assert repr(dsexplore.sharding((4,), "S(0)", "dp=2")) == "<Sharding of 1 tensor on dp=2>"
+    assert repr(dsexplore.sharding(nn.Linear(2, 2), mesh="dp=2")) == "<Sharding of 2 tensors on dp=2>"
+
+
 @pytest.fixture
 def local_world():
     """Eight ranks whose values are all true, in this process."""
@@ -203,17 +217,6 @@ def test_tied_frozen_and_wrapped_parameters():
     assert (row["parameters"], row["gradients"], row["optimizer"]) == (40 * 4, 36 * 4, 72 * 4)
 
 
-def test_the_step_of_adamw_allocates_the_state_that_is_counted():
-    model = nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.zeros(1, 8)).sum().backward()
-    optimizer.step()
-    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    (row,) = dsexplore.sharding(model).memory().rows(named=True)
-    assert row["optimizer"] == sum(state.nbytes for state in states)
-    assert row["gradients"] == sum(parameter.grad.nbytes for parameter in model.parameters())
-
-
 def test_memory_in_other_dtypes_and_with_other_optimizers():
     shown = dsexplore.sharding((10,), "S(0)", "dp=2", dtype="bfloat16")
     (row,) = shown.memory(state_dtype=torch.float32, gradient_dtype=torch.float32).rows(named=True)
@@ -223,6 +226,15 @@ def test_memory_in_other_dtypes_and_with_other_optimizers():
     for wrong in ("adamv", -1, True):
         with pytest.raises(UsageError, match=r"states|0 or more"):
             shown.memory(wrong)
+
+
+def test_a_plain_tensor_may_be_given_placements():
+    shown = dsexplore.sharding(torch.zeros(8, 3, dtype=torch.float16, requires_grad=True), [Shard(0)], "dp=4")
+    (row,) = shown.memory().rows(named=True)
+    assert (row["parameters"], row["gradients"], row["optimizer"]) == (2 * 3 * 2, 2 * 3 * 2, 2 * 2 * 3 * 2)
+    assert shown.to_frame(ranks=3)["index"].to_list() == ["6:8 | 0:3"]
+    frozen = dsexplore.sharding(torch.zeros(8, 3), [Shard(0)], "dp=4")
+    assert frozen.memory().rows(named=True)[0]["gradients"] == 0
 
 
 def test_no_value_is_read():
