@@ -14,40 +14,38 @@ is made, as Python reads the code's lines from the first one on to find it."""
 Sources = tuple[Source, ...]
 """The innermost first."""
 
-_names: dict[str, str] = {}
-
 
 def source_texts(of_events: Iterable[Sources]) -> list[str]:
-    """For each event ``"train.py:12"``, outermost last, joined by `` ← ``."""
+    """For each event ``"train.py:12"``; several lines, the innermost first, are joined by `` ← ``."""
     known: dict[tuple[int, int], str] = {}  # by the identity of the code: hashing one reads all of its bytecode
+    names: dict[str, str] = {}  # for this call only: a cell that is run again has another number
     texts = []
     for sources in of_events:
         lines = []
         for code, offset in sources:
             text = known.get((id(code), offset))
             if text is None:
-                text = known[id(code), offset] = source_text(code, offset)
+                file = code.co_filename
+                name = names.get(file) or names.setdefault(file, file_name(file))
+                text = known[id(code), offset] = f"{name}:{_line(code, offset)}"
             lines.append(text)
         texts.append(" ← ".join(lines))
     return texts
 
 
 def source_text(code: CodeType, offset: int) -> str:
-    """``"train.py:12"``."""
+    """``"train.py:12"`` for one `Source`."""
+    return source_texts([((code, offset),)])[0]
+
+
+def _line(code: CodeType, offset: int) -> int:
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)
-    return f"{file_name(code.co_filename)}:{next(lines, None) or code.co_firstlineno}"
+    return next(lines, None) or code.co_firstlineno
 
 
 def file_name(file: str) -> str:
-    """A source file as a person knows it: ``In[3]`` for a notebook cell, ``transformers/…/modeling_llama.py`` for
-    an installed package, a path below the working directory where it is there."""
-    known = _names.get(file)
-    if known is None:
-        known = _names[file] = _shorten(file)
-    return known
-
-
-def _shorten(file: str) -> str:
+    """A source file as a person knows it now: ``In[3]`` for a notebook cell, ``transformers/…/modeling_llama.py`` for
+    a file of an installed package, and for one below the working directory its path from there."""
     cell = _cell_number(file)
     if cell is not None:
         return f"In[{cell}]"
@@ -59,6 +57,7 @@ def _shorten(file: str) -> str:
 
 
 def _cell_number(file: str) -> int | None:
+    """The number under which IPython ran the cell of that file last; None for a file that is no cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     names = getattr(getattr(shell, "compile", None), "_filename_map", {})

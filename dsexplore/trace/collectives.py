@@ -13,6 +13,8 @@ bytes* is the least that a rank must send, S × the bus factor (nccl-tests, ``do
 | broadcast, reduce, send, recv | the tensor | 1 |
 | barrier | 0 | 1 |
 
+In a group of one rank nothing is sent: there every factor is 0.
+
 Worked example: an all_gather of 4 shards of 1 MiB has S = 4 MiB, and each rank sends its shard three times
 around the ring: 3 MiB = 4 MiB × 3/4.
 """
@@ -35,34 +37,42 @@ OPS = (
     "barrier",
 )
 
-_SHARED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+_IN_PARTS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+"""The ops of which each rank keeps its own part and sends the others."""
+
+
+def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:
+    """The bus factor as numerator and denominator; the one place that says what each op sends."""
+    if group_size < 1:
+        raise UsageError(f"group_size {group_size} is not a number of ranks: give the size of the group, 1 or more")
+    if group_size == 1:
+        return 0, 1
+    if op == "all_reduce":
+        return 2 * (group_size - 1), group_size
+    if op in _IN_PARTS:
+        return group_size - 1, group_size
+    return 1, 1
 
 
 def bus_factor(op: str, group_size: int) -> float:
-    """What a rank must send, as a multiple of the message bytes S; an op that is not in `OPS` counts as 1.
+    """What a rank must send, as a multiple of the message bytes S: 0 in a group of one.
 
     Args:
-        op: a name from `OPS`.
+        op: a name from `OPS`; one that is not there sends S.
         group_size: ranks in the process group, never the world size for a subgroup.
 
     Raises:
         UsageError: a group size below 1.
     """
-    if group_size < 1:
-        raise UsageError(f"group_size {group_size} is not a number of ranks: give the size of the group, 1 or more")
-    if op == "all_reduce":
-        return 2 * (group_size - 1) / group_size
-    if op in _SHARED:
-        return (group_size - 1) / group_size
-    return 1.0
+    numerator, denominator = _bus_fraction(op, group_size)
+    return numerator / denominator
 
 
 def wire_bytes(op: str, message_bytes: int, group_size: int) -> int:
-    """`bus_factor` × S in whole bytes, rounded up; nothing is sent in a group of one."""
-    if group_size < 1:
-        bus_factor(op, group_size)
-    if op == "all_reduce":
-        return -(-2 * message_bytes * (group_size - 1) // group_size)
-    if op in _SHARED:
-        return -(-message_bytes * (group_size - 1) // group_size)
-    return message_bytes if group_size > 1 else 0
+    """`bus_factor` × S in whole bytes, rounded up.
+
+    Raises:
+        UsageError: a group size below 1.
+    """
+    numerator, denominator = _bus_fraction(op, group_size)
+    return -(-message_bytes * numerator // denominator)

@@ -1,10 +1,14 @@
 """What the frames of a stack say."""
 
+import gc
 import threading
+import weakref
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -73,3 +77,31 @@ def test_threads_that_wait_for_their_backward() -> None:
         thread.join(timeout=120)
     assert seen == {thread.ident}
     assert not frame_kinds.threads_in_engine()
+
+
+def test_code_that_a_program_generates_is_not_kept_alive() -> None:
+    before = dict(frame_kinds.kinds)
+    with simulate(world_size=4), record() as trace:
+        for number in range(20):
+            generated: dict[str, Any] = {"dist": dist, "torch": torch}
+            exec(
+                compile(f"def send():\n    dist.all_reduce(torch.ones({number + 1}))", "generated.py", "exec"),
+                generated,
+            )
+            generated["send"]()
+            code = weakref.ref(generated["send"].__code__)
+            assert frame_kinds.kinds[id(code())] == frame_kinds.USER
+    assert len(trace) == 20
+    del generated
+    gc.collect()
+    assert code() is None
+    assert len(frame_kinds.kinds) < len(before) + 20
+
+
+def test_the_kind_of_freed_code_is_forgotten() -> None:
+    code = compile("1", "generated.py", "eval")
+    key = id(code)
+    assert frame_kinds.kind_of(code) == frame_kinds.USER
+    assert key in frame_kinds.kinds
+    del code
+    assert key not in frame_kinds.kinds

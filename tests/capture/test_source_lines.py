@@ -2,17 +2,15 @@
 
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from ipykernel.compiler import XCachingCompiler
+from IPython.core.interactiveshell import InteractiveShell
 
 from dsexplore.capture import source_lines
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_lines, "_names", {})
+from dsexplore.worlds.simulate import simulate
 
 
 def test_a_file_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,10 +27,24 @@ def test_a_file_elsewhere_keeps_its_path() -> None:
     assert source_lines.file_name("/elsewhere/train.py") == "/elsewhere/train.py"
 
 
-def test_a_notebook_cell_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"/ipykernel_1/2.py": 7}))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert source_lines.file_name("/ipykernel_1/2.py") == "In[7]"
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
+    yield InteractiveShell.instance(compiler_class=XCachingCompiler)
+    InteractiveShell.clear_instance()
+
+
+def test_a_notebook_cell_is_known_by_the_number_it_has_now(shell: InteractiveShell) -> None:
+    def run(cell: str) -> None:
+        assert shell.run_cell(cell, store_history=True).success
+
+    sending = "with record() as trace:\n    1\n    dist.all_reduce(torch.ones(2))"
+    with simulate(world_size=4):
+        run("import torch, torch.distributed as dist\nfrom dsexplore.capture.recorder import record")
+        for number in (2, 3, 4):
+            run(sending)
+            assert shell.user_ns["trace"].events["source"].to_list() == [f"In[{number}]:3"]
 
 
 def test_the_line_a_frame_stands_at() -> None:

@@ -1,0 +1,82 @@
+"""Warnings name the user's line."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dsexplore import Trace, simulate
+from dsexplore.capture import recorder
+from dsexplore.capture.recorder import record
+from dsexplore.user_warnings import warn
+
+
+def place(caught: list[warnings.WarningMessage]) -> tuple[str, str]:
+    """The file of the only warning, and the text of its line."""
+    (one,) = caught
+    return one.filename, Path(one.filename).read_text(encoding="utf-8").splitlines()[one.lineno - 1].strip()
+
+
+@pytest.fixture
+def caught() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+def test_the_innermost_line_that_is_neither_ours_nor_torchs(caught: list[warnings.WarningMessage]) -> None:
+    class Warning_(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            warn("inside")
+            return x
+
+    nn.Sequential(Warning_())(torch.ones(1))
+    assert place(caught) == (__file__, 'warn("inside")')
+
+
+def test_a_thread_in_which_no_line_is_the_users(caught: list[warnings.WarningMessage]) -> None:
+    thread = threading.Thread(target=warn, args=("alone",))
+    thread.start()
+    thread.join(timeout=60)
+    assert caught[0].filename == threading.__file__
+
+
+def test_of_an_op_that_could_not_be_described(
+    caught: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "read_stack", lambda *_: 1 / 0)
+    with simulate(world_size=4), record() as trace:
+        dist.all_reduce(torch.ones(2))
+    assert len(trace) == 0
+    assert place(caught) == (__file__, "dist.all_reduce(torch.ones(2))")
+
+
+def test_of_a_model_that_could_not_be_read(caught: list[warnings.WarningMessage]) -> None:
+    class Unreadable(nn.Module):
+        def named_modules(self, *_args: object, **_kwargs: object) -> Iterator[tuple[str, nn.Module]]:
+            raise LookupError("no list of my parts")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    model = Unreadable()
+    with record():
+        model(torch.ones(1))
+    assert place(caught) == (__file__, "model(torch.ones(1))")
+
+
+def test_of_a_merge_that_was_interrupted(caught: list[warnings.WarningMessage]) -> None:
+    def traces() -> Iterator[Trace]:
+        yield Trace()
+        raise KeyboardInterrupt
+
+    merged = Trace.merge(traces())
+    assert "interrupted" in merged.info.notes[0]
+    assert place(caught) == (__file__, "merged = Trace.merge(traces())")
