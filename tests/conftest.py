@@ -120,8 +120,9 @@ def held() -> dict[str, Any]:
 
 
 def names_of(owner: Any) -> set[str]:
-    """What a class or module holds, but for modules, which are imported whenever they are needed."""
-    return {name for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+    """What a class or module holds, but for modules, which are imported whenever they are needed, and what pickle
+    notes on a class when it first meets it."""
+    return {n for n, value in vars(owner).items() if n != "__slotnames__" and not isinstance(value, ModuleType)}
 
 
 def autocast_of(device: str) -> tuple[bool, torch.dtype, bool]:
