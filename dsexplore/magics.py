@@ -16,6 +16,7 @@ from IPython.display import display
 from dsexplore import run_cell
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import World
+from dsexplore.worlds.target_traffic import TARGETS
 from dsexplore.worlds.tracing import commtrace
 
 _HELP = """\
@@ -58,6 +59,7 @@ def _parser() -> _Parser:
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
     option("--rank", type=int, default=0, metavar="R", help="the simulated rank to play (default: 0)")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
+    option("--target", choices=TARGETS, help="whose traffic to show: cuda, GPUs with NCCL (default), or cpu, gloo")
     option("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the CPU stands in for GPUs (default: cpu)")
     option("--gpu", default="h100", metavar="GPU", help="which GPU torch.cuda describes then (default: h100)")
     option("-o", dest="name", metavar="NAME", help="bind the trace to this name")
@@ -178,15 +180,20 @@ class CommtraceMagics(Magics):
 
 def _opens(options: argparse.Namespace) -> bool:
     given = options.world_size is not None or options.mesh is not None
-    if not given and (options.rank or options.fake or options.device != "cpu"):
-        option = "--fake" if options.fake else f"--rank {options.rank}" if options.rank else "--device cuda"
+    if not given and (options.rank or options.fake or options.device != "cpu" or options.target):
+        named = {
+            "--fake": options.fake,
+            f"--rank {options.rank}": options.rank,
+            "--device cuda": options.device != "cpu",
+        }
+        option = next((name for name, is_given in named.items() if is_given), f"--target {options.target}")
         raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it")
     return given
 
 
 def _world(options: argparse.Namespace) -> World:
     given = options.world_size, options.mesh, options.rank, options.fake
-    return World(*given, device=options.device, gpu=options.gpu)
+    return World(*given, device=options.device, gpu=options.gpu, target=options.target or "cuda")
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

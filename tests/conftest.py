@@ -24,6 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor
 import torch.utils._device
 from hypothesis import HealthCheck, settings
+from torch._library.simple_registry import singleton as registered_fakes
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -53,7 +54,9 @@ PATCHED = (
     (torch.distributed.device_mesh, ("init_device_mesh",)),
     (torch.distributed.device_mesh.DeviceMesh, ("__init__", "__getitem__")),
     (torch.nn.Module, ("_apply", "__call__")),
-    (torch.nn.parallel.DistributedDataParallel, ("__init__", "forward")),
+    (torch.nn.parallel.DistributedDataParallel, ("__init__", "forward", "_check_comm_hook")),
+    (torch.distributed.tensor._collective_utils, ("shard_dim_alltoall",)),
+    (torch.distributed.tensor._random, ("is_rng_supported_mesh",)),
     (torch.autocast, ("__enter__", "__exit__")),
     (torch.autograd.graph, ("_engine_run_backward",)),
     (torch.serialization, ("_deserialize",)),
@@ -109,6 +112,7 @@ def held() -> dict[str, Any]:
         "default device": torch.get_default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
         "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
+        "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),
         "excepthook": sys.excepthook,
         "environment": {
             f"{name}, {hash(value)}" for name, value in os.environ.items() if not name.startswith(OF_LIBRARIES)

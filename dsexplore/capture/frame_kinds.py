@@ -41,6 +41,8 @@ RECOMPUTE: Final = 17
 COMPILER: Final = 18
 OUTER_CALL: Final = 19
 USER_HOOK: Final = 20
+START_UP: Final = 21
+SENDER: Final = 22
 
 _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 """torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
@@ -60,6 +62,20 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/tensor/_redistribute.py", "backward"): REDISTRIBUTE_BACKWARD,
     ("distributed/tensor/_dispatch.py", "redistribute_local_args"): IMPLICIT,
     ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): PIPELINE_WARM_UP,
+    ("nn/parallel/distributed.py", "__init__"): START_UP,
+    ("distributed/fsdp/fully_sharded_data_parallel.py", "__init__"): START_UP,
+    ("distributed/fsdp/_fully_shard/_fully_shard.py", "fully_shard"): START_UP,
+    ("distributed/tensor/_api.py", "distribute_module"): START_UP,
+    ("distributed/tensor/parallel/api.py", "parallelize_module"): START_UP,
+    ("distributed/tensor/_random.py", "__init__"): START_UP,
+    ("distributed/device_mesh.py", "__init__"): START_UP,
+    ("distributed/device_mesh.py", "init_device_mesh"): START_UP,
+    ("distributed/distributed_c10d.py", "init_process_group"): START_UP,
+    ("distributed/distributed_c10d.py", "new_group"): START_UP,
+    ("distributed/distributed_c10d.py", "split_group"): START_UP,
+    ("distributed/utils.py", "_verify_param_shape_across_processes"): SENDER,
+    ("distributed/utils.py", "_sync_params_and_buffers"): SENDER,
+    ("distributed/tensor/_api.py", "distribute_tensor"): SENDER,
     ("utils/checkpoint.py", "recompute_fn"): RECOMPUTE,
     ("utils/checkpoint.py", "backward"): RECOMPUTE,  # of the reentrant form
     ("distributed/distributed_c10d.py", "batch_isend_irecv"): P2P_BATCH,
@@ -210,6 +226,11 @@ def _is_plumbing(file: str) -> bool:
 def mark_ddp_hook(hook: CodeType) -> None:
     """Classify this code as a DDP communication hook: what it sends are gradient buckets."""
     _remember(hook, DDP_HOOK)
+
+
+def mark_start_up(code: CodeType) -> None:
+    """Classify a function as one that sends before the first step."""
+    _remember(code, START_UP)
 
 
 def inside_compiled() -> bool:

@@ -37,7 +37,7 @@ from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
 from dsexplore.capture.recorded_tables import events_table, groups_table, modules_table, parameters_table
 from dsexplore.capture.recording import Recording
-from dsexplore.capture.stack import DDP_BUCKET, StackReading, read_stack
+from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.timing import Clock, Stopwatch
 from dsexplore.errors import UsageError
@@ -182,6 +182,8 @@ class Recorder:
             frame_kinds.remember_redistribute(raw_op, frame)
         group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
         messages = entry.messages(args, group.size if group is not None else 1, entry.op)
+        if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(frame):
+            reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = None
         if reading.schedule:
             stage, reading.phase = pipelines.place(reading.schedule, messages[0][0], args)
@@ -235,7 +237,7 @@ class Recorder:
             trigger = modules.find(stage) if stage is not None else self._called_unseen(reading)
         elif reading.backward is not None and reading.backward.makes_graph:
             modules.assign_last_node(reading.call)
-        if owner is None and cause == DDP_BUCKET:
+        if owner is None and cause in (DDP_BUCKET, DDP_UNUSED):
             owner = modules.root_of_type(DistributedDataParallel)
         elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
             cause = "DDP buffers and bucket order"
@@ -302,6 +304,7 @@ class Recorder:
                 ranks=tuple(ranks),
                 mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
                 simulated=recording.simulated or any(group.backend == "fake" for group in groups),
+                target=recording.target,
                 torch_version=torch.__version__,
                 notes=(*recording.notes, *recording.further_notes(len(issued))),
             ),
@@ -349,6 +352,7 @@ def record(
     simulated: bool = False,
     mesh_spec: str = "",
     further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
+    target: str = "",
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -360,6 +364,7 @@ def record(
         mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
         further_notes: called with the number of collectives whenever the tables are made; returns what the trace's
             notes say besides.
+        target: whose traffic the simulation shows; see `TraceInfo.target`.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
@@ -372,7 +377,7 @@ def record(
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
     if save is not None:
         check_destination(save)
-    recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes)
+    recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
     inner = is_recording()
     _recorder.open(recording)

@@ -24,6 +24,8 @@ class Recording:
     """Calls of each module before this recording was opened, by identity of the `ModuleEntry`."""
     further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
     """Called with the number of collectives so far; returns what the trace's notes say besides `notes`."""
+    target: str = ""
+    """See `TraceInfo.target`."""
     issued: list[Issued] = field(default_factory=list)
     """All collectives, in program order."""
     steps: list[int] = field(default_factory=list)

@@ -19,6 +19,7 @@ from torch import nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall
@@ -28,6 +29,7 @@ from dsexplore.capture.source_lines import Sources
 from dsexplore.trace.schema import Phase
 
 DDP_BUCKET = "DDP gradient bucket"
+DDP_UNUSED = "DDP unused parameters"
 _FSDP_CAUSES = {
     "_prefetch_unshard": "FSDP prefetch",
     "pre_forward": "FSDP pre_forward",
@@ -36,6 +38,13 @@ _FSDP_CAUSES = {
     "finalize_backward": "FSDP post_backward",
 }
 """By the name of FSDP's function; the innermost frame with one of these names decides."""
+
+_SENDERS = {
+    "_verify_param_shape_across_processes": "DDP parameter check",
+    "_sync_params_and_buffers": "model broadcast",
+    "distribute_tensor": "distribute_tensor",
+}
+"""By the name of a function of torch: the cause of what it sends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +68,7 @@ class StackReading:
     sources: Sources = ()
     """The user's lines, innermost first."""
     owner: nn.Module | None = None
-    """The module whose parameters FSDP moves."""
+    """The module whose parameters FSDP moves, or DDP at its start-up."""
     cause: str = ""
     dtensor_op: str = ""
     """The innermost op on DTensors, ``aten.add``."""
@@ -212,7 +221,18 @@ def _read_pipeline_warm_up(reading: StackReading, frame: FrameType) -> None:
     if not reading.phase_is_known:
         reading.cause = "pipeline warm-up"
         reading.schedule = ()
-        reading.phase_is_known = True
+        reading.decide_phase("start-up")
+
+
+def _read_start_up(reading: StackReading, frame: FrameType) -> None:
+    reading.decide_phase("start-up")
+    made = frame.f_locals.get("self")
+    if isinstance(made, DistributedDataParallel):
+        reading.owner = made
+
+
+def _read_sender(reading: StackReading, frame: FrameType) -> None:
+    reading.cause = reading.cause or _SENDERS[frame.f_code.co_name]
 
 
 def _read_redistribute(reading: StackReading, frame: FrameType) -> None:
@@ -238,6 +258,8 @@ def _read_fsdp(reading: StackReading, frame: FrameType) -> None:
 
 def _read_ddp_hook(reading: StackReading, _frame: FrameType) -> None:
     reading.cause = DDP_BUCKET
+    if reading.phase == "other":
+        reading.phase = "backward"  # what a hook sends once its first collective is done, in a thread of the backend
 
 
 def _marking(kind: int) -> Callable[[StackReading, FrameType], None]:
@@ -264,6 +286,8 @@ _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frame_kinds.DDP_HOOK: _read_ddp_hook,
     frame_kinds.PIPELINE: _read_pipeline,
     frame_kinds.PIPELINE_WARM_UP: _read_pipeline_warm_up,
+    frame_kinds.START_UP: _read_start_up,
+    frame_kinds.SENDER: _read_sender,
     frame_kinds.COMPILED: _read_compiled,
     frame_kinds.COMPILER: lambda _reading, _frame: None,
 }

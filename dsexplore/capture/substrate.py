@@ -24,6 +24,8 @@ import torch.distributed._functional_collectives  # registers its ops
 import torch.distributed._symmetric_memory  # registers its ops
 import torch.distributed.tensor  # registers its ops
 from torch._guards import TracingContext
+from torch._library.simple_registry import singleton as registered_fakes
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from dsexplore.capture import ops
@@ -143,6 +145,7 @@ class KernelSubstrate:
     def __init__(self) -> None:
         self._libraries: dict[str, torch.library.Library] = {}
         self._local_tensor = LocalTensorSubstrate()
+        self._fake_tensor = FakeTensorSubstrate()
 
     def install(self, observer: Observer) -> None:
         try:
@@ -151,6 +154,7 @@ class KernelSubstrate:
                 if entry is not None:
                     self._put(raw_op, overload, entry, observer)
             self._local_tensor.install(observer)
+            self._fake_tensor.install(observer)
         except BaseException:
             self.uninstall()
             raise
@@ -167,6 +171,7 @@ class KernelSubstrate:
 
     def uninstall(self) -> None:
         self._local_tensor.uninstall()
+        self._fake_tensor.uninstall()
         while self._libraries:
             self._libraries.popitem()[1]._destroy()
 
@@ -223,6 +228,42 @@ class LocalTensorSubstrate:
             for name, function in self._originals.items():
                 setattr(_c10d, name, function)
             self._originals.clear()
+
+
+class FakeTensorSubstrate:
+    """Observes the ops whose result on fake tensors ``torch.library.register_fake`` describes.
+
+    `FakeTensorMode` calls that description itself, and no kernel. A newer description stands before it while this is
+    installed. On meta tensors the description is called by a kernel, whose call `KernelSubstrate` has seen.
+    """
+
+    def __init__(self) -> None:
+        self._added: list[tuple[list[Any], Any]] = []
+
+    def install(self, observer: Observer) -> None:
+        for raw_op, entry in ops.COMMUNICATION.items():
+            known = registered_fakes._data.get(raw_op)
+            holder = known.fake_impl if known is not None else None
+            if holder is not None and holder.kernel is not None:
+                described = type(holder.kernel)(_of_fake_tensors(raw_op, entry, holder.kernel, observer), __name__)
+                self._added.append((holder.kernels, described))
+                holder.kernels.append(described)
+
+    def uninstall(self) -> None:
+        while self._added:
+            kernels, described = self._added.pop()
+            kernels.remove(described)
+
+
+def _of_fake_tensors(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
+    """A description of an op that observes it where its tensors are fake."""
+    recorded = observed(raw_op, entry, _without_keys(description), observer)
+
+    def on_fake_tensors(*args: Any) -> Any:
+        is_fake = any(isinstance(arg, FakeTensor) for arg in args)
+        return recorded(None, *args) if is_fake else description(*args)
+
+    return on_fake_tensors
 
 
 def _without_keys(function: Kernel) -> Kernel:

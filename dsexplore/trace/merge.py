@@ -106,7 +106,7 @@ def _merged_info(parts: Sequence[Tables], cut: str) -> TraceInfo:
             if rank in seen:
                 raise UsageError(f"rank {rank} is in two of the traces: merge one trace per rank")
             seen.add(rank)
-    for name in ("world_size", "simulated"):
+    for name in ("world_size", "simulated", "target"):
         values = list(dict.fromkeys(getattr(info, name) for info in infos))
         if len(values) > 1:
             raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")

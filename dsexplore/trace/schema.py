@@ -12,7 +12,7 @@ import polars as pl
 
 FORMAT_VERSION = 1
 
-Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
+Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Timing = Literal["none", "host", "work", "cuda"]
@@ -26,7 +26,7 @@ EVENTS: dict[str, pl.DataType] = {
     "seq": pl.Int64(),  # position in this rank's program order, from 0
     "op": pl.String(),  # all_reduce, all_gather, …; "unknown:<name>", "switched_off:<op>"
     "raw_op": pl.String(),  # the dispatcher's name, such as c10d::allreduce_
-    "phase": pl.String(),  # see Phase
+    "phase": pl.String(),  # see Phase; start-up is what is sent before the first step
     "trigger": pl.String(),  # module that was running; "" outside any
     "owner": pl.String(),  # module whose parameters move; the trigger where nothing else is known
     "axis": pl.String(),  # mesh axis of the group, as its mesh names it; "" for none

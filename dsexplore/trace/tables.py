@@ -20,6 +20,9 @@ class TraceInfo:
     """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
     simulated: bool = False
     """True on a fake process group: counts and bytes are real, values and times are not."""
+    target: str = ""
+    """Whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where the ranks
+    are real, and for a process group that the program simulates itself."""
     torch_version: str = ""
     notes: tuple[str, ...] = ()
     """What a reader must know: an exception that ended the recording, an op that was not known, …"""

@@ -1,9 +1,8 @@
 """What `DistributedDataParallel` needs on a simulated group, whose collectives move nothing.
 
-Its start compares the ranks' parameter shapes, which a group that moves nothing cannot answer; and its C++
-reducer reads the result of an all-reduce from the future of the work, which a fake work does not fill. So in
-a simulated world ``init_sync`` is off, and a model without a hook of its own gets one that all-reduces each
-bucket as DDP does: divided by the group's size, asynchronously, one bucket after the other.
+Its C++ reducer reads the result of an all-reduce from the future of the work, which is empty in a fake work. So a
+model without a hook of its own gets one that all-reduces each bucket as DDP does: divided by the group's size,
+asynchronously, one bucket after the other. torch's two hooks in C++ give way to those of the same name in Python.
 
 (DDP compares the hook's annotations with types: this module must not turn them into text.)
 """
@@ -14,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_ddp_hook
@@ -33,29 +33,32 @@ def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None],
     """
     init: Callable[..., None] = DistributedDataParallel.__init__
     forward: Callable[..., Any] = DistributedDataParallel.forward
+    register: Callable[..., None] = DistributedDataParallel._register_builtin_comm_hook
 
     @wraps(init)
-    def simulated_init(module: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+    def simulated_init(ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any) -> None:
         if fake:
             raise UsageError(
                 "DistributedDataParallel cannot run on fake tensors, because its C++ reducer reads their memory: "
                 "simulate it without fake (--fake), or use torch.distributed.fsdp.fully_shard"
             )
-        if len(args) < 6:  # module, device_ids, output_device, dim, broadcast_buffers, init_sync
-            kwargs["init_sync"] = False
-        else:
-            args = (*args[:5], False, *args[6:])
-        init(module, *args, **kwargs)
-        made(module)
+        init(ddp, *args, **kwargs)
+        made(ddp)
 
     @wraps(forward)
-    def simulated_forward(module: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-        if not module._comm_hooks:
-            module.register_comm_hook(module.process_group, average)
-        return forward(module, *args, **kwargs)
+    def simulated_forward(ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any) -> Any:
+        if not ddp._comm_hooks:
+            ddp.register_comm_hook(ddp.process_group, average)
+        return forward(ddp, *args, **kwargs)
+
+    @wraps(register)
+    def simulated_register(ddp: DistributedDataParallel, /, comm_hook_type: Any) -> None:
+        is_half = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+        ddp.register_comm_hook(ddp.process_group, fp16_compress_hook if is_half else average)
 
     patches.attribute(DistributedDataParallel, "__init__", simulated_init)
     patches.attribute(DistributedDataParallel, "forward", simulated_forward)
+    patches.attribute(DistributedDataParallel, "_register_builtin_comm_hook", simulated_register)
 
 
 def average(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -36,6 +36,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds import closed, fake_tensors
 from dsexplore.worlds.ddp import patch_ddp
+from dsexplore.worlds.futures import patch_futures
 from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.nothing_sent import Use
 from dsexplore.worlds.patches import Patches
@@ -44,6 +45,7 @@ from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.spawned import patch_spawn
 from dsexplore.worlds.spec import resolve
 from dsexplore.worlds.takeover import Takeover
+from dsexplore.worlds.target_traffic import Target, check_target, patch_target
 
 _numbers = count(1)
 _current: World | None = None
@@ -64,6 +66,7 @@ def simulate(
     ranks_per_node: int | None = None,
     device: str = "cpu",
     gpu: str = "h100",
+    target: Target = "cuda",
 ) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and give its device mesh.
 
@@ -79,6 +82,8 @@ def simulate(
         ranks_per_node: ranks on each node, 8 unless given, of which ``LOCAL_RANK`` and its kin follow.
         device: ``"cuda"`` lets the CPU stand in for GPUs, so that a program written for them runs here.
         gpu: which GPU ``torch.cuda`` describes then.
+        target: whose traffic to show where torch goes another way on a CPU: ``"cuda"``, GPUs with NCCL, or ``"cpu"``,
+            CPUs with gloo; see `dsexplore.worlds.target_traffic`.
 
     Yields:
         A ``torch.distributed.device_mesh.DeviceMesh`` of that device over all ranks.
@@ -86,7 +91,7 @@ def simulate(
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
     """
-    world = World(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu)
+    world = World(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu, target=target)
     try:
         yield world.open()
     finally:
@@ -104,6 +109,7 @@ class World:
         ranks_per_node: ranks on a node.
         device: ``"cpu"``, or ``"cuda"`` where the CPU stands in for GPUs.
         gpu: the GPU that is stood in for.
+        target: the hardware and backend whose traffic is shown.
         remarks: what the world must say of itself.
     """
 
@@ -117,6 +123,7 @@ class World:
         ranks_per_node: int | None = None,
         device: str = "cpu",
         gpu: str = "h100",
+        target: Target = "cuda",
     ) -> None:
         self.size, self.spec = resolve(world_size, mesh, rank)
         self.rank, self.fake = rank, fake
@@ -124,6 +131,7 @@ class World:
         if device not in ("cpu", "cuda"):
             raise UsageError(f"device {device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in")
         self.device, self.gpu = device, gpu
+        self.target = check_target(target)
         self.remarks = Remarks()
         self._exit = ExitStack()
         self._watch = closed.Watch()
@@ -199,6 +207,8 @@ class World:
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module, self.fake)
         patch_pipeline(patches)
+        patch_futures(patches)
+        patch_target(patches, self.target)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 
     def _cuda(self) -> AbstractContextManager[object]:

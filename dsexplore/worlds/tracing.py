@@ -11,6 +11,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.worlds.closed import translated
 from dsexplore.worlds.nothing_sent import reason
 from dsexplore.worlds.simulate import World, current_world, simulate
+from dsexplore.worlds.target_traffic import Target
 
 
 @contextmanager
@@ -20,6 +21,7 @@ def commtrace(
     mesh: str | Mapping[str, int] | None = None,
     rank: int = 0,
     fake: bool = False,
+    target: Target | None = None,
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     ranks_per_node: int | None = None,
@@ -37,6 +39,7 @@ def commtrace(
         mesh: the axes of the simulated world, ``"dp=2,tp=4"``.
         rank: the simulated rank to play.
         fake: run on fake tensors.
+        target: whose traffic the simulated world shows, ``"cuda"`` unless said, or ``"cpu"``; see `simulate`.
         save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
@@ -51,10 +54,13 @@ def commtrace(
         ClosedWorldError: a model of a closed world was used in the block.
     """
     with ExitStack() as opened:
-        own = world_size is not None or mesh is not None or fake or bool(rank)
+        own = world_size is not None or mesh is not None or fake or bool(rank) or target is not None
         if own:
+            shown: Target = target or "cuda"
             opened.enter_context(
-                simulate(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu)
+                simulate(
+                    world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu, target=shown
+                )
             )
         opened.enter_context(translated())
         with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth) as trace:
@@ -84,9 +90,14 @@ def recorded(
         silent = has_ended and is_own and not events and world.size > 1
         return world.remarks.notes() + ([reason(world.size, world.rank, world.used)] if silent else [])
 
-    spec = "" if world is None else str(world.spec)
+    spec, target = ("", "") if world is None else (str(world.spec), world.target)
     with record(
-        save=save, stack_depth=stack_depth, simulated=world is not None, mesh_spec=spec, further_notes=notes
+        save=save,
+        stack_depth=stack_depth,
+        simulated=world is not None,
+        mesh_spec=spec,
+        further_notes=notes,
+        target=target,
     ) as trace:
         yield trace
         has_ended = True

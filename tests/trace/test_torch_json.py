@@ -99,16 +99,18 @@ def test_a_coalesced_call_is_one(make: Make) -> None:
 
 
 def test_counts_answer_to_phases_and_to_ops(make: Make) -> None:
-    tables = make([{"phase": phase} for phase in ("forward", "other", "backward", "recompute", "optimizer")])
+    tables = make(
+        [{"phase": phase} for phase in ("start-up", "forward", "other", "backward", "recompute", "optimizer")]
+    )
     counts = torch_json.module_counts(torch_json.calls(tables.events), {})["Global"]
     op = torch.ops.c10d.allreduce_
     assert {phase: ops[op] for phase, ops in counts.items()} == {
-        "forward": 2,
+        "forward": 3,
         "backward": 1,
         "recompute": 1,
         "optimizer": 1,
     }
-    assert counts[op] == 5
+    assert counts[op] == 6
     assert counts[funcol.all_reduce] == 0
     with pytest.raises(KeyError):
         counts["sideways"]

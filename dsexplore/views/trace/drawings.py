@@ -28,6 +28,7 @@ min-width:10em}
 )
 
 _INDEX = {phase: i for i, phase in enumerate(PHASES)}
+_OTHER = _INDEX["other"]
 
 
 def part(title: str, body: str, opened: bool = False) -> str:
@@ -44,7 +45,7 @@ def phase_key(phases: Sequence[str]) -> str:
     return (
         '<p class="dim">'
         + " ".join(
-            f'<span class="key p{_INDEX.get(p, 4)}">{phase_mark(p).letter}</span>{html.escape(p)}' for p in phases
+            f'<span class="key p{_INDEX.get(p, _OTHER)}">{phase_mark(p).letter}</span>{html.escape(p)}' for p in phases
         )
         + "</p>"
     )
@@ -99,7 +100,7 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], Sequence
 
 def _segments(parts: Sequence[tuple[str, float]], top: float) -> str:
     return "".join(
-        f'<span class="p{_INDEX.get(phase, 4)}" style="width:{100 * value / top:.2f}%">'
+        f'<span class="p{_INDEX.get(phase, _OTHER)}" style="width:{100 * value / top:.2f}%">'
         f"{phase_mark(phase).letter if value / top > 0.04 else ''}</span>"
         for phase, value in parts
         if value
@@ -126,7 +127,7 @@ def _lane(lanes: Lanes, row: int, label: str) -> str:
             phase = lanes.phases[row][column]
             paths.setdefault(phase, []).append(f"M{column} {12 - height}h1v{height}h-1z")
             hatches.append(_hatch(phase_mark(phase).pattern, column, height))
-    marks = "".join(f'<path class="q{_INDEX.get(p, 4)}" d="{"".join(d)}"/>' for p, d in sorted(paths.items()))
+    marks = "".join(f'<path class="q{_INDEX.get(p, _OTHER)}" d="{"".join(d)}"/>' for p, d in sorted(paths.items()))
     hatch = "".join(hatches)
     spoken = f"{lanes.events[row]:,} × {op} on {lane}"
     return (
@@ -143,6 +144,7 @@ def _hatch(pattern: str, column: int, height: int) -> str:
         "\\": f"M{column} {12 - height}l1 {height}",
         "-": f"M{column} {12 - height // 2}h1",
         "|": f"M{column}.5 12v-{height}",
+        "x": f"M{column} 12l1-{height}M{column} {12 - height}l1 {height}",
     }.get(pattern, "")
 
 

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dsexplore import run_ranks
 from dsexplore.worlds import rank_server as server_module
 from dsexplore.worlds.simulate import simulate
+from dsexplore.worlds.target_traffic import Target
 
 D, FFN, VOCAB, HEADS = 16, 48, 64, 4
 """Width, width of the feed-forward layer, vocabulary, attention heads."""
@@ -33,10 +34,10 @@ def world() -> Iterator[Callable[..., DeviceMesh]]:
     """``world("dp=2,tp=4", rank=0)`` opens a simulated world until the end of the test, or until it is called again."""
     with ExitStack() as opened:
 
-        def open_(mesh: str, rank: int = 0, fake: bool = False) -> DeviceMesh:
+        def open_(mesh: str, rank: int = 0, fake: bool = False, target: Target = "cuda") -> DeviceMesh:
             opened.close()
             torch.manual_seed(0)
-            return opened.enter_context(simulate(mesh=mesh, rank=rank, fake=fake))
+            return opened.enter_context(simulate(mesh=mesh, rank=rank, fake=fake, target=target))
 
         yield open_
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,11 +41,12 @@ def buckets(cap: int) -> list[int]:
     return [*closed, filling] if filling else closed
 
 
+def layers() -> nn.Sequential:
+    return nn.Sequential(*(part for i, o in pairwise(WIDTHS) for part in (nn.Linear(i, o), nn.ReLU())))
+
+
 def model(**options: Any) -> DistributedDataParallel:
-    layers: list[nn.Module] = []
-    for i, o in pairwise(WIDTHS):
-        layers += [nn.Linear(i, o), nn.ReLU()]
-    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=CAP_MB, **options)
+    return DistributedDataParallel(layers(), bucket_cap_mb=CAP_MB, **options)
 
 
 def step(ddp: nn.Module) -> Trace:
@@ -126,20 +129,122 @@ def test_real_collectives_are_timed() -> None:
         assert set(rows) == {(True, True)}
 
 
-def compressed() -> list[tuple[Any, ...]]:
+RANK, WARM = 1, 2
+"""Of PowerSGD: the rank of its approximation, and the step from which on it compresses."""
+
+
+def compressed_rows(rows: int, columns: int) -> int:
+    """Bytes of the two factors of a gradient: rank × (rows + columns)."""
+    return RANK * (rows + columns) * 4
+
+
+def hooks() -> dict[str, tuple[Callable[[], tuple[Any, Any]], str, int]]:
+    """By name: the state and the hook, the dtype that they send, and the bytes of a step in closed form."""
+    matrices = [(o, i) for i, o in pairwise(WIDTHS)]
+    biases = sum(o for o, _ in matrices) * 4
+
+    def power() -> PowerSGDState:
+        return PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=WARM, min_compression_rate=1)
+
+    def local() -> PostLocalSGDState:
+        return PostLocalSGDState(None, dist.group.WORLD, start_localSGD_iter=100)
+
+    return {
+        "allreduce": (lambda: (None, default_hooks.allreduce_hook), "float32", P),
+        "fp16": (lambda: (None, default_hooks.fp16_compress_hook), "float16", P // 2),
+        "post_localSGD": (lambda: (local(), post_localSGD_hook), "float32", P),
+        "PowerSGD": (
+            lambda: (power(), powerSGD_hook),
+            "float32",
+            biases + sum(compressed_rows(*matrix) for matrix in matrices),
+        ),
+    }
+
+
+def hooked(name: str) -> list[list[tuple[Any, ...]]]:
+    """What three steps with a hook send, in a process of any world."""
+    state, hook = hooks()[name][0]()
+    ddp = DistributedDataParallel(layers(), bucket_cap_mb=25)
+    ddp.register_comm_hook(state, hook)
+    columns = ("op", "phase", "dtype", "owner", "cause", "message_bytes")
+    return [step(ddp).events.select(columns).rows() for _ in range(5)]
+
+
+@pytest.mark.parametrize("name", hooks())
+def test_a_communication_hook(world: Callable[..., DeviceMesh], name: str) -> None:
+    """fp16 sends P/2; post-local SGD, before it becomes local, P. PowerSGD sends biases as they are and of an m × n
+    gradient r·(m + n)."""
+    world("dp=4")
+    _, dtype, size = hooks()[name]
+    rows = hooked(name)[-1]
+    expected = ("all_reduce", "backward", dtype, "DistributedDataParallel", "DDP gradient bucket")
+    assert {row[:-1] for row in rows} == {expected}
+    assert sum(row[-1] for row in rows) == size
+
+
+def test_the_bf16_hook(world: Callable[..., DeviceMesh], column: Any) -> None:
+    """torch wants a GPU for it: half the bytes, P/2."""
+    world("dp=4")
     ddp = model()
-    ddp.register_comm_hook(None, fp16_compress_hook)
-    return step(ddp).events.select("op", "dtype", "owner", "cause", "message_bytes").rows()
+    ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    trace = step(ddp)
+    assert set(column(trace, "op", "dtype", "cause")) == {("all_reduce", "bfloat16", "DDP gradient bucket")}
+    assert trace.events["message_bytes"].sum() == P // 2
+    world("dp=4", target="cpu")
+    with pytest.raises(TypeError, match="BF16 all reduce communication hook required CUDA"):
+        model().register_comm_hook(None, default_hooks.bf16_compress_hook)
+
+
+@pytest.mark.parametrize(
+    ("builtin", "size"), [(dist.BuiltinCommHookType.ALLREDUCE, P), (dist.BuiltinCommHookType.FP16_COMPRESS, P // 2)]
+)
+def test_a_hook_that_torch_has_in_cpp(world: Callable[..., DeviceMesh], builtin: Any, size: int) -> None:
+    world("dp=4")
+    ddp = model()
+    ddp._register_builtin_comm_hook(builtin)
+    assert step(ddp).where(cause="DDP gradient bucket").events["message_bytes"].sum() == size
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
-def test_a_hook_of_the_user() -> None:
-    """torch's fp16 hook sends half the bytes: P/2."""
-    rows = run_ranks(compressed, 2, timeout=240).values[0]
-    expected = ("all_reduce", "float16", "DistributedDataParallel", "DDP gradient bucket")
-    assert {row[:-1] for row in rows} == {expected}
-    assert sum(row[-1] for row in rows) == P // 2
+@pytest.mark.parametrize("name", ["fp16", "PowerSGD"])
+def test_hooks_on_real_processes(world: Callable[..., DeviceMesh], name: str) -> None:
+    """Step by step, gloo's ranks send what a simulated one does."""
+    real = run_ranks(hooked, 2, args=(name,), timeout=240).values
+    world("dp=2", target="cpu")
+    assert real[0] == real[1] == hooked(name)
+
+
+class Unused(nn.Module):
+    """A layer that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def unused() -> list[tuple[Any, ...]]:
+    ddp = DistributedDataParallel(Unused(), find_unused_parameters=True)
+    with record() as trace:
+        ddp(torch.ones(3, 4)).sum().backward()
+    return trace.events.select("op", "phase", "dtype", "owner", "cause", "message_bytes").rows()
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_unused_parameters(world: Callable[..., DeviceMesh]) -> None:
+    """With find_unused_parameters: the gradients of all 40 elements, and a whole number per parameter, 4·4 bytes, which
+    says whether any rank used it; simulated and on gloo."""
+    world("dp=2")
+    rows = unused()
+    assert rows == run_ranks(unused, 2, timeout=240).values[0]
+    by_cause = {row[4]: row for row in rows}
+    name = "DistributedDataParallel"
+    assert by_cause["DDP unused parameters"] == ("all_reduce", "backward", "int32", name, "DDP unused parameters", 16)
+    assert by_cause["DDP gradient bucket"][-1] == 40 * 4
 
 
 def many() -> int:
@@ -159,18 +264,34 @@ def test_many_collectives_in_a_row_do_not_hang() -> None:
 
 def start_up() -> list[tuple[Any, ...]]:
     with record() as trace:
-        model()
-    return trace.events.select("op", "phase", "message_bytes").rows()
+        DistributedDataParallel(nn.Sequential(layers(), nn.BatchNorm1d(WIDTHS[-1])))
+    return trace.events.select("op", "phase", "owner", "cause", "message_bytes").rows()
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
-def test_start_up_on_real_processes() -> None:
-    """DDP compares the parameters' shapes, then broadcasts the model: P bytes."""
-    rows = run_ranks(start_up, 2, timeout=240).values[0]
-    assert {phase for _, phase, _ in rows} == {"other"}
-    assert sum(size for op, _, size in rows if op == "broadcast") >= P
-    assert rows[0][0] == "all_gather"
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_start_up(world: Callable[..., DeviceMesh], target: str) -> None:
+    """DDP compares how many parameters the ranks have, n·8 bytes, and their sizes and strides, 2·8 for each dim; then
+    it broadcasts the model: P, the batch norm's weight, bias and two statistics of 8 floats, and its counter of 8."""
+    world("dp=2", target=target)
+    rows = start_up()
+    assert rows == run_ranks(start_up, 2, timeout=240).values[0]
+    name, check, broadcast = "DistributedDataParallel", "DDP parameter check", "model broadcast"
+    assert rows == [
+        ("all_gather", "start-up", name, check, 2 * 8),
+        ("broadcast", "start-up", name, check, (3 * 2 + 3 + 2) * 2 * 8),
+        ("broadcast", "start-up", name, broadcast, P + 4 * 8 * 4),
+        ("broadcast", "start-up", name, broadcast, 8),
+    ]
+
+
+def test_without_start_up(world: Callable[..., DeviceMesh]) -> None:
+    """``init_sync=False`` sends nothing."""
+    world("dp=4")
+    with record() as trace:
+        model(init_sync=False)
+    assert len(trace) == 0
 
 
 def calls() -> list[tuple[Any, ...]]:

@@ -127,7 +127,7 @@ def test_messages(
     assert len(work) + len(warm_up) == len(trace)
     # one vote of 4 bytes down the pipeline and one result back, for each neighbouring stage
     neighbours = sum(count for count, _ in messages(rank, per_rank, activation).values()) // (2 * MICROBATCHES)
-    assert totals(warm_up, "phase") == ({"other": (2 * neighbours, 2 * neighbours * 4)} if VOTES else {})
+    assert totals(warm_up, "phase") == ({"start-up": (2 * neighbours, 2 * neighbours * 4)} if VOTES else {})
 
 
 def test_each_stage_has_its_own(

@@ -101,15 +101,13 @@ def test_the_same_op_by_several_ways(
 
 
 def test_from_one_dim_to_another(world: Callable[..., DeviceMesh], column: Any) -> None:
-    """S(0) → S(1) exchanges parts by all_to_all of N/tp; a CPU group has none, and torch gathers N instead."""
-    mesh = world("tp=4")
-    with record() as trace:
-        tensor(mesh, S0).redistribute(mesh, [S1])
-    assert column(trace, "op", "message_bytes", "cause") == [("all_gather", N, "redistribute S(0)→S(1)")]
-    fake = world("tp=4", fake=True)
-    with record() as trace:
-        tensor(fake, S0).redistribute(fake, [S1])
-    assert column(trace, "op", "cause")[0][1] == "redistribute S(0)→S(1)"
+    """S(0) → S(1) exchanges parts by all_to_all of N/tp; on CPUs torch gathers N instead."""
+    for target, op, size in (("cuda", "all_to_all", N // 4), ("cpu", "all_gather", N)):
+        for fake in (False, True):
+            mesh = world("tp=4", fake=fake, target=target)
+            with record() as trace:
+                tensor(mesh, S0).redistribute(mesh, [S1])
+            assert column(trace, "op", "message_bytes", "cause") == [(op, size, "redistribute S(0)→S(1)")]
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,9 @@ def test_unknown_things_are_named(trace: Trace) -> None:
         explorer.select("Net.nothing")
     with pytest.raises(UsageError, match=r"filter\(colour=…\).*phase, op"):
         explorer.filter(colour="red")
-    with pytest.raises(UsageError, match=r"filter\(phase='forwards'\): no such phase; they are forward, backward"):
+    with pytest.raises(
+        UsageError, match=r"filter\(phase='forwards'\): no such phase; they are start-up, forward, backward"
+    ):
         explorer.filter(phase="forwards")
     with pytest.raises(UsageError, match=r"filter\(module=3\)"):
         explorer.filter(module=3)

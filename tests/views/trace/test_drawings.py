@@ -16,6 +16,7 @@ from dsexplore.views.trace.lanes import phase_runs
 @pytest.mark.parametrize(
     ("phase", "stripe"),
     [
+        ("start-up", "M0 12l1-12M0 0l1 12"),
         ("forward", None),
         ("backward", "M0 12l1-12"),
         ("recompute", "M0 0l1 12"),
