@@ -36,7 +36,7 @@ def _timeout_from_environment() -> timedelta:
 
 
 def __getattr__(name: str) -> Any:
-    """``default_pg_timeout`` is read from the environment when asked for, so a bad value cannot break an import."""
+    """``default_pg_timeout`` is read from the environment when used, so that a bad value cannot break an import."""
     if name == "default_pg_timeout":
         return _timeout_from_environment()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

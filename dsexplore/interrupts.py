@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that wait, for what must be done wholly or not at all."""
+"""Hold Ctrl-C and SIGTERM back during work that must be done completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 def uninterrupted() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back until the block has ended, then deliver them.
 
-    A launcher sends the second to the ranks that are left once one has failed. Outside the main thread nothing is held.
+    A launcher sends SIGTERM to the remaining ranks once one has failed. Outside the main thread nothing is held back.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -108,10 +108,10 @@ class CommtraceMagics(Magics):
             if given:
                 raise UsageError(f"{name} belongs to a cell that is traced: write it after %%commtrace, on top of one")
         if options.close:
-            if not self._close_and_tell():
+            if not self._close_and_print():
                 print("no world is open")
         elif _opens(options):
-            self._close_and_tell()
+            self._close_and_print()
             world = _world(options)
             self._bind(world)
             self._world = world
@@ -120,12 +120,12 @@ class CommtraceMagics(Magics):
             print(f"a world of {self._world} is open" if self._world else "no world is open")
 
     def close(self) -> str:
-        """Close the world that stays, and tell which it was; an empty text where there was none."""
+        """Close the world that stays open, and return its description; an empty text where there was none."""
         world, self._world = self._world, None
         self._unbind.close()
         return str(world) if world is not None else ""
 
-    def _close_and_tell(self) -> bool:
+    def _close_and_print(self) -> bool:
         closed = self.close()
         if closed:
             print(f"closed the world of {closed}")
@@ -137,7 +137,7 @@ class CommtraceMagics(Magics):
         if not _opens(options):
             self._trace(options, cell)
             return
-        self._close_and_tell()
+        self._close_and_print()
         try:
             self._bind(_world(options))
             self._trace(options, cell)

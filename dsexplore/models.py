@@ -1,4 +1,4 @@
-"""Models as the program that wrote them knows them."""
+"""Names of models as their program wrote them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 
 def class_name(model: nn.Module) -> str:
-    """The class as the program wrote it: ``fully_shard`` puts its own, ``FSDP<name>``, in front."""
+    """The name of a model's class without what FSDP2 does to it: ``fully_shard`` makes a subclass ``FSDP<name>``."""
     own = type(model)
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # a model that is one has imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a model under FSDP2 has imported it
     wrapped = fsdp is not None and isinstance(model, fsdp.FSDPModule) and len(own.__bases__) > 1
     return (own.__bases__[1] if wrapped else own).__name__

@@ -1,4 +1,4 @@
-"""DTensor placements in the short form used everywhere: ``S(0)``, ``R``, ``P``, and ``_S(0, 2)`` when strided."""
+"""DTensor placements as short text: ``S(0)``, ``R``, ``P``, and ``_S(0, 2)`` when strided."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def short(placement: Any) -> str:
-    """One placement: ``S(dim)``, ``_S(dim, split_factor)``, ``R``, ``P`` for a sum, ``P(avg)`` for others."""
+    """One placement: ``S(dim)``, ``_S(dim, split_factor)``, ``R``, ``P`` for a sum, ``P(avg)`` for other reductions."""
     name = type(placement).__name__
     if name == "_StridedShard":
         return f"_S({placement.dim}, {placement.split_factor})"
@@ -22,12 +22,12 @@ def short(placement: Any) -> str:
 
 
 def joined(placements: Sequence[Any]) -> str:
-    """``"S(0), R"``: one per mesh axis, in mesh order."""
+    """Several placements, one per mesh axis in mesh order: ``"S(0), R"``."""
     return ", ".join(short(placement) for placement in placements)
 
 
 def change(before: Sequence[Any], after: Sequence[Any]) -> str:
-    """``"S(0)→R"``; with parentheses on a mesh of several axes: ``"(R, P)→(R, R)"``."""
+    """A redistribute: ``"S(0)→R"``; with parentheses on a mesh of several axes: ``"(R, P)→(R, R)"``."""
     if len(before) == len(after) == 1:
         return f"{short(before[0])}→{short(after[0])}"
     return f"({joined(before)})→({joined(after)})"

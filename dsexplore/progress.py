@@ -1,16 +1,16 @@
-"""How far long work is: what every room reports, and where it is drawn.
+"""Progress of long work: how every room reports it, and where it is drawn.
 
-Work that may last reports itself::
+Work that may take long reports how far it is::
 
     with track("reading ranks", total=len(files), unit="files") as work:
         for file in files:
             read(file)
             work.advance()
 
-It is drawn on standard error in a terminal, as an ipywidgets bar in a notebook, and nowhere else; not before it has
-lasted `DELAY`, and it is gone when the work ends, so that short work and saved outputs stay clean. Of the ranks of a
-torchrun program only the first draws; a simulated rank does, whichever it is. ``DSEXPLORE_PROGRESS=0`` in the
-environment keeps it off.
+Progress is drawn on standard error in a terminal, as an ipywidgets bar in a notebook, and nowhere else. A bar appears
+once the work has lasted `DELAY` seconds and disappears when the work ends, so that short work and saved outputs stay
+clean. Of the ranks of a torchrun program only the first draws; a simulated rank always does. ``DSEXPLORE_PROGRESS=0``
+in the environment turns all drawing off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 from dsexplore.constants import SIMULATED_RUN
 
 DELAY = 1.0
-"""Seconds that work must have lasted before it is drawn: what a person notices as waiting."""
+"""Seconds that work lasts before it is drawn: about what a person notices as waiting."""
 INTERVAL = 0.2
 """Seconds between two drawings."""
 WIDTH = 24
@@ -34,7 +34,7 @@ _LINE = 110
 
 
 class State(NamedTuple):
-    """How far some work is."""
+    """How far one piece of work is."""
 
     what: str
     """``"reading ranks"``"""
@@ -44,41 +44,41 @@ class State(NamedTuple):
     unit: str
     """What is counted; empty where done and total are shares of 1."""
     text: str = ""
-    """What it is at now."""
+    """The part that is being done now, such as a file's name."""
 
     @property
     def share(self) -> float | None:
-        """0 to 1; None where no end is known."""
+        """The part that is done, 0 to 1; None where no end is known."""
         return None if not self.total else max(0.0, min(self.done / self.total, 1.0))
 
-    def words(self) -> str:
-        """``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40%"``, and what it is at."""
+    def describe(self) -> str:
+        """``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40%"``, followed by `text`."""
         if not self.unit:
-            count = f"{self.share or 0:.0%}"
+            counted = f"{self.share or 0:.0%}"
         elif self.total is None:
-            count = f"{int(self.done):,} {self.unit}"
+            counted = f"{int(self.done):,} {self.unit}"
         else:
-            count = f"{int(self.done):,} of {int(self.total):,} {self.unit}"
-        return f"{count} {self.text}".rstrip()
+            counted = f"{int(self.done):,} of {int(self.total):,} {self.unit}"
+        return f"{counted} {self.text}".rstrip()
 
 
 class Screen(Protocol):
     """Where progress is drawn."""
 
     def show(self, state: State) -> None:
-        """Draw it, over what was drawn before."""
+        """Draw the state in place of the last one."""
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Remove what was drawn."""
 
 
 class Work:
-    """One piece of long work; use it as a context manager. Counting costs little, and nearly nothing where nobody sees.
+    """One piece of long work, as a context manager. Counting is cheap, and nearly free where nothing is drawn.
 
     Args:
-        state: what it is, its total and unit.
-        screen: makes the place to draw on when it is first needed; None draws nothing.
-        clock: seconds, for the delay.
+        state: the name, total and unit of the work.
+        screen: makes the screen when something is first drawn; None draws nothing.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Work:
 
     @property
     def is_seen(self) -> bool:
-        """Whether there is anywhere to draw it."""
+        """Whether the work is drawn anywhere."""
         return self._make is not None
 
     def advance(self, count: float = 1, text: str = "") -> None:
-        """So much more is done; ``text`` is what it is at now."""
+        """Add to what is done; ``text`` names the part that is being done now."""
         self.reach(self.done + count, text)
 
     def reach(self, done: float, text: str = "") -> None:
-        """So much is done in all."""
+        """Set how much is done in all."""
         self.done = done
         if self._make is not None and self._clock() >= self._due and threading.get_ident() == self._thread:
             self._draw(self._make, text)
@@ -126,12 +126,18 @@ class Work:
 
 
 def track(what: str, total: float | None = None, unit: str = "") -> Work:
-    """Report long work, drawn where someone sees it."""
+    """Begin to report long work; use the result as a context manager.
+
+    Args:
+        what: the work, ``"reading ranks"``.
+        total: how many units there are; None where no end is known.
+        unit: what is counted, ``"files"``; empty where done and total are shares of 1.
+    """
     return Work(State(what, 0, total, unit), seen_screen())
 
 
 def seen_screen() -> Callable[[], Screen] | None:
-    """What makes the screen that someone sees now: the output of a notebook's cell, or a terminal; None without one."""
+    """The class of the screen that a person sees: a notebook's bar, a terminal's line, or None without either."""
     if os.environ.get("DSEXPLORE_PROGRESS") == "0":
         return None
     if os.environ.get("RANK", "0") != "0" and os.environ.get("TORCHELASTIC_RUN_ID") != SIMULATED_RUN:
@@ -143,28 +149,28 @@ def seen_screen() -> Callable[[], Screen] | None:
 
 
 class TerminalLine:
-    """One line on standard error. The cursor waits at its start, so that what the program prints comes over it."""
+    """One line on standard error. The cursor stays at its start, so that the program prints over it."""
 
     def __init__(self) -> None:
         self._width = 0
 
     def show(self, state: State) -> None:
-        """Draw it, over what was drawn before."""
+        """Draw the state in place of the last one."""
         share = state.share
         bar = "" if share is None else "█" * round(share * WIDTH) + "·" * (WIDTH - round(share * WIDTH)) + " "
-        line = f"{bar}{state.what}: {state.words()}"[:_LINE]
+        line = f"{bar}{state.what}: {state.describe()}"[:_LINE]
         sys.stderr.write(f"\r{line:<{self._width}}\r")
         sys.stderr.flush()
         self._width = len(line)
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Remove what was drawn."""
         sys.stderr.write(f"\r{'':<{self._width}}\r")
         sys.stderr.flush()
 
 
 class NotebookBar:
-    """An ipywidgets bar in the output of the cell; when the work ends, nothing of it stays in the notebook."""
+    """An ipywidgets bar in the output of the cell; when the work ends, the bar leaves the notebook."""
 
     def __init__(self) -> None:
         import ipywidgets
@@ -176,14 +182,14 @@ class NotebookBar:
         self._shown = display(self._box, display_id=True)
 
     def show(self, state: State) -> None:
-        """Draw it, over what was drawn before."""
+        """Draw the state in place of the last one."""
         share = state.share
         self._bar.value = 1 if share is None else share
         self._bar.bar_style = "info" if share is None else ""
-        self._label.value = f"{state.what}: {state.words()}"
+        self._label.value = f"{state.what}: {state.describe()}"
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Remove what was drawn."""
         if self._shown is not None:
             self._shown.update({"text/html": ""}, raw=True)
         for widget in (self._box, self._bar, self._label):

@@ -1,7 +1,7 @@
 """Run the body of a cell magic as IPython runs a cell: in the user's namespace, with the user's line numbers.
 
-``shell.run_cell`` swallows errors and prints its own traceback beside the magic's. So the body is compiled and
-executed here; an error leaves with the frames of the user's program only.
+``shell.run_cell`` catches errors and prints a traceback of its own beside the magic's. So the body is compiled and
+executed here, and an error is raised with a traceback of the user's frames only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AWAITS = (
 
 
 class CellSyntaxError(Exception):
-    """A cell that does not parse, shown as IPython shows it: file, line and caret, no frame of ours."""
+    """A cell that does not parse, shown as IPython shows it: file, line and caret, without frames of dsexplore."""
 
     def __init__(self, shell: InteractiveShell, error: SyntaxError) -> None:
         super().__init__(str(error))
@@ -36,7 +36,7 @@ def run(shell: InteractiveShell, cell: str) -> Any:
 
     Raises:
         UsageError: the cell awaits at its top level.
-        CellSyntaxError: it does not parse.
+        CellSyntaxError: the cell does not parse.
         BaseException: whatever the cell raises, with a traceback that begins in the cell.
     """
     try:
@@ -67,7 +67,7 @@ def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | N
 
 
 def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:
-    """Let IPython render the error from the cell's own frame on; IPython asks for this very attribute."""
+    """Make IPython render the error from the cell's own frame on, by the attribute ``_render_traceback_``."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

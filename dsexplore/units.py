@@ -14,7 +14,7 @@ _FACTORS = {
 
 
 def format_bytes(count: float) -> str:
-    """``1536`` → ``"1.5 KiB"``: at most three significant digits before and one after the point."""
+    """A size as text, ``1536`` → ``"1.5 KiB"``: below 1024 of a unit, with one digit after the point unless whole."""
     size = float(count)
     for unit in _BINARY:
         if abs(size) < 1023.95 or unit == _BINARY[-1]:
@@ -26,12 +26,12 @@ def format_bytes(count: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``: decimal and binary, both written out."""
+    """A rate in decimal and in binary units: ``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``."""
     return f"{bytes_per_second / 1e9:.2f} GB/s ({bytes_per_second / 2**30:.2f} GiB/s)"
 
 
 def format_seconds(seconds: float) -> str:
-    """``0.00125`` → ``"1.25 ms"``."""
+    """A duration with three significant digits: ``0.00125`` → ``"1.25 ms"``."""
     size = abs(seconds)
     if size == 0:
         return "0 s"
@@ -42,12 +42,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_size(text: str | int) -> int:
-    """``"1GiB"``, ``"4k"``, ``"512"`` or a number of bytes → bytes.
+    """Read a size, ``"1GiB"``, ``"4k"``, ``"512"`` or a number of bytes, and return bytes.
 
-    A single letter (``k``, ``m``, ``g``, ``t``) is binary, as fio and dd read it.
+    A single letter (``k``, ``m``, ``g``, ``t``, ``p``, ``e``) is a binary unit, as in fio and dd.
 
     Raises:
-        ValueError: no such unit, a negative or an infinite size.
+        ValueError: a unit that does not exist, or a size that is negative or infinite.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:

@@ -1,4 +1,4 @@
-"""What holds for every test: nothing that it opened is open afterwards."""
+"""Fixtures of every test: nothing that a test opened is open afterwards."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dten
 HOOK_OWNERS = ("torch.nn.modules.module", "torch.optim.optimizer")
 OF_PYTHON = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 SLOW = {"children", "temporary files"}
-"""What a process that was told to end may still hold for a while, and what others may end or remove at any time."""
+"""What a process that is ending may still hold for a while, and what others may end or remove at any time."""
 OF_OTHERS = ("pytest-of-", "torchinductor_", "playwright", "org.chromium.", ".org.chromium.")
 """Temporary files of pytest, of the compiler's cache, and of the browser, which lives as long as the test run."""
 OF_LIBRARIES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "_RJEM_")
 """Environment variables that pytest, polars, torch's libraries and its compiler set for themselves."""
 PATIENCE = 30
-"""Seconds that such a process may take, on a machine that is busy with other work."""
+"""Seconds that a process may take to end, on a machine that is busy with other work."""
 PATCHED = (
     (dist, ("init_process_group", "destroy_process_group", "new_group", "get_backend", "is_initialized")),
     (torch.multiprocessing, ("start_processes",)),
@@ -89,7 +89,7 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What is held afterwards and was not before; for all but what is `SLOW`, also the other way round."""
+    """What is held afterwards and was not before; except for `SLOW`, also what was held before and is not now."""
     changed = {what: (before[what], after[what]) for what in after if before[what] != after[what]}
     if "environment" in changed:
         changed["environment"] = (
@@ -152,7 +152,7 @@ def communication_ops() -> list[str]:
 
 
 def code_of(function: Any) -> Any:
-    """What runs when that function is called, through decorators."""
+    """The code that runs when a function is called, through decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function.__code__

@@ -34,7 +34,7 @@ FLOORS = (
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views")}
-"""`display` alone reaches up, when asked to draw."""
+"""`display` alone imports from above, when something is shown."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -41,14 +41,14 @@ class Clock:
 
 
 class Kept:
-    """A screen that remembers."""
+    """A screen that keeps what it was given."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
         self.cleared = 0
 
     def show(self, state: State) -> None:
-        self.shown.append(f"{state.what}: {state.words()}")
+        self.shown.append(f"{state.what}: {state.describe()}")
 
     def clear(self) -> None:
         self.cleared += 1
@@ -98,9 +98,9 @@ def test_long_work_is_drawn_a_few_times_a_second_and_cleared(clock: Clock, scree
 
 
 def test_words() -> None:
-    assert State("", 1234, None, "collectives", "in step 2").words() == "1,234 collectives in step 2"
-    assert State("", 3, 1000, "files").words() == "3 of 1,000 files"
-    assert State("", 0.4, 1, "").words() == "40%"
+    assert State("", 1234, None, "collectives", "in step 2").describe() == "1,234 collectives in step 2"
+    assert State("", 3, 1000, "files").describe() == "3 of 1,000 files"
+    assert State("", 0.4, 1, "").describe() == "40%"
     assert State("", 7, 2, "").share == 1
     assert State("", 7, 0, "files").share is None
 

@@ -1,4 +1,4 @@
-"""Where tensors live: placements × mesh → which rank holds what, without a process group.
+"""Which rank holds what: computed from placements and mesh, without a process group.
 
 The package itself can be called, ``dsexplore.sharding(model)``: see `dsexplore.sharding.plan.sharding`.
 """
@@ -16,7 +16,7 @@ __all__ = ["Sharding"]
 
 
 class _CallablePackage(ModuleType):
-    """A package that is also the function it is named after."""
+    """The type of this package's module, which can be called like the function `plan.sharding`."""
 
     def __call__(self, shown: Any, placements: Any = None, mesh: Any = None, dtype: Any = None) -> Sharding:
         from dsexplore.sharding.plan import sharding

@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 
 Range = tuple[int, int]
-"""Indices from the first to before the second."""
+"""Indices of a dim: the first, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What one mesh axis does to one dim."""
+    """How one mesh axis cuts one dim."""
 
     parts: int
-    """Coordinates of the axis."""
+    """How many coordinates the axis has."""
     pieces: int = 1
-    """Pieces that are cut first; above 1 for a strided shard."""
+    """How many pieces the dim is cut into first; above 1 for a strided shard."""
 
 
 def part_size(size: Any, cut: Cut, coordinate: Any) -> Any:
-    """Indices that a coordinate holds of ``size``; numbers, or numpy arrays that broadcast together."""
+    """How many of ``size`` indices a coordinate holds; numbers, or numpy arrays that broadcast together."""
     piece = -(-size // cut.pieces)
     whole = size // np.maximum(piece, 1)
     return whole * _chunk_size(piece, cut.parts, coordinate) + _chunk_size(size - whole * piece, cut.parts, coordinate)
@@ -45,7 +45,7 @@ def _chunk_size(size: Any, parts: int, coordinate: Any) -> Any:
 
 
 def borders(size: int, cut: Cut) -> set[int]:
-    """Coordinates at which `part_size` may change; between two of them it is constant.
+    """The coordinates at which `part_size` may change; from one of them to the next it is constant.
 
     Worked example: 10 indices in 8 parts are five chunks of 2 and three of 0: ``{5}``.
     """
@@ -60,7 +60,7 @@ def borders(size: int, cut: Cut) -> set[int]:
 
 
 def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
-    """`borders` of each of the axes that cut one dim one after the other, whatever the coordinates of the others."""
+    """The `borders` of several axes that cut one dim one after the other, for all coordinates of the other axes."""
     sizes, found = {size}, []
     for cut in cuts:
         here = set().union(*(borders(each, cut) for each in sizes))
@@ -71,7 +71,7 @@ def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
 
 
 def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> list[Range]:
-    """The indices that one rank holds of a dim, ascending, which is also their order in its local tensor.
+    """The indices that one rank holds of a dim, ascending, which is their order in its local tensor too.
 
     Args:
         size: indices of the dim.
@@ -98,7 +98,7 @@ def _part_ranges(size: int, cut: Cut, coordinate: int) -> list[Range]:
 
 
 def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
-    """What lies at the wanted positions of the held ranges strung together; neighbours are joined."""
+    """The indices at the wanted positions of the held ranges, counted over all of them; adjacent ranges are joined."""
     found: list[Range] = []
     position, source = 0, iter(held)
     low, high = next(source, (0, 0))
@@ -118,7 +118,7 @@ def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
 
 
 def ranges_text(ranges: Sequence[Range], most: int = 4) -> str:
-    """``"0:2, 4:6"``; ``"–"`` for none; of many the first ones and their number."""
+    """Ranges as text, ``"0:2, 4:6"``; ``"–"`` for none; of more than ``most`` the first ones and their number."""
     if not ranges:
         return "–"
     text = ", ".join(f"{start}:{stop}" for start, stop in ranges[:most])

@@ -1,8 +1,8 @@
 """One mesh for tensors that lie on several.
 
 A model's parameters may lie on meshes that share their ranks: norm weights on ``dp``, projections on ``dp, tp``,
-experts on ``ep``. `join` lays them over one another: one mesh whose axes are fine enough for all, and for each
-tensor how the coordinates on its own mesh are read off that one.
+experts on ``ep``. `join` returns one mesh whose axes are fine enough for all of them, and for each tensor how the
+coordinates on its own mesh follow from those on the joint one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dsexplore.sharding.mesh import Mesh, Numbers, device_ranks, read_mesh
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the coordinate on one axis of a tensor's own mesh is read off those on the joint mesh.
+    """How the coordinate on one axis of a tensor's own mesh follows from the coordinates on the joint mesh.
 
-    The sum over ``terms`` (axis, divisor, modulus, weight) of ``coordinate[axis] // divisor % modulus * weight``.
-    Worked example: on ``dp=2,tp=4`` a flattened axis of 8 is ``dp × 4 + tp``: ``((0, 1, 2, 4), (1, 1, 4, 1))``.
+    The coordinate is the sum of ``coordinate[axis] // divisor % modulus * weight`` over ``terms``, each (axis,
+    divisor, modulus, weight). Worked example: on ``dp=2,tp=4`` a flattened axis of 8 is ``dp × 4 + tp``, which has
+    the terms ``((0, 1, 2, 4), (1, 1, 4, 1))``.
     """
 
     name: str
@@ -32,24 +33,24 @@ class Reading:
     terms: tuple[tuple[int, int, int, int], ...]
 
     def __call__(self, coordinates: Sequence[Any]) -> Any:
-        """The coordinate; numbers, or arrays that broadcast."""
+        """The coordinate on the tensor's axis, for numbers or for arrays that broadcast."""
         return sum(coordinates[axis] // divisor % modulus * weight for axis, divisor, modulus, weight in self.terms)
 
 
 def plain_readings(mesh: Mesh) -> tuple[Reading, ...]:
-    """For a tensor whose mesh is the shown one."""
+    """The readings of a tensor whose own mesh is the joint one."""
     pairs = zip(mesh.axes, mesh.shape, strict=True)
     return tuple(Reading(name, size, ((axis, 1, size, 1),)) for axis, (name, size) in enumerate(pairs))
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """An axis on the ranks of a root mesh, which are counted in its order."""
+    """A mesh axis as size and stride, in positions of the root mesh's order of ranks."""
 
     name: str
     size: int
     stride: int
-    """Ranks from one coordinate to the next."""
+    """Positions from one coordinate to the next."""
 
     @property
     def end(self) -> int:
@@ -60,7 +61,7 @@ class _Axis:
 
 
 def join(meshes: Sequence[Any], rank: int | None = None) -> tuple[Mesh, list[tuple[Reading, ...]]]:
-    """One mesh for tensors that lie on several of torch's meshes, and the readings of each.
+    """The joint mesh of several ``DeviceMesh``, and for each of them the readings of its axes.
 
     Ranks on axes that none of the meshes has (other pipeline stages, say) are left out: what they hold is unknown.
 
@@ -69,7 +70,7 @@ def join(meshes: Sequence[Any], rank: int | None = None) -> tuple[Mesh, list[tup
         rank: this process's rank; without it, or where it is on none, the first rank of the first mesh.
 
     Raises:
-        UsageError: the ranks of a mesh form no regular grid, so its other copies cannot be told.
+        UsageError: the ranks of a mesh form no regular grid, so the ranks of the other copies are unknown.
     """
     distinct = list(dict.fromkeys(meshes))
     shown, readings = _join(distinct, rank)
@@ -95,7 +96,7 @@ def _join(meshes: Sequence[Any], rank: int | None) -> tuple[Mesh, list[tuple[Rea
 
 
 def _common_order(meshes: Sequence[Any]) -> Numbers:
-    """The ranks in the order of the meshes' root; as they count where the meshes have none in common."""
+    """The ranks in the order of the meshes' common root mesh; ascending where there is none."""
     roots = [mesh._get_root_mesh() for mesh in meshes]
     if all(root == roots[0] for root in roots):
         return device_ranks(roots[0]).ravel()
@@ -123,7 +124,7 @@ def _axes_of(mesh: Any, order: Numbers) -> list[_Axis]:
 
 
 def _named(atoms: list[_Axis], used: list[_Axis]) -> list[_Axis]:
-    """With the names of the axes; a part of one that another mesh splits is ``"ep/4"``: 4 is the step in ranks."""
+    """The atoms with names of axes; part of an axis that another mesh splits is ``"ep/4"``, where 4 is its stride."""
     named: list[_Axis] = []
     for atom in atoms:
         smallest = min((axis for axis in used if axis.covers(atom)), key=lambda axis: axis.size)
@@ -147,6 +148,6 @@ def _reading(axis: _Axis, atoms: list[_Axis]) -> Reading:
 
 
 def _by_rank(order: Numbers, grids: list[list[_Axis]]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
-    """Sizes such as 2 × 3 and 3 × 2 have no finer grid in common: every rank counts for itself."""
+    """A joint mesh of one axis over all ranks, for sizes such as 2 × 3 and 3 × 2 that have no finer grid in common."""
     mesh = Mesh(("rank",), (len(order),), order)
     return mesh, [tuple(Reading(a.name, a.size, ((0, a.stride, a.size, 1),)) for a in grid) for grid in grids]

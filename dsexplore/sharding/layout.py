@@ -23,8 +23,8 @@ class Sharding(Displayable):
     """Tensors on a mesh; made by ``dsexplore.sharding(...)``.
 
     Attributes:
-        title: what was asked for: a model's class, a tensor's name.
-        mesh: the ranks that are told about.
+        title: the model's class, or the tensor's name.
+        mesh: the ranks.
         tensors: the tensors, each with its placements.
         notes: what a reader must know.
     """
@@ -43,10 +43,10 @@ class Sharding(Displayable):
         return f"<Sharding of {len(self)} tensor{'s' if len(self) != 1 else ''} on {self.mesh}>"
 
     def __getitem__(self, name: str) -> Sharding:
-        """One tensor of several.
+        """The sharding of one tensor, by its name.
 
         Raises:
-            UsageError: there is none of that name.
+            UsageError: no tensor has that name.
         """
         for tensor in self.tensors:
             if name in (tensor.name, *tensor.also):
@@ -54,14 +54,14 @@ class Sharding(Displayable):
         raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
 
     def to_frame(self, ranks: int | Iterable[int] | None = None) -> pl.DataFrame:
-        """One row per tensor and rank: what that rank holds.
+        """What each rank holds, one row per tensor and rank.
 
         Columns: ``tensor``; ``rank``; ``coordinates``, a struct with one field per axis; ``local_shape``;
         ``index``, text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of the first
         index and the one after the last; ``bytes``.
 
         Args:
-            ranks: the ranks to tell about; all of them by default.
+            ranks: the ranks that get rows; all of them by default.
 
         Raises:
             UsageError: a rank that is not on the mesh, or a table of millions of rows.
@@ -88,7 +88,7 @@ class Sharding(Displayable):
         }
 
     def _rows(self, places: Iterable[int], by_position: bool) -> Iterator[tuple[object, ...]]:
-        """``places`` are ranks, or positions in the order of the mesh."""
+        """The rows of `to_frame`; ``places`` are ranks or, with ``by_position``, positions in the order of the mesh."""
         order = Mesh(self.mesh.axes, self.mesh.shape)
         where = [order.coordinates(place) if by_position else self.mesh.coordinates(place) for place in places]
         for tensor in self.tensors:
@@ -112,7 +112,7 @@ class Sharding(Displayable):
                 )
 
     def summary(self) -> pl.DataFrame:
-        """One row per tensor, equal ranks folded; the cost does not depend on the number of ranks.
+        """What ranks hold, one row per tensor; the cost does not depend on the number of ranks.
 
         Columns: ``tensor``, ``shape``, ``dtype``, ``placements`` and ``mesh`` (its own; empty for a plain tensor),
         ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same part), ``local_shape`` and ``local_bytes``
@@ -146,7 +146,7 @@ class Sharding(Displayable):
         )
 
     def shapes(self, tensor: Placed) -> list[RankGroup]:
-        """Ranks by the local shape that they hold of a tensor, the largest first."""
+        """The groups of ranks that hold the same local shape of a tensor, the largest shape first."""
         blocks = blocks_of(self.mesh, [tensor])
         return group_blocks(blocks, blocks.local_shapes(tensor))
 
@@ -156,7 +156,7 @@ class Sharding(Displayable):
         state_dtype: torch.dtype | None = None,
         gradient_dtype: torch.dtype | None = None,
     ) -> pl.DataFrame:
-        """Bytes that training needs on each rank, equal ranks folded, the neediest first.
+        """Bytes that training needs on each rank, one row per group of equal ranks, the largest need first.
 
         Gradients and optimizer states are placed like their parameter, for parameters that require gradients. Step
         counters, padding, buffers and activations are not counted, and nothing is measured.
@@ -205,12 +205,12 @@ _MEMORY: dict[str, pl.DataType] = {
 
 
 def index_text(ranges: Iterable[list[Range]]) -> str:
-    """``"0:2, 4:6 | 0:8"``: dims apart by bars; ``"()"`` for a tensor without dims."""
+    """The index ranges of each dim as text, ``"0:2, 4:6 | 0:8"``; ``"()"`` for a tensor without dims."""
     return " | ".join(map(ranges_text, ranges)) or "()"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``bfloat16``."""
+    """A dtype without torch's prefix: ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,4 +1,4 @@
-"""`Mesh`: ranks by coordinates on named axes, with or without a process group."""
+"""`Mesh`: which rank has which coordinates on named axes, with or without a process group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Named axes, outermost first; without axes it is one rank."""
+    """A mesh of ranks with named axes, outermost first; a mesh without axes has one rank."""
 
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
@@ -38,10 +38,10 @@ class Mesh:
         return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.shape else 0
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where a rank is.
+        """The coordinates of a rank.
 
         Raises:
-            UsageError: it is not on the mesh.
+            UsageError: the rank is not on the mesh.
         """
         if self.ranks is not None:
             found = np.argwhere(self.ranks == rank)
@@ -66,10 +66,10 @@ class Mesh:
 
 
 def read_mesh(mesh: Any) -> Mesh:
-    """A mesh from ``"dp=2,tp=4"``, a mapping, or torch's ``DeviceMesh``.
+    """Read a mesh from ``"dp=2,tp=4"``, a mapping, or torch's ``DeviceMesh``.
 
     Raises:
-        UsageError: none of these, or text that names no mesh.
+        UsageError: an object of another type, or text that names no mesh.
     """
     if isinstance(mesh, Mesh):
         return mesh

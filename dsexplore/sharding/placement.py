@@ -1,4 +1,4 @@
-"""DTensor placements as plain data, read from torch's objects or from the short text of `placements`."""
+"""DTensor placements as plain data, read from torch's objects or from short text (`dsexplore.placement_text`)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _PARTIAL = re.compile(r"(?:P|Partial)(?:\(\s*['\"]?(\w*)['\"]?\s*\))?")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one mesh axis does to a tensor."""
+    """How one mesh axis places a tensor."""
 
     kind: Kind
     dim: int = 0
     """The dim that is cut; not negative once the placement belongs to a tensor."""
     pieces: int = 1
-    """The split factor of a strided shard: pieces that are cut before this axis cuts each."""
+    """The split factor of a strided shard: into how many pieces the dim is cut before this axis cuts each piece."""
     reduce_op: str = ""
-    """How the partial values become whole: sum, avg, max, …"""
+    """How partial values are reduced to the whole: sum, avg, max, …"""
 
     @property
     def cuts(self) -> bool:
-        """Whether each rank holds only a part of the indices."""
+        """Whether each rank holds only a part of a dim's indices."""
         return self.kind in ("shard", "strided")
 
     def __str__(self) -> str:
@@ -50,14 +50,14 @@ class Placement:
 
 
 def read(placement: Any, what: str = "") -> Placement:
-    """One placement from torch's object or from text.
+    """Read one placement.
 
     Args:
-        placement: it.
+        placement: torch's object, or text.
         what: the name of the tensor, for the message.
 
     Raises:
-        UsageError: it is neither, or a kind of placement that is not known.
+        UsageError: an object of another type, or a kind of placement that is not known.
     """
     of = f"{what}: " if what else ""
     text = placement.strip() if isinstance(placement, str) else short(placement)
@@ -75,7 +75,7 @@ def read(placement: Any, what: str = "") -> Placement:
 
 
 def read_all(placements: Any, what: str = "") -> tuple[Placement, ...]:
-    """Placements in mesh order, from one, from several, or from text such as ``"S(0), R"``.
+    """Read placements in mesh order: one, several, or text such as ``"S(0), R"``.
 
     Raises:
         UsageError: one of them is not a placement.

@@ -1,4 +1,4 @@
-"""`sharding`: from a model, a tensor, or a plan on paper to a `Sharding`."""
+"""The function ``dsexplore.sharding``: make a `Sharding` from a model, a tensor, or a plan on paper."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dsexplore.errors import UsageError
+from dsexplore.models import class_name
 from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.mesh import Mesh, read_mesh
@@ -27,9 +28,9 @@ def sharding(
     mesh: Any = None,
     dtype: torch.dtype | str | None = None,
 ) -> Sharding:
-    """Which rank holds which slice of a tensor, of a model's parameters, or of a plan on paper.
+    """Compute which rank holds which slice of a tensor, of a model's parameters, or of a plan on paper.
 
-    No process group is needed, no value is read, and equal ranks are never counted out::
+    No process group is needed, no value is read, and the cost does not depend on the number of ranks::
 
         dsexplore.sharding(model)                                                  # its parameters, as they lie now
         dsexplore.sharding(dtensor)
@@ -74,8 +75,6 @@ def _refuse(placements: Any, what: str, where: str) -> None:
 
 
 def _title(model: nn.Module) -> str:
-    from dsexplore.models import class_name
-
     while any(name in model._modules for name in _WRAPPERS):
         model = next(inner for name in _WRAPPERS if (inner := model._modules.get(name)) is not None)
     return class_name(model)
@@ -164,7 +163,7 @@ def _in_a_group() -> bool:
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # not imported: then there is no DTensor
+    module = sys.modules.get("torch.distributed.tensor")  # where it is not imported, no DTensor exists
     return module is not None and isinstance(tensor, module.DTensor)
 
 

@@ -1,4 +1,4 @@
-"""`Placed`: one tensor on a mesh. Shape, dtype and placements; never a value."""
+"""`Placed`: one tensor on a mesh, as shape, dtype and placements, without values."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from dsexplore.sharding.placement import Placement
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor, and what each axis of its mesh does to it."""
+    """A tensor, and how each axis of its mesh places it."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     placements: tuple[Placement, ...]
-    """One per axis of the tensor's own mesh; none for a plain tensor, of which every rank has its own copy."""
+    """One per axis of the tensor's own mesh; none for a plain tensor, of which every rank has a copy."""
     axes: tuple[Reading, ...]
-    """For each of them, how the coordinate on it is read off those on the shown mesh."""
+    """For each axis of the tensor's own mesh, how the coordinate follows from those on the shown mesh."""
     requires_grad: bool = True
     also: tuple[str, ...] = ()
-    """Further names of the same tensor."""
+    """Other names of the same tensor."""
 
     @property
     def numel(self) -> int:
-        """Elements of the whole tensor."""
+        """The number of elements of the whole tensor."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """The size of the whole tensor in bytes."""
         return self.numel * self.dtype.itemsize
 
     @property
@@ -47,7 +47,7 @@ class Placed:
         return math.prod(axis.size for placement, axis in kinds if placement.kind == "replicate")
 
     def cuts(self, dim: int) -> list[tuple[Cut, Reading]]:
-        """The axes that cut a dim, in the order in which they do."""
+        """The axes that cut a dim, in mesh order, each with its cut."""
         return [
             (Cut(axis.size, placement.pieces), axis)
             for placement, axis in zip(self.placements, self.axes, strict=True)
@@ -55,18 +55,18 @@ class Placed:
         ]
 
     def cut_dims(self) -> list[int]:
-        """Dims that some axis cuts, in order."""
+        """The dims that some axis cuts, ascending."""
         return sorted({placement.dim for placement in self.placements if placement.cuts})
 
     def dim_size(self, dim: int, coordinates: Sequence[Any]) -> Any:
-        """Indices of a dim on the rank at those coordinates; also for arrays of coordinates that broadcast."""
+        """How many indices of a dim the rank at those coordinates holds; numbers, or arrays that broadcast."""
         size: Any = self.shape[dim]
         for cut, axis in self.cuts(dim):
             size = part_size(size, cut, axis(coordinates))
         return size
 
     def local_shape(self, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what the rank at those coordinates holds."""
+        """The shape of the local tensor on the rank at those coordinates."""
         return tuple(int(self.dim_size(dim, coordinates)) for dim in range(len(self.shape)))
 
     def dim_ranges(self, dim: int, coordinates: Sequence[int]) -> list[Range]:
@@ -82,10 +82,10 @@ class Placed:
 def fit(
     placements: Sequence[Placement], shape: tuple[int, ...], axes: Sequence[str], what: str
 ) -> tuple[Placement, ...]:
-    """The placements with dims counted from 0, if they fit the shape and the mesh.
+    """The placements with negative dims replaced, if they fit the shape and the mesh.
 
     Raises:
-        UsageError: not one placement per axis, or a dim that the tensor does not have.
+        UsageError: more or fewer placements than axes, or a dim that the tensor does not have.
     """
     listed = ", ".join(map(str, placements)) or "none"
     if len(placements) != len(axes):

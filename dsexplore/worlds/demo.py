@@ -1,7 +1,7 @@
-"""A small Llama in plain torch, and one training step of it: what ``dsexplore demo`` traces.
+"""A small Llama in plain torch, and one training step: the program that ``dsexplore demo`` traces.
 
-Its blocks are those of Llama 3 (grouped-query attention, SwiGLU, RMSNorm); rotary embedding is left out, since
-it neither communicates nor has parameters.
+The blocks are those of Llama 3 (grouped-query attention, SwiGLU, RMSNorm) without rotary embedding, which neither
+communicates nor has parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention; works on however many heads its projections give."""
+    """Causal grouped-query attention, for as many heads as the projections return: all of them, or a rank's share."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """A feed-forward network with SwiGLU."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
