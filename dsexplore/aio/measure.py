@@ -14,7 +14,7 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
@@ -42,6 +42,8 @@ _KEPT_REQUESTS = 1024
 _CHECKED = 4
 """Requests that are compared after each slice, besides the first of each thread."""
 _WARM_SECONDS = 0.015
+_LONGEST_TENSOR = 1.0
+"""Seconds after which a tensor that should be moved whole is cut off."""
 _PATTERN = 1 << 20
 """Words of random data that are made afresh."""
 
@@ -62,6 +64,8 @@ class Sample:
     p99: float
     longest: float
     """Latency of a request in seconds: median, 95th and 99th percentile, longest."""
+    transfer: int = 0
+    """Bytes of each tensor that was moved, one after another; 0 where an older sweep did not record them."""
 
     @property
     def rate(self) -> float:
@@ -105,13 +109,43 @@ class _Ring:
             self.held[address] = self._spans[index]
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one process has moved with one setting; times in seconds by the system's monotonic clock."""
+
+    bytes: int
+    begun: float
+    ended: float
+    cpu_seconds: float
+    fsync_seconds: float
+    latencies: list[float]
+    """Of each request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one slice is to measure."""
+
+    config: AioConfig
+    operation: Operation
+    seconds: float
+    """How long tensor after tensor is moved; the last one is cut off, unless ``whole``."""
+    transfer: int
+    """Bytes of a tensor."""
+    whole: bool = False
+    """Finish the tensor that is being moved, for up to a second."""
+    most: float = math.inf
+    """Bytes that may be moved, the warm-up included."""
+
+
 @dataclass(slots=True)
-class _Slice:
-    """What one run of a setting has given."""
+class _Run:
+    """Tensors moved one after another, with where their bytes are."""
 
     watch: Watch
     rings: list[_Ring] | None
-    seconds: float = 0.0
+    begun: float
+    ended: float = 0.0
     cpu_seconds: float = 0.0
 
     @property
@@ -125,7 +159,6 @@ class Bench:
     Args:
         target: opens the file in a direction.
         size: bytes of the file that are used, rounded down to whole pages.
-        transfer: bytes that are moved before the next transfer begins; None takes all of them.
         write_target: None if the file must not be written.
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
         before_read: called before each read slice.
@@ -140,7 +173,6 @@ class Bench:
         size: int,
         *,
         mode: Mode = "tensor",
-        transfer: int | None = None,
         write_target: Target | None = None,
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
@@ -148,7 +180,6 @@ class Bench:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.backend, self.mode, self.size = backend, mode, size // PAGE * PAGE
-        self.transfer = min(transfer or size, size) // PAGE * PAGE
         self.bytes_written = 0
         self._targets = {"read": target, "write": write_target}
         self._renew, self._before_read, self._clock = renew, before_read, clock
@@ -166,13 +197,35 @@ class Bench:
         """Whether the queues can be filled several times over; the default setting always counts as fitting."""
         return config.bytes_in_flight <= max(self.size // 4, AioConfig().bytes_in_flight)
 
-    def measure(self, config: AioConfig, operation: Operation, seconds: float) -> Sample:
+    def measure(
+        self,
+        config: AioConfig,
+        operation: Operation,
+        seconds: float,
+        *,
+        transfer: int | None = None,
+        whole: bool = False,
+        most: float = math.inf,
+    ) -> Sample:
         """Run one setting for ``seconds``, after a short warm-up.
+
+        Args:
+            transfer: bytes of a tensor, rounded down to whole pages; None takes the size of the file.
+            whole, most: as in `Task`.
 
         Raises:
             OSError: a request failed, or a byte read or written is not what it should be.
             UsageError: the file must not be written.
         """
+        task = Task(config, operation, seconds, self._whole_pages(transfer), whole, most)
+        return sample_of([self.run(task)], task)
+
+    def _whole_pages(self, transfer: int | None) -> int:
+        return self.size if transfer is None else min(transfer, self.size) // PAGE * PAGE
+
+    def run(self, task: Task, gate: Callable[[], None] | None = None) -> Slice:
+        """Warm a setting up, call ``gate``, measure the setting, and check what it moved; raises as `measure`."""
+        config, operation = task.config, task.operation
         target = self._targets[operation]
         if target is None:
             raise UsageError("an existing file is only read, never written: give a directory to measure writes")
@@ -181,15 +234,19 @@ class Bench:
         if operation == "read" and self._before_read is not None:
             self._before_read()
         pool = self._pool(config)
+        warm = 0
         if self._renew is None:
-            self._run(pool, config, target, _WARM_SECONDS)
+            warm = self._run(pool, replace(task, seconds=_WARM_SECONDS, whole=False), target).bytes
         self._turn += 1
         if operation == "read" and self.mode == "tensor":
-            self._spoil(config, target)
-        measured = self._run(pool, config, target, seconds)
+            self._spoil(task, target)
+        if gate is not None:
+            gate()
+        measured = self._run(pool, replace(task, most=task.most - warm), target)
         fsync = self._sync(target) if operation == "write" else 0.0
         self._verify(measured, operation, config)
-        return _sample(measured, operation, config, fsync)
+        latencies = measured.watch.latencies
+        return Slice(measured.bytes, measured.begun, measured.ended, measured.cpu_seconds, fsync, latencies)
 
     def close(self) -> None:
         """End the threads; harmless when repeated."""
@@ -206,27 +263,27 @@ class Bench:
         self._pools.move_to_end(key)
         return self._pools[key]
 
-    def _transfers(self, config: AioConfig) -> Iterator[range]:
+    def _transfers(self, task: Task) -> Iterator[range]:
         """The parts of the file that are moved one after another, without end; a fresh file is written once.
 
         Each slice begins elsewhere, so that no part of the disk is favoured.
         """
-        step = self.transfer
+        step = task.transfer
         starts = range(0, self.size // step * step, step)
         if self._renew is not None:
             yield from (range(at, at + step) for at in starts)
             return
-        if len(starts) > 1:
+        if len(starts) > 1 or task.whole:
             first = self._turn * 7919 % len(starts)
         else:
-            first, block = 0, max(config.block_size, PAGE)
+            first, block = 0, max(task.config.block_size, PAGE)
             begin = self._turn * 7919 * block % (step // 2) // PAGE * PAGE
             yield range(begin, step)
         for number in count(first):
             at = starts[number % len(starts)]
             yield range(at, at + step)
 
-    def _job(self, part: range, config: AioConfig, target: Target, run: _Slice | None = None) -> Job:
+    def _job(self, part: range, config: AioConfig, target: Target, run: _Run | None = None) -> Job:
         """The transfer of one part of the file, as `aio_handle` would make it."""
         address = self._arena.address + part.start if self.mode == "tensor" else 0
         return Job(
@@ -249,11 +306,15 @@ class Bench:
         depth = config.queue_depth
         return [_Ring(places[at : at + depth]) for at in range(0, len(places), depth)]
 
-    def _run(self, pool: Pool, config: AioConfig, target: Target, seconds: float) -> _Slice:
-        """Move one part of the file after another for so many seconds; each is finished before the next begins."""
+    def _run(self, pool: Pool, task: Task, target: Target) -> _Run:
+        """Move one tensor after another for as long as the task says; each is finished before the next begins."""
+        config, rings = task.config, self._rings(task.config)
         busy, begun = time.process_time(), self._clock()
-        run = _Slice(Watch(begun + seconds, self._clock), self._rings(config))
-        for part in self._transfers(config):
+        end = begun + task.seconds
+        run = _Run(Watch(max(end, begun + _LONGEST_TENSOR) if task.whole else end, self._clock), rings, begun)
+        for whole in self._transfers(task):
+            left = max(task.most - run.bytes, config.block_size)
+            part = whole if left >= len(whole) else range(whole.start, whole.start + int(left) // PAGE * PAGE)
             job = self._job(part, config, target, run)
             try:
                 for share in range(config.thread_count):
@@ -264,22 +325,22 @@ class Bench:
                 raise
             if job.error is not None:
                 raise job.error
-            ended = self._clock()
-            if ended >= run.watch.deadline:
+            run.ended = self._clock()
+            if run.ended >= end or run.bytes >= task.most:
                 break
-        run.seconds, run.cpu_seconds = ended - begun, time.process_time() - busy
+        run.cpu_seconds = time.process_time() - busy
         if target.write:
             self.bytes_written += run.bytes
         return run
 
-    def _spoil(self, config: AioConfig, target: Target) -> None:
+    def _spoil(self, task: Task, target: Target) -> None:
         """Change the memory that each thread surely fills first, so that stale bytes cannot pass the check."""
-        job = self._job(next(self._transfers(config)), config, target)
-        for share in range(config.thread_count):
+        job = self._job(next(self._transfers(task)), task.config, target)
+        for share in range(task.config.thread_count):
             if part := job.part(share):
-                ctypes.memset(self._arena.address + part.start, 0xA5, min(len(part), config.block_size))
+                ctypes.memset(self._arena.address + part.start, 0xA5, min(len(part), task.config.block_size))
 
-    def _verify(self, measured: _Slice, operation: Operation, config: AioConfig) -> None:
+    def _verify(self, measured: _Run, operation: Operation, config: AioConfig) -> None:
         """Compare the first request of each thread, and a few others, with the file, read again by other means."""
         block = config.block_size
         if measured.rings is not None:  # their memory holds what was moved last
@@ -333,17 +394,19 @@ def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
     return buffer
 
 
-def _sample(measured: _Slice, operation: Operation, config: AioConfig, fsync: float) -> Sample:
-    latencies = sorted(measured.watch.latencies)
+def sample_of(slices: Sequence[Slice], task: Task) -> Sample:
+    """What the slices of all processes that measured a task together have given."""
+    latencies = sorted(latency for one in slices for latency in one.latencies)
     return Sample(
-        operation=operation,
-        config=config,
-        bytes=measured.bytes,
-        seconds=measured.seconds,
-        cpu_seconds=measured.cpu_seconds,
-        fsync_seconds=fsync,
+        operation=task.operation,
+        config=task.config,
+        bytes=sum(one.bytes for one in slices),
+        seconds=max(one.ended for one in slices) - min(one.begun for one in slices),
+        cpu_seconds=sum(one.cpu_seconds for one in slices),
+        fsync_seconds=max(one.fsync_seconds for one in slices),
         p50=quantile(latencies, 0.50),
         p95=quantile(latencies, 0.95),
         p99=quantile(latencies, 0.99),
         longest=latencies[-1],
+        transfer=task.transfer,
     )

@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from dsexplore.aio import pool
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.disk import cached_share, disk_of, drop_cached
-from dsexplore.aio.measure import Bench, fill_random
+from dsexplore.aio.measure import Bench, Task, fill_random
 from dsexplore.aio.pool import Pool
 from dsexplore.aio.target import Target
 from dsexplore.errors import UsageError
@@ -75,19 +76,20 @@ def test_a_slice_in_each_direction(bench: Bench, file: Path, single: bool, overl
 
 def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> None:
     source = Target(file, write=False)
-    bench = Bench("threads", source, SIZE + 5, transfer=(5 << 20) + 1)
+    bench = Bench("threads", source, SIZE + 5)
     starts = set()
     for bench._turn in range(6):
-        parts = list(itertools.islice(bench._transfers(SMALL), 4))
+        task = Task(SMALL, "read", 1.0, bench._whole_pages((5 << 20) + 1))
+        parts = list(itertools.islice(bench._transfers(task), 4))
         assert sorted(part.start for part in parts[:3]) == [0, 5 << 20, 10 << 20]
         assert parts[3] == parts[0]
         assert {len(part) for part in parts} == {5 << 20}
         starts.add(parts[0].start)
     assert len(starts) == 3
-    bench.close()
-    bench = Bench("threads", source, SIZE + 5)
+    whole_file = Task(SMALL, "read", 1.0, bench._whole_pages(None))
     for bench._turn in range(6):
-        first, *others = itertools.islice(bench._transfers(SMALL), 3)
+        assert next(bench._transfers(replace(whole_file, whole=True))) == range(SIZE)
+        first, *others = itertools.islice(bench._transfers(whole_file), 3)
         assert others == [range(SIZE)] * 2
         assert first.stop == SIZE
         assert first.start < SIZE // 2
@@ -100,7 +102,6 @@ def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> N
 
 def test_each_transfer_is_finished_before_the_next_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `aio_handle` moves tensor after tensor: each is a job of its own, and one is in flight at a time."""
-    bench.transfer = 1 << 20
     jobs: list[pool.Job] = []
     start = Pool.start
 
@@ -111,7 +112,8 @@ def test_each_transfer_is_finished_before_the_next_begins(bench: Bench, monkeypa
         start(self, job, share, thread)
 
     monkeypatch.setattr(Pool, "start", noted)
-    sample = bench.measure(SMALL, "read", 0.05)
+    sample = bench.measure(SMALL, "read", 0.05, transfer=1 << 20)
+    assert sample.transfer == 1 << 20
     assert len(jobs) > 4
     assert {job.memory.nbytes for job in jobs} == {1 << 20}
     assert sample.bytes > 2 << 20
@@ -134,6 +136,26 @@ def test_every_thread_s_first_request_is_compared(bench: Bench, monkeypatch: pyt
     monkeypatch.setattr(pool, "drive", forgetful)
     with pytest.raises(OSError, match="verification failed"):
         bench.measure(config, "read", 0.02)
+
+
+def test_a_whole_tensor_is_moved_to_its_end_and_cut_off_after_a_second(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that advances by a millisecond at every look."""
+    many = AioConfig(16 << 10, 2, 1)
+    assert bench.measure(many, "read", 0.005, transfer=8 << 20).bytes < 8 << 20
+    monkeypatch.setattr("dsexplore.aio.measure._LONGEST_TENSOR", 1e9)
+    whole = bench.measure(many, "read", 0.005, transfer=8 << 20, whole=True)
+    assert (whole.bytes, whole.seconds > 0.1) == (8 << 20, True)
+    monkeypatch.setattr("dsexplore.aio.measure._LONGEST_TENSOR", 0.01)
+    assert bench.measure(many, "read", 0.005, transfer=8 << 20, whole=True).bytes < 8 << 20
+
+
+@pytest.mark.parametrize("most", [100_000, 1 << 20, 5 << 20])
+def test_no_more_is_moved_than_is_allowed(bench: Bench, most: int) -> None:
+    sample = bench.measure(SMALL, "write", 0.2, most=most)
+    assert bench.bytes_written <= max(most, 2 * SMALL.block_size)  # the warm-up moves one request at least
+    assert sample.bytes >= min(most // 2, SMALL.block_size)
 
 
 def test_a_ring_uses_depth_times_block_of_memory(file: Path, backend: str) -> None:
@@ -268,7 +290,7 @@ def test_a_warm_up_precedes_the_slice(bench: Bench, monkeypatch: pytest.MonkeyPa
     run, slices = bench._run, []
 
     def noted(*arguments):  # type: ignore[no-untyped-def]
-        slices.append((arguments[-1], run(*arguments)))
+        slices.append((arguments[1].seconds, run(*arguments)))
         return slices[-1][1]
 
     monkeypatch.setattr(bench, "_run", noted)
@@ -276,7 +298,7 @@ def test_a_warm_up_precedes_the_slice(bench: Bench, monkeypatch: pytest.MonkeyPa
     (warm_up_wanted, warm_up), (wanted, measured) = slices
     assert 0 < warm_up_wanted < wanted == 0.04
     assert warm_up.bytes > 0
-    assert (sample.bytes, sample.seconds) == (measured.bytes, measured.seconds)
+    assert (sample.bytes, sample.seconds) == (measured.bytes, measured.ended - measured.begun)
     assert sample.seconds >= 0.04
 
 
