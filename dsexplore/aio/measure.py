@@ -236,7 +236,7 @@ class Bench:
         pool = self._pool(config)
         warm = 0
         if self._renew is None:
-            warm = self._run(pool, replace(task, seconds=_WARM_SECONDS, whole=False), target).bytes
+            warm = self._run(pool, replace(task, seconds=_WARM_SECONDS, whole=False, most=task.most / 2), target).bytes
         self._turn += 1
         if operation == "read" and self.mode == "tensor":
             self._spoil(task, target)
@@ -313,7 +313,7 @@ class Bench:
         end = begun + task.seconds
         run = _Run(Watch(max(end, begun + _LONGEST_TENSOR) if task.whole else end, self._clock), rings, begun)
         for whole in self._transfers(task):
-            left = max(task.most - run.bytes, config.block_size)
+            left = max(task.most - run.bytes, PAGE)
             part = whole if left >= len(whole) else range(whole.start, whole.start + int(left) // PAGE * PAGE)
             job = self._job(part, config, target, run)
             try:

@@ -154,8 +154,8 @@ def test_a_whole_tensor_is_moved_to_its_end_and_cut_off_after_a_second(
 @pytest.mark.parametrize("most", [100_000, 1 << 20, 5 << 20])
 def test_no_more_is_moved_than_is_allowed(bench: Bench, most: int) -> None:
     sample = bench.measure(SMALL, "write", 0.2, most=most)
-    assert bench.bytes_written <= max(most, 2 * SMALL.block_size)  # the warm-up moves one request at least
-    assert sample.bytes >= min(most // 2, SMALL.block_size)
+    assert bench.bytes_written <= most
+    assert sample.bytes >= most // 2 - 4096
 
 
 def test_a_ring_uses_depth_times_block_of_memory(file: Path, backend: str) -> None:
