@@ -1,17 +1,33 @@
-"""Which setting to take: the cheapest of those that cannot be told from the fastest, and how sure that is."""
+"""Which setting to take: the cheapest of those that are about as fast as the fastest, if that is surely worth it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.statistics import Interval, ratio_interval
 
-TIED = 0.005
-"""Settings this close to the best count as equal to it, however sure the difference is."""
-TIED_IF_UNSURE = 0.01
-"""Settings whose interval reaches the best count as equal to it only within this distance."""
+MATTERS = 0.05
+"""Differences below this do not matter: such settings are tied, and for less the default is not left."""
+_HOLDS_UP = 0.98
+"""What a setting must reach of the default at each tensor size."""
+_COST_STEP = 1.25
+"""Latencies and processor times count as equal within such steps, as they scatter from sweep to sweep."""
+
+
+RatiosByRound = Mapping[AioConfig, Mapping[int, float]]
+"""The ratio to the default of each setting in each round that it took part in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a setting took of the machine while it was measured."""
+
+    latency: float
+    """Seconds of a request, 99th percentile."""
+    cpu_ms_per_gib: float
 
 
 @dataclass(frozen=True)
@@ -19,68 +35,104 @@ class Best:
     """The setting to take, and how sure that is."""
 
     config: AioConfig
+    """The default, unless another setting is surely worth it."""
     ratio: Interval
     """Its rate relative to the default's, both measured in the same rounds."""
     rate: float
     """Bytes per second, for the user's mix of reads and writes."""
     fastest: AioConfig
-    """The setting with the highest mean; `config` is the cheapest of those that cannot be told from it."""
+    """The setting with the highest mean."""
+    fastest_ratio: Interval
+    """Its rate relative to the default's."""
     tied: tuple[AioConfig, ...]
+    """Those that are less than 5 % slower than the fastest, the cheapest first."""
     default_ratio: Interval
     """The default relative to the fastest."""
+    doubts: tuple[str, ...] = ()
+    """Why the default is kept although another setting looked faster."""
 
-    def sentence(self, within: float = 0.03) -> str:
+    def sentence(self) -> str:
         """What to do, in one sentence."""
-        gap = 1 - self.default_ratio.value
-        if self.fastest == AioConfig():
+        gain = f"{(self.fastest_ratio.value - 1) * 100:+.1f} %"
+        if self.doubts:
+            looked = "" if self.fastest_ratio.value <= 1 else f" {self.fastest} looked faster, but may not be."
+            return f"Keep the default: {'; '.join(self.doubts)}.{looked}"
+        if self.fastest_ratio.value <= 1:
             return "The default is the fastest setting found: nothing to gain."
-        if self.config == AioConfig() or gap <= within:
-            gain = "nothing to gain" if self.config == AioConfig() else f"little to gain by {self.config}"
-            return f"The default is already within {gap * 100:.1f} % of the best setting found: {gain}."
-        gain = f"{(self.ratio.value - 1) * 100:+.1f} %"
-        if self.ratio.n < 2:
-            return f"Take {self.config}: {gain} over the default, measured once."
-        span = f"n {self.ratio.n}"
-        if self.ratio.tells:
+        if self.config != AioConfig():
             span = f"{(self.ratio.low - 1) * 100:+.1f} to {(self.ratio.high - 1) * 100:+.1f} %"
-        if self.ratio.low <= 1:
-            return (
-                f"{self.config} looks best: {gain} over the default ({span}), but the rates scatter too much to be "
-                "sure: sweep again with more seconds, or on a quieter machine."
-            )
-        return f"Take {self.config}: {gain} over the default ({span})."
+            return f"Take {self.config}: {(self.ratio.value - 1) * 100:+.1f} % over the default ({span})."
+        if self.fastest_ratio.value < 1 + MATTERS:
+            gap = (1 - self.default_ratio.value) * 100
+            return f"The default is already within {gap:.1f} % of the best setting found: nothing to gain."
+        span = f"n {self.fastest_ratio.n}"
+        if self.fastest_ratio.tells:
+            span = f"{(self.fastest_ratio.low - 1) * 100:+.1f} to {(self.fastest_ratio.high - 1) * 100:+.1f} %"
+        return (
+            f"Keep the default: {self.fastest} looks best, {gain} ({span}), but the rates scatter too much to be sure: "
+            "sweep again with more seconds, or on a quieter machine."
+        )
 
 
-def tied_with_best(rounds: Mapping[AioConfig, Mapping[int, float]]) -> list[AioConfig]:
-    """The settings that cannot be told from the best, the cheapest first.
-
-    Cheap is fewer threads, then less memory in flight, then fewer requests in flight.
+def choose(
+    rounds: RatiosByRound,
+    control: AioConfig,
+    costs: Mapping[AioConfig, Cost],
+    worst: Mapping[AioConfig, float],
+) -> tuple[AioConfig, tuple[AioConfig, ...], str]:
+    """The setting to take, those tied with the fastest, and why the default is kept if the fastest does not hold up.
 
     Args:
-        rounds: the ratio to the control of each setting in each round that it took part in.
+        costs: what each setting took of the machine.
+        worst: each setting's lowest mean ratio to the default at any one tensor size.
     """
-    means = {config: ratio_interval(list(ratios.values())).value for config, ratios in rounds.items() if ratios}
+    means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
+    tied = tied_with_best(rounds, costs)
+    sure = [config for config in tied if means[config].n > 1 and means[config].low > 1]
+    worth_it = [config for config in sure if means[config].value >= 1 + MATTERS]
+    holding_up = [config for config in worth_it if worst[config] >= _HOLDS_UP]
+    if holding_up:
+        return holding_up[0], tied, ""
+    fastest = max(means, key=lambda config: means[config].value)
+    if means[fastest].value >= 1 + MATTERS and means[fastest].n < 2:
+        return control, tied, "each setting was measured only once, so give the sweep more seconds"
+    if worth_it:
+        slower = (1 - worst[worth_it[0]]) * 100
+        return (
+            control,
+            tied,
+            f"{worth_it[0]} is faster on average, but {slower:.1f} % slower at one of the tensor sizes",
+        )
+    return control, tied, ""
+
+
+def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tuple[AioConfig, ...]:
+    """The settings that are less than 5 % slower than the fastest in the rounds that they share, the cheapest first."""
+    means = {config: ratio_interval(list(ratios.values())).value for config, ratios in rounds.items()}
     best = max(means, key=lambda config: means[config])
-    tied = [config for config in means if config == best or _is_tied(rounds[config], rounds[best])]
-    return sorted(tied, key=cost)
+    tied = []
+    for config in means:
+        behind = paired(rounds[config], rounds[best])
+        if behind is not None and behind.value > 1 - MATTERS:
+            tied.append(config)
+    return tuple(sorted(tied, key=lambda config: expense(config, costs[config])))
 
 
-def cost(config: AioConfig) -> tuple[int, int, int, bool, bool]:
-    """What a setting takes of the machine, to be compared: the smaller, the cheaper."""
+def expense(config: AioConfig, cost: Cost) -> tuple[int | bool, ...]:
+    """What a setting takes, to be compared: memory in flight, then latency, then processor time, then threads."""
     return (
-        config.thread_count,
         config.bytes_in_flight,
+        _step(cost.latency),
+        _step(cost.cpu_ms_per_gib),
+        config.thread_count,
         config.queue_depth,
         config.single_submit,
         not config.overlap_events,
     )
 
 
-def _is_tied(ratios: Mapping[int, float], best: Mapping[int, float]) -> bool:
-    difference = paired(ratios, best)
-    if difference is None:
-        return False
-    return difference.value > 1 - TIED or (difference.high >= 1 and difference.value > 1 - TIED_IF_UNSURE)
+def _step(value: float) -> int:
+    return round(math.log(max(value, 1e-9), _COST_STEP))
 
 
 def paired(ratios: Mapping[int, float], best: Mapping[int, float]) -> Interval | None:

@@ -32,7 +32,8 @@ class Disk:
     device: str
     model: str
     kind: str
-    """``disk``, ``memory`` (tmpfs: no disk at all) or ``network`` (the other end's disk and the wire between)."""
+    """``disk``, ``memory`` (tmpfs: no disk at all), ``loop`` (a device whose data lies in a file elsewhere) or
+    ``network`` (the other end's disk and the wire between)."""
     free_bytes: int
     direct: bool
     """Whether a trial moved bytes past the page cache."""
@@ -66,7 +67,7 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
         mount=mount,
         device=device,
         model=_model_of(path),
-        kind=_kind_of(filesystem, device),
+        kind="loop" if _is_loop(path) else _kind_of(filesystem, device),
         free_bytes=free.f_bavail * free.f_frsize,
         direct=why is None,
         why_buffered=why,
@@ -146,6 +147,35 @@ def _kind_of(filesystem: str, device: str) -> str:
     if filesystem in _NETWORK or filesystem in _NETWORK_FUSE:
         return "network"
     return "disk"
+
+
+def _is_loop(path: str | os.PathLike[str]) -> bool:
+    """Whether a file lies on a loop device, or on a device that is made of one."""
+    number = os.stat(path).st_dev  # noqa: PTH116 - follows a path under /proc to the file
+    waiting = [Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")]
+    while waiting:
+        block = waiting.pop().resolve()
+        if re.match(r"loop\d", block.name) or (block / "loop").is_dir() or re.match(r"loop\d", block.parent.name):
+            return True
+        waiting += (block / "slaves").glob("*")
+    return False
+
+
+def data_share(fd: int) -> float:
+    """The part of a file that the disk is asked for, 0 to 1: neither holes nor compressed away.
+
+    Space that was reserved and never written counts as holes where the filesystem says so.
+    """
+    state = os.fstat(fd)
+    if state.st_size == 0 or not hasattr(os, "SEEK_DATA"):
+        return 1.0
+    data = at = 0
+    with suppress(OSError):  # ENXIO: only a hole follows
+        while at < state.st_size:
+            begin = os.lseek(fd, at, os.SEEK_DATA)
+            at = os.lseek(fd, begin, os.SEEK_HOLE)
+            data += at - begin
+    return min(data, state.st_blocks * 512, state.st_size) / state.st_size
 
 
 def _model_of(path: str | os.PathLike[str]) -> str:

@@ -42,7 +42,7 @@ _KEPT_REQUESTS = 1024
 _CHECKED = 4
 """Requests that are compared after each slice, besides the first of each thread."""
 _WARM_SECONDS = 0.015
-_LONGEST_TENSOR = 1.0
+_LONGEST_TENSOR = 0.5
 """Seconds after which a tensor that should be moved whole is cut off."""
 _PATTERN = 1 << 20
 """Words of random data that are made afresh."""
@@ -133,7 +133,7 @@ class Task:
     transfer: int
     """Bytes of a tensor."""
     whole: bool = False
-    """Finish the tensor that is being moved, for up to a second."""
+    """Finish the tensor that is being moved, for up to half a second."""
     most: float = math.inf
     """Bytes that may be moved, the warm-up included."""
 
@@ -326,7 +326,7 @@ class Bench:
             if job.error is not None:
                 raise job.error
             run.ended = self._clock()
-            if run.ended >= end or run.bytes >= task.most:
+            if run.ended >= end or run.bytes + PAGE > task.most:
                 break
         run.cpu_seconds = time.process_time() - busy
         if target.write:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.choice import Best, paired, tied_with_best
+from dsexplore.aio.choice import Best, Cost, choose, paired
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Sample
 from dsexplore.aio.result_rows import setting_rows, shared_rows, slice_rows
-from dsexplore.aio.rounds import Measured, Rounds, mix, mixed_ratios
+from dsexplore.aio.rounds import Measured, Rounds, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
 from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.atomic import writing
 from dsexplore.display import Displayable
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 FORMAT = "dsexplore sweep"
 VERSION = 1
+_WHOLE = 0.95
+"""The part of a file that must hold data for its rates to be the disk's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class Conditions:
     """The part of the file that was still in the page cache when reading began."""
     system: str
     started: str
+    transfers: tuple[int, ...] = ()
+    """Bytes of the tensors that were moved; empty for older sweeps."""
+    data_share: float = 1.0
+    """The part of the file for which the disk is asked; holes and what is compressed away are the rest."""
+    processes: int = 1
+    """How many processes moved tensors at the same time."""
+    most_written: int | None = None
+    """Bytes that might be written; None for no limit."""
 
 
 @dataclass
@@ -82,6 +91,8 @@ class SweepResult(Displayable):
     """All bytes that the sweep wrote to the disk: what it cost the drive's endurance."""
     elapsed: float = 0.0
     interrupted: bool = False
+    spent: bool = False
+    """Whether the sweep ended because it had written all that it might."""
 
     @property
     def operations(self) -> list[str]:
@@ -105,7 +116,7 @@ class SweepResult(Displayable):
         return mixed_ratios(self.deciding, self.control, self.conditions.read_share)
 
     def best(self) -> Best:
-        """The cheapest setting that is statistically tied with the fastest.
+        """The cheapest of the settings that are tied with the fastest; the default where that is not surely worth it.
 
         Raises:
             UsageError: the sweep was interrupted before any setting was measured beside the control.
@@ -113,19 +124,44 @@ class SweepResult(Displayable):
         rounds = self._contenders()
         if not rounds:
             raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
-        tied = tied_with_best(rounds)
+        worst = lowest_ratios(self.deciding, self.control, self.conditions.read_share)
+        config, tied, unsure = choose(rounds, self.control, {config: self._cost(config) for config in rounds}, worst)
+        doubts = (*self._doubts(), *([unsure] if unsure else []))
+        if doubts:
+            config = self.control
         means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
         fastest = max(means, key=lambda config: means[config].value)
         default = paired(rounds[self.control], rounds[fastest])
         assert default is not None  # every round has the control
         return Best(
-            config=tied[0],
-            ratio=means[tied[0]],
-            rate=self.mixed_rate(tied[0]),
+            config=config,
+            ratio=means[config],
+            rate=self.mixed_rate(config),
             fastest=fastest,
-            tied=tuple(tied),
+            fastest_ratio=means[fastest],
+            tied=tied,
             default_ratio=default,
+            doubts=doubts,
         )
+
+    def _cost(self, config: AioConfig) -> Cost:
+        samples = [m.sample for m in self.deciding if m.sample.config == config]
+        return Cost(median([s.p99 for s in samples]), median([s.cpu_ms_per_gib for s in samples]))
+
+    def _doubts(self) -> Iterator[str]:
+        """Why what was measured may not be the disk."""
+        disk, data_share = self.disk, self.conditions.data_share
+        if disk.kind == "memory":
+            yield "these files live in memory, so no disk was measured"
+        elif not disk.direct:
+            yield f"the page cache was measured, not the disk, since {disk.why_buffered}"
+        if disk.kind == "loop":
+            yield f"{disk.device} is a loop device, whose data may come from the page cache: sweep where its file lies"
+        if data_share < _WHOLE:
+            yield (
+                f"{1 - data_share:.0%} of the file are holes or compressed, for which no disk is asked: "
+                "sweep a file full of data, or a directory"
+            )
 
     def _contenders(self) -> Rounds:
         """The settings that stayed to the end of the finals, each in the same rounds.
@@ -145,11 +181,7 @@ class SweepResult(Displayable):
 
     def mixed_rate(self, config: AioConfig) -> float:
         """Median bytes per second of one setting for the user's mix of reads and writes."""
-        rates: dict[str, list[float]] = defaultdict(list)
-        for m in self.deciding:
-            if m.sample.config == config:
-                rates[m.sample.operation].append(m.sample.rate)
-        return mix({operation: median(values) for operation, values in rates.items()}, self.conditions.read_share)
+        return mixed_rate([m for m in self.deciding if m.sample.config == config], self.conditions.read_share)
 
     def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
         """The ``"aio"`` block of the best setting, to put into a ds_config."""
@@ -203,6 +235,7 @@ class SweepResult(Displayable):
             "bytes_written": self.bytes_written,
             "elapsed": self.elapsed,
             "interrupted": self.interrupted,
+            "spent": self.spent,
         }
 
     @classmethod
@@ -233,13 +266,14 @@ class SweepResult(Displayable):
         try:
             return cls(
                 disk=Disk(**loaded["disk"]),
-                conditions=Conditions(**loaded["conditions"]),
+                conditions=_conditions(loaded["conditions"]),
                 control=AioConfig(**loaded["control"]),
                 measured=[Measured(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
                 references=[_reference(r) for r in loaded["references"]],
                 bytes_written=loaded["bytes_written"],
                 elapsed=loaded["elapsed"],
                 interrupted=loaded["interrupted"],
+                spent=loaded.get("spent", False),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(f"{name} is a damaged sweep: {error!r}") from error
@@ -252,13 +286,20 @@ class SweepResult(Displayable):
         lines = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}"]
         if self.interrupted:
             lines.append("Interrupted: the results so far.")
+        if self.spent:
+            limit = format_bytes(self.conditions.most_written or 0)
+            lines.append(f"Ended when the {limit} that may be written were used up: raise max_written for more rounds.")
         if not self.rounds:
             return [*lines, "No setting was compared with the default yet."]
         best = self.best()
         lines.append(best.sentence())
+        if len(best.tied) > 1:
+            lines.append(f"Less than 5 % apart, the cheapest first: {'; '.join(map(str, best.tied))}.")
+        chosen = by_transfer(m for m in self.deciding if m.sample.config == best.config)
         for operation in self.operations:
-            chosen = [m.sample for m in self.deciding if m.sample.config == best.config]
-            lines += _direction_lines(operation, [sample for sample in chosen if sample.operation == operation])
+            for transfer, part in chosen.items():
+                name = f"{operation} of {format_bytes(transfer)} tensors" if len(chosen) > 1 else operation
+                lines += _direction_lines(name, [m.sample for m in part if m.sample.operation == operation])
         overwritten = f" ({self.conditions.write_mode})" if self.bytes_written else ""
         return [*lines, f"{format_bytes(self.bytes_written)} written{overwritten} in {self.elapsed:.0f} s"]
 
@@ -271,19 +312,23 @@ class SweepResult(Displayable):
             yield f"{name} did not run: {' '.join(reason.split())}"
 
 
-def _direction_lines(operation: str, samples: list[Sample]) -> Iterator[str]:
+def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
     """Rate, rate with fsync, and latencies of one setting in one direction."""
     rates = [sample.rate for sample in samples]
     spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, n {len(rates)}"
-    yield f"{operation}: median {format_rate(median(rates))}, {spread}"
+    yield f"{name}: median {format_rate(median(rates))}, {spread}"
     if any(sample.fsync_seconds for sample in samples):
-        yield f"{operation} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"
+        yield f"{name} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"
     p50, p95, p99 = (median([getattr(s, name) for s in samples]) * 1e3 for name in ("p50", "p95", "p99"))
     cpu = median([sample.cpu_ms_per_gib for sample in samples])
     yield (
-        f"{operation} latency of a request: p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f}, "
+        f"{name} latency of a request: p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f}, "
         f"longest {max(sample.longest for sample in samples) * 1e3:.2f} ms; {cpu:.1f} ms of CPU per GiB"
     )
+
+
+def _conditions(values: dict[str, Any]) -> Conditions:
+    return Conditions(**{**values, "transfers": tuple(values.get("transfers", ()))})
 
 
 def _sample(values: dict[str, Any]) -> Sample:

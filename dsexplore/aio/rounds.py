@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.measure import Sample
+from dsexplore.aio.statistics import median, ratio_interval
 
 Rounds = dict[AioConfig, dict[int, float]]
 """The ratio to the control of each setting in each round that it took part in."""
@@ -33,17 +34,57 @@ def mix(rates: Mapping[str, float], read_share: float) -> float:
     return 1 / (read_share / rates["read"] + (1 - read_share) / rates["write"])
 
 
-def operation_ratios(measured: list[Measured], control: AioConfig, operation: str) -> Rounds:
+def operation_ratios(measured: Sequence[Measured], control: AioConfig, operation: str) -> Rounds:
     """The rate of each setting relative to the control's in the same round, in one direction."""
-    return _ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
+    return mixed_ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
 
 
-def mixed_ratios(measured: list[Measured], control: AioConfig, read_share: float) -> Rounds:
-    """The mixed rate of each setting relative to the control's in the same round, of rounds that are complete."""
-    return _ratios(measured, control, read_share)
+def mixed_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> Rounds:
+    """The mixed rate of each setting relative to the control's in the same round, of rounds that are complete.
+
+    Of several tensor sizes, it is the geometric mean over the sizes.
+    """
+    parts = [_ratios(m, control, read_share) for m in by_transfer(measured).values()]
+    return {
+        config: {
+            number: ratio_interval([part[config][number] for part in parts]).value
+            for number in ratios
+            if all(number in part.get(config, {}) for part in parts)
+        }
+        for config, ratios in (parts[0].items() if parts else ())
+    }
 
 
-def _ratios(measured: list[Measured], control: AioConfig, read_share: float) -> Rounds:
+def lowest_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> dict[AioConfig, float]:
+    """The lowest mean ratio of each setting to the control at any one tensor size."""
+    lowest: dict[AioConfig, float] = {}
+    for part in by_transfer(measured).values():
+        for config, ratios in _ratios(part, control, read_share).items():
+            mean = ratio_interval(list(ratios.values())).value
+            lowest[config] = min(mean, lowest.get(config, mean))
+    return lowest
+
+
+def mixed_rate(measured: Sequence[Measured], read_share: float) -> float:
+    """Median bytes per second of one setting for a mix of reads and writes: the geometric mean over tensor sizes."""
+    rates = []
+    for part in by_transfer(measured).values():
+        by_operation: dict[str, list[float]] = defaultdict(list)
+        for m in part:
+            by_operation[m.sample.operation].append(m.sample.rate)
+        rates.append(mix({operation: median(values) for operation, values in by_operation.items()}, read_share))
+    return ratio_interval(rates).value
+
+
+def by_transfer(measured: Iterable[Measured]) -> dict[int, list[Measured]]:
+    """The slices of each tensor size, the smallest first."""
+    groups: dict[int, list[Measured]] = defaultdict(list)
+    for m in measured:
+        groups[m.sample.transfer].append(m)
+    return dict(sorted(groups.items()))
+
+
+def _ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> Rounds:
     rates: dict[tuple[int, AioConfig], dict[str, float]] = defaultdict(dict)
     for m in measured:
         rates[m.round, m.sample.config][m.sample.operation] = m.sample.rate

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsexplore.aio import aio_constants as c
 from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.choice import MATTERS
 from dsexplore.aio.statistics import Interval, ratio_interval
 from dsexplore.errors import UsageError
 
@@ -21,11 +22,15 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 """The values tried for each key, in the order in which the keys are searched: those that matter most first."""
 
-MOST_FINALISTS = 8
-_WORTH_MOVING = 1.01
+MOST_FINALISTS = 6
+"""The settings that are compared in the end, besides the control."""
+_WORTH_MOVING = 1.02
+_NEAR = 0.9
+"""What a finalist that is chosen for being cheap must reach of the highest score."""
 _FEWEST_ROUNDS = 3
 _GIVEN_UP = 0.2
-"""A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two, 4 % after five."""
+"""A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two. None is given up that
+may be tied with the best."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
 """Measures settings in one round, beside the control: each one's rate as a ratio to the control's in that round."""
@@ -112,9 +117,10 @@ def finals(
         if rounds >= _FEWEST_ROUNDS and all(ratio_interval(ratios[config]).width < width for config in running):
             break
         if rounds >= 2:
-            running = [config for config in running if behind[config].value >= 1 - _GIVEN_UP / rounds]
+            limit = 1 - max(_GIVEN_UP / rounds, 1.5 * MATTERS)
+            running = [config for config in running if behind[config].value >= limit]
         if rounds >= _FEWEST_ROUNDS:
-            running = [config for config in running if behind[config].high >= 1]
+            running = [config for config in running if behind[config].high >= 1 - MATTERS]
     return ratios
 
 
@@ -124,9 +130,15 @@ def _relative(ratios: Sequence[float], best: Sequence[float]) -> Interval:
 
 
 def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int = MOST_FINALISTS) -> list[AioConfig]:
-    """The settings with the highest scores, the control left out: it is measured in every round anyway."""
+    """Half of them the settings with the highest scores, and the cheapest of those that are near.
+
+    A score rests on one measurement, so the highest are partly luck; the cheapest of many that are equal come back from
+    sweep to sweep. The control is left out: it is measured in every round anyway.
+    """
     ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
-    return ranked[:count]
+    near = [config for config in ranked if scores[config] >= scores[ranked[0]] * _NEAR]
+    cheap = sorted(near, key=lambda config: (config.bytes_in_flight, config.thread_count, config.queue_depth))
+    return list(dict.fromkeys([*ranked[: count // 2], *cheap[: count - count // 2], *ranked]))[:count]
 
 
 def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:

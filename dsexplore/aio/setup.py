@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.disk import Disk, cached_share, disk_of, drop_cached
+from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.result import Conditions
@@ -37,6 +38,8 @@ _LEAST_SIZE = CONTROL.bytes_in_flight
 _SLICE = (0.02, 0.15)
 """Seconds of one slice: at least, at most."""
 _SLICES_PER_SWEEP = 250
+_TENSORS = (32 << 20, 512 << 20)
+"""Bytes of the tensors that are moved if the caller names none, as far as the file holds them."""
 
 
 class Plan:
@@ -49,12 +52,11 @@ class Plan:
         read_share: float,
         mode: str,
         write_mode: str,
+        tensor: int | str | Sequence[int | str] | None,
+        max_written: int | str | None,
         axes: dict[str, Sequence[Any]],
     ) -> None:
-        try:
-            self.size = parse_size(size)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        self.size = _parsed(size)
         if self.size < _LEAST_SIZE:
             raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
         if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
@@ -70,8 +72,43 @@ class Plan:
         self.seconds, self.read_share, self.axes = seconds, read_share, search.checked_axes(axes)
         self.mode: Mode = "ring" if mode == "ring" else "tensor"
         self.write_mode = write_mode
+        self.transfers = (self.size,) if mode == "ring" else self._tensors(tensor)
+        self.most_written = None if max_written is None else _parsed(max_written)
         budget = 60.0 if seconds is None else seconds
-        self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1])
+        self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1]) / len(self.transfers)
+
+    def _tensors(self, given: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
+        """The sizes of tensors to move, in bytes, the smallest first."""
+        if given is None:
+            return tuple(sorted({min(size, self.size) for size in _TENSORS}))
+        wanted = [_parsed(size) for size in ([given] if isinstance(given, (int, str)) else given)]
+        for size in wanted or [0]:
+            if not PAGE <= size <= self.size:
+                raise UsageError(
+                    f"tensor {format_bytes(size)} does not fit: give sizes from {PAGE} bytes to the size of the file, "
+                    f"{format_bytes(self.size)}"
+                )
+        return tuple(sorted(set(wanted)))
+
+    def writes(self, own: bool) -> bool:
+        """Whether anything is written while settings are compared; ``own``: to a file of the sweep."""
+        return own and self.read_share < 1
+
+    def check_budget(self) -> None:
+        """Refuse a limit below what one round writes at least."""
+        least = self.size + (2 * _LEAST_SIZE if self.writes(own=True) else 0)
+        if self.most_written is not None and self.most_written < least:
+            raise UsageError(
+                f"max_written {format_bytes(self.most_written)} is too small: the file of {format_bytes(self.size)} is "
+                f"written once, so give at least {format_bytes(least)}, a smaller size, or an existing file to read"
+            )
+
+
+def _parsed(size: int | str) -> int:
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 class Setup:
@@ -84,15 +121,18 @@ class Setup:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.size = plan.size
         own = Path(path).is_dir()
+        self.data_share = 1.0
         if own:
             _check_memory(plan)
+            plan.check_budget()
             scratch = stack.enter_context(Scratch(path, plan.size * (1 if plan.write_mode == "overwrite" else 2)))
             self.path = scratch.path
         else:
             self.path = os.path.realpath(path)
             self.size = _usable_size(self.path, plan.size)
+        self.transfers = tuple(sorted({min(transfer, self.size) for transfer in plan.transfers}))
         if own:
-            report(Progress(0.0, f"writing {format_bytes(self.size)} of random data"))
+            report(Progress(0.0, f"writing {format_bytes(self.size)} of random data{self._announced()}"))
             self._fill(scratch.fd, seed)
         self.disk: Disk = replace(disk_of(self.path, direct=direct), path=path)
         source = Target(self.path, write=False, direct=direct and self.disk.direct)
@@ -102,6 +142,8 @@ class Setup:
         if own:
             self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct)
         self.operations = _operations(plan.read_share, own)
+        if not own:
+            self.data_share = data_share(source.fd)
         drop_cached(source.fd)
         self.cached = cached_share(source.fd)
         self.source = source
@@ -117,6 +159,13 @@ class Setup:
         stack.callback(self.bench.close)
         if plan.mode == "tensor":
             fill_random(self.bench.buffer, seed)
+
+    def _announced(self) -> str:
+        """How much will be written, said before it is."""
+        if not self.plan.writes(own=True):
+            return ""
+        limit = self.plan.most_written
+        return ", then more without limit" if limit is None else f", up to {format_bytes(limit)} in all"
 
     def _fill(self, fd: int, seed: int) -> None:
         """Write random data once over the whole file, so that reads find blocks and writes overwrite them."""
@@ -166,6 +215,9 @@ class Setup:
             cached_share=self.cached,
             system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {os.cpu_count()} processors",
             started=self.started,
+            transfers=self.transfers,
+            data_share=self.data_share,
+            most_written=self.plan.most_written,
         )
 
 

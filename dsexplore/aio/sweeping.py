@@ -8,15 +8,16 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
-from dsexplore.aio.measure import Bench, Mode, Operation
+from dsexplore.aio.measure import Bench, Mode, Operation, Sample
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.result import Reference, SweepResult
-from dsexplore.aio.rounds import Measured, mix
+from dsexplore.aio.rounds import Measured, mixed_rate
 from dsexplore.aio.setup import CONTROL, Plan, Setup, WriteMode
 from dsexplore.aio.sweep_progress import Progress, Report, reporting
 from dsexplore.errors import UsageError
@@ -27,6 +28,9 @@ _LIMIT_RUNS = 3
 _DESCENT_SHARE = 0.45
 """The part of the time that may go into the descent; the finals have the rest."""
 _GRID_ROUND = 8
+_FEWEST_SLICES = 48
+"""Slices of each tensor size that what may be written should suffice for: a descent, and three rounds of finals."""
+_USED_UP = "what may be written is used up: raise max_written"
 
 
 def sweep(
@@ -40,6 +44,8 @@ def sweep(
     backend: str | None = None,
     direct: bool = True,
     references: str | Sequence[str] = (),
+    tensor: int | str | Sequence[int | str] | None = None,
+    max_written: int | str | None = "64GiB",
     progress: bool | Report | None = None,
     seed: int = 0,
     **axes: Sequence[Any],
@@ -48,7 +54,7 @@ def sweep(
 
     Args:
         path: a directory, where one scratch file is made and removed; or an existing file, which is only read.
-        size: bytes of the scratch file, and of the tensor: ``"1GiB"``. At least 8 MiB.
+        size: bytes of the scratch file: ``"1GiB"``. At least 8 MiB.
         seconds: the time to spend, making the file included; None measures the full grid.
         read_share: the part of your traffic that is reads, 0 to 1.
         mode: ``"tensor"``: one large buffer, as DeepSpeed moves it; ``"ring"``: depth × block bytes, as fio.
@@ -56,6 +62,9 @@ def sweep(
         backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
         direct: past the page cache; False measures memory as much as the disk, and is labelled so.
         references: ``"fio"`` and ``"deepspeed"``, run beside ours if they can.
+        tensor: bytes of your tensors, one or several sizes, each moved to its end before the next begins; the setting
+            to take has to do well at each. None: 32 MiB and 512 MiB.
+        max_written: bytes that may be written in all; the sweep ends before it writes more. None: no limit.
         progress: a bar (None: in a terminal or notebook, where someone sees it), or a function that takes a `Progress`.
         seed: of the data and of the order in which settings are measured.
         axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
@@ -67,7 +76,7 @@ def sweep(
         OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
         UsageError: an argument out of range.
     """
-    plan = Plan(size, seconds, read_share, mode, write_mode, axes)
+    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes)
     references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
     if not path:
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
@@ -86,14 +95,20 @@ def sweep(
             for name in references:
                 if name not in unavailable:
                     run.reference(result, name)
+        except _Spent:
+            run.spent = True
         except KeyboardInterrupt:
             if not run.measured:
                 raise
             result.interrupted = True
-        result.bytes_written = setup.bytes_written + setup.bench.bytes_written + run.bytes_written
+        result.bytes_written, result.spent = run.written(), run.spent
         result.elapsed = run.elapsed()
         report(Progress(1.0, "interrupted" if result.interrupted else "done"))
         return result
+
+
+class _Spent(Exception):
+    """What may be written is used up."""
 
 
 class _Run:
@@ -101,6 +116,8 @@ class _Run:
 
     def __init__(self, setup: Setup, plan: Plan, report: Report, shuffle: random.Random, begun: float) -> None:
         self.measured: list[Measured] = []
+        self.spent = False
+        """Whether something was left out because no more may be written."""
         self.bytes_written = 0
         self._setup, self._plan, self._report, self._shuffle = setup, plan, report, shuffle
         self._begun = begun
@@ -110,6 +127,31 @@ class _Run:
         self._round = 0
         self._phase = "descent"
         self._steps = self._all_steps = 0
+        self._written_by_slice = 0
+        """The most bytes that any slice has written, with its warm-up."""
+        self._slice_seconds = 0.0
+        """What a slice of the last round took, with all that goes on around it."""
+
+    def written(self) -> int:
+        """Bytes written since the sweep began."""
+        return self._setup.bytes_written + self._setup.bench.bytes_written + self.bytes_written
+
+    def _left(self) -> float:
+        """Bytes that may still be written."""
+        limit = self._plan.most_written
+        return math.inf if limit is None else limit - self.written()
+
+    def _by_slice(self) -> float:
+        """Bytes that a slice may write, so that enough of them can."""
+        limit = self._plan.most_written
+        begun = self._setup.bytes_written
+        return math.inf if limit is None else (limit - begun) / (_FEWEST_SLICES * len(self._setup.transfers))
+
+    def _may_write(self, slices: int, nbytes: int = 0) -> bool:
+        """Whether so many slices may still be written, each as large as the largest so far or ``nbytes``."""
+        if "write" in self._setup.operations and slices * max(self._written_by_slice, nbytes) > self._left():
+            self.spent = True
+        return not self.spent
 
     def elapsed(self) -> float:
         """Seconds since the sweep began."""
@@ -134,15 +176,22 @@ class _Run:
         else:
             rounds = 10**6
             until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
-            scores = search.descend(
-                self._start(every), plan.axes, self.round, lambda: self.elapsed() < until, bench.fits
-            )
+            begin = self._left()
+
+            def go_on() -> bool:
+                return self.elapsed() < until and self._left() >= begin * (1 - _DESCENT_SHARE)
+
+            scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits)
         finalists = search.strongest(scores, CONTROL)
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
-            slices = (len(finalists) + 1 + _LIMIT_RUNS) * len(self._setup.operations)
-            more = lambda: self.elapsed() + self._seconds(slices) < self._limit and self._round < last  # noqa: E731
+            slices = ((len(finalists) + 1) * len(self._setup.transfers) + _LIMIT_RUNS) * len(self._setup.operations)
+
+            def more() -> bool:
+                in_time = self.elapsed() + self._seconds(slices) < self._limit
+                return in_time and self._round < last and self._may_write(slices // len(self._setup.operations))
+
             search.finals(finalists, self.round, more, self._shuffle)
 
     def _start(self, every: Sequence[AioConfig]) -> AioConfig:
@@ -153,8 +202,8 @@ class _Run:
         return start if start in every else every[0]
 
     def _seconds(self, slices: int) -> float:
-        """About how long so many slices take, with all that goes on around them, so that none begins too late."""
-        return slices * (self.elapsed() - self._ready) / len(self.measured)
+        """About how long so many slices take, so that none begins too late."""
+        return slices * max(self._slice_seconds, (self.elapsed() - self._ready) / len(self.measured))
 
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
         """Measure settings and the control, in shuffled order; each one's mixed rate as a ratio to the control's."""
@@ -162,16 +211,38 @@ class _Run:
         order = [*dict.fromkeys([CONTROL, *configs])]
         self._shuffle.shuffle(order)
         rates: dict[AioConfig, float] = {}
-        for config in order:
-            by_operation: dict[str, float] = {}
-            for operation in self._setup.operations:
-                sample = self._setup.bench.measure(config, operation, self._plan.slice)
-                self.measured.append(Measured(self._phase, self._round, sample))
-                by_operation[operation] = sample.rate
-            rates[config] = mix(by_operation, self._plan.read_share)
-            self._steps += 1
-            self._report(Progress(self._done(), f"{self._phase}: {config} {format_rate(rates[config])}"))
+        begun, first = self.elapsed(), len(self.measured)
+        try:
+            for config in order:
+                rates[config] = self._rate(config)
+        except _Spent:
+            del self.measured[first:]  # half a round compares nothing
+            raise
+        self._slice_seconds = (self.elapsed() - begun) / (len(self.measured) - first)
         return {config: rate / rates[CONTROL] for config, rate in rates.items()}
+
+    def _rate(self, config: AioConfig) -> float:
+        """Measure one setting in each direction at each tensor size; its mixed rate."""
+        first, setup = len(self.measured), self._setup
+        for operation, transfer in product(setup.operations, setup.transfers):
+            self.measured.append(Measured(self._phase, self._round, self._measure(config, operation, transfer)))
+        rate = mixed_rate(self.measured[first:], self._plan.read_share)
+        self._steps += 1
+        self._report(Progress(self._done(), f"{self._phase}: {config} {format_rate(rate)}"))
+        return rate
+
+    def _measure(self, config: AioConfig, operation: Operation, transfer: int) -> Sample:
+        """One slice; in the finals, tensors are moved to their end."""
+        bench, whole, most = self._setup.bench, self._phase == "finals", math.inf
+        if operation == "write":
+            least = 2 * config.bytes_in_flight
+            if self._left() < least:
+                raise _Spent
+            most = min(max(self._by_slice(), least), self._left())
+        before = bench.bytes_written
+        sample = bench.measure(config, operation, self._plan.slice, transfer=transfer, whole=whole, most=most)
+        self._written_by_slice = max(self._written_by_slice, bench.bytes_written - before)
+        return sample
 
     def _done(self) -> float:
         if self._plan.seconds is not None:
@@ -188,7 +259,13 @@ class _Run:
         note = f"ring of {format_bytes(config.bytes_in_flight)} on huge pages, {config}"
         try:
             for operation in setup.operations:
-                rates = tuple(bench.measure(config, operation, self._plan.slice).rate for _ in range(_LIMIT_RUNS))
+                if operation == "write" and not self._may_write(_LIMIT_RUNS):
+                    result.conditions.unavailable["ring, write"] = _USED_UP
+                    continue
+                share = self._left() / _LIMIT_RUNS
+                rates = tuple(
+                    bench.measure(config, operation, self._plan.slice, most=share).rate for _ in range(_LIMIT_RUNS)
+                )
                 result.references.append(Reference("ring", operation, config, rates, note))
         finally:
             bench.close()
@@ -200,6 +277,9 @@ class _Run:
         best = result.best().config if result.rounds else CONTROL
         for config in dict.fromkeys([best, CONTROL]):
             for operation in setup.operations:
+                if operation == "write" and not self._may_write(_LIMIT_RUNS, self._setup.size):
+                    result.conditions.unavailable[f"{name}, write"] = _USED_UP
+                    continue
                 self._report(Progress(0.99, f"{name}: {operation} with {config}"))
                 rates, note = self._fio(config, operation) if name == "fio" else self._deepspeed(config, operation)
                 result.references.append(Reference(name, operation, config, rates, note))

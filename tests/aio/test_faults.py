@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio import Buffer, aio_handle, pool, scratch, sweep
+from dsexplore.aio import AioConfig, Buffer, aio_handle, pool, scratch, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
@@ -94,6 +94,9 @@ def test_a_small_disk_is_swept(loop_disk: Path) -> None:
     result = sweep(loop_disk, "16MiB", 1.0, block_size=[1 << 18], thread_count=[1, 2])
     assert result.disk.filesystem == "ext4"
     assert result.disk.mount == str(loop_disk)
+    assert result.disk.kind == "loop"
+    assert "is a loop device, whose data may come from the page cache" in result.best().sentence()
+    assert result.best().config == AioConfig()
     assert [entry.name for entry in loop_disk.iterdir()] == ["lost+found"]
 
 
@@ -101,6 +104,8 @@ def test_tmpfs_is_swept_and_named(mounted: Callable[..., Path]) -> None:
     point = mounted("size=40m")
     result = sweep(point, "16MiB", 0.8, block_size=[1 << 18])
     assert result.lines()[0].startswith("tmpfs on tmpfs (memory, page cache)")
+    assert "these files live in memory" in result.best().sentence()
+    assert result.best().config == AioConfig()
     assert list(point.iterdir()) == []
 
 
@@ -294,6 +299,8 @@ def test_a_filesystem_without_direct_io(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.array_equal(back, data.bytes)
     result = sweep(tmp_path, "16MiB", 0.6, backend=backend, block_size=[1 << 18])
     assert result.lines()[0].split("; ")[0].endswith("page cache)")
+    assert "the page cache was measured, not the disk, since the filesystem refuses" in result.best().sentence()
+    assert result.best().config == AioConfig()
 
 
 def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, backend: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from dsexplore.aio import pool
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.disk import cached_share, disk_of, drop_cached
+from dsexplore.aio.disk import cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Task, fill_random
 from dsexplore.aio.pool import Pool
 from dsexplore.aio.target import Target
@@ -243,6 +243,28 @@ def test_cached_pages_are_dropped_without_privileges(file: Path) -> None:
             pytest.skip("this kernel does not tell what is cached")
         assert cached_share(fd) == 1.0
         assert drop_cached(fd) == 0.0
+    finally:
+        os.close(fd)
+
+
+def test_the_part_of_a_file_that_is_data(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        assert data_share(fd) == 1.0  # nothing is missing
+        os.pwrite(fd, os.urandom(1 << 20), 1 << 20)
+        os.fsync(fd)
+        assert data_share(fd) == 0.5
+        os.pwrite(fd, os.urandom(1 << 20), 3 << 20)
+        os.ftruncate(fd, 8 << 20)
+        os.fsync(fd)
+        assert data_share(fd) == 0.25
+        os.pwrite(fd, os.urandom(8 << 20), 0)
+        os.fsync(fd)
+        assert data_share(fd) == 1.0
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, 1 << 20)
+        assert data_share(fd) == 0.0  # never written: reads give zeros, and ask no disk
     finally:
         os.close(fd)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import json
 import math
 import os
@@ -15,9 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsexplore.aio import AioConfig, SweepResult, command, sweep, sweeping
+from dsexplore.aio import AioConfig, SweepResult, command, search, sweep, sweeping
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
+from dsexplore.aio.sweep_progress import Progress
 from dsexplore.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("open_files")
@@ -83,7 +85,7 @@ def test_a_sweep_keeps_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """However long what goes on around a slice takes: ``around`` times the slice."""
     now, noise = [0.0], random.Random(1)
 
-    def measured(_: Bench, config: AioConfig, operation: Operation, seconds: float) -> Sample:
+    def measured(_: Bench, config: AioConfig, operation: Operation, seconds: float, **more: object) -> Sample:
         now[0] += seconds * (1 + around)
         rate = 1e9 * math.log2(2 + config.queue_depth) * math.exp(noise.gauss(0, 0.2))
         return Sample(operation, config, int(rate * seconds), seconds, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3)
@@ -93,6 +95,90 @@ def test_a_sweep_keeps_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = sweep(tmp_path, "32MiB", 30)
     assert 24 < result.elapsed <= 30
     assert result.references  # what the disk gives at most was measured within the time, too
+
+
+def test_tensors_of_several_sizes(tmp_path: Path) -> None:
+    result = sweep(tmp_path, **QUICK, tensor=["4MiB", 8 << 20])  # type: ignore[arg-type]
+    assert result.conditions.transfers == (4 << 20, 8 << 20)
+    for number in {m.round for m in result.measured}:
+        settings = {m.sample.config for m in result.measured if m.round == number}
+        wanted = set(itertools.product(settings, ("read", "write"), (4 << 20, 8 << 20)))
+        measured = [
+            (m.sample.config, m.sample.operation, m.sample.transfer) for m in result.measured if m.round == number
+        ]
+        assert set(measured) == wanted
+        assert len(measured) == len(wanted)
+    assert sweep(tmp_path, **QUICK).conditions.transfers == (32 << 20,)  # type: ignore[arg-type]
+
+
+def test_the_finals_move_tensors_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, whole = Bench.measure, set()
+
+    def noted(self, *args, **named):  # type: ignore[no-untyped-def]
+        whole.add((run[0], named["whole"]))
+        return measure(self, *args, **named)
+
+    run = ["descent"]
+    monkeypatch.setattr(Bench, "measure", noted)
+    finals = search.finals
+
+    def begin(*args):  # type: ignore[no-untyped-def]
+        run[0] = "finals"
+        try:
+            return finals(*args)
+        finally:
+            monkeypatch.setattr(Bench, "measure", measure)
+
+    monkeypatch.setattr(search, "finals", begin)
+    sweep(tmp_path, **QUICK)  # type: ignore[arg-type]
+    assert whole == {("descent", False), ("finals", True)}
+
+
+def written_by_this_process() -> int:
+    """Bytes sent to disks so far."""
+    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counters["write_bytes"])
+
+
+@pytest.mark.parametrize(("most", "compared"), [("48MiB", False), ("800MiB", True)])
+def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: bool) -> None:
+    said: list[str] = []
+    written_before = []
+
+    def report(progress: Progress) -> None:
+        said.append(progress.text)
+        written_before.append(written_by_this_process())
+
+    before = written_by_this_process()
+    result = sweep(tmp_path, **{**QUICK, "seconds": 20}, max_written=most, progress=report)  # type: ignore[arg-type]
+    assert said[0] == f"writing 32 MiB of random data, up to {most.replace('MiB', ' MiB')} in all"
+    assert written_before[0] - before < 1 << 20  # said before it is written
+    assert bool(result.rounds) is compared
+    assert (32 << 20) < result.bytes_written <= result.conditions.most_written  # type: ignore[operator]
+    assert result.spent
+    assert result.elapsed < 20
+    assert any(line.startswith(f"Ended when the {most.replace('MiB', ' MiB')} that may be") for line in result.lines())
+    numbers = {m.round for m in result.measured}
+    assert all(len({m.sample.config for m in result.measured if m.round == number}) > 1 for number in numbers)
+
+
+def test_only_reads_write_nothing_but_the_file(tmp_path: Path) -> None:
+    said: list[str] = []
+    axes = {**QUICK, "read_share": 1.0, "max_written": "32MiB", "progress": lambda p: said.append(p.text)}
+    result = sweep(tmp_path, **axes)  # type: ignore[arg-type]
+    assert said[0] == "writing 32 MiB of random data"
+    assert (result.bytes_written, result.spent) == (32 << 20, False)
+
+
+def test_a_sparse_file_is_not_taken_for_a_disk(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.write(os.urandom(8 << 20))
+        file.truncate(32 << 20)
+    result = sweep(path, **QUICK)  # type: ignore[arg-type]
+    assert result.conditions.data_share == pytest.approx(0.25, abs=0.01)
+    assert "75% of the file are holes or compressed" in result.best().sentence()
+    assert result.best().config == AioConfig()
 
 
 @pytest.mark.parametrize("write_mode", ["fresh", "fallocated"])
@@ -141,6 +227,14 @@ def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -
         ({"backend": "libaio"}, "backend 'libaio' is unknown"),
         ({"references": ["dd"]}, "reference 'dd' is unknown"),
         ({"references": "dd"}, "reference 'dd' is unknown"),
+        ({"tensor": "64MiB"}, "tensor 64 MiB does not fit: give sizes from 4096 bytes to .* 32 MiB"),
+        ({"tensor": ["8MiB", 100]}, "tensor 100 B does not fit"),
+        ({"tensor": []}, "tensor 0 B does not fit"),
+        ({"tensor": "large"}, "size 'large' is not a number"),
+        (
+            {"max_written": "33MiB"},
+            "max_written 33 MiB is too small: the file of 32 MiB is written once.* least 48 MiB",
+        ),
         ({"block_size": [1 << 30]}, "no setting of these axes fits a size of 32 MiB.*give a larger size"),
         ({"depth": [3]}, "axis 'depth' is unknown"),
         ({"size": "900TiB"}, "more than half of the .* mode='ring'"),
@@ -170,11 +264,11 @@ def test_paths_that_cannot_be_swept(tmp_path: Path) -> None:
 def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     measure, calls = Bench.measure, []
 
-    def interrupted(self, *args):  # type: ignore[no-untyped-def]
+    def interrupted(self, *args, **named):  # type: ignore[no-untyped-def]
         calls.append(args)
         if len(calls) > after:
             raise KeyboardInterrupt
-        return measure(self, *args)
+        return measure(self, *args, **named)
 
     monkeypatch.setattr(Bench, "measure", interrupted)
     result = sweep(tmp_path, **{**QUICK, "seconds": 60})  # type: ignore[arg-type]
@@ -187,7 +281,7 @@ def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_interrupt_before_anything_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Bench, "measure", interrupted)

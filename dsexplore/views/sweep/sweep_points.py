@@ -1,13 +1,15 @@
-"""What a sweep measured, as points: one per setting and direction, with medians over its slices."""
+"""What a sweep measured, as points: one per setting and direction, with medians over its slices.
+
+Of several tensor sizes, a rate is the geometric mean over the sizes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.rounds import mix
+from dsexplore.aio.rounds import Measured, mix, mixed_rate
 from dsexplore.aio.statistics import median
 from dsexplore.units import format_rate
 
@@ -31,18 +33,18 @@ def directions(result: SweepResult) -> list[str]:
 
 def points(result: SweepResult, direction: str) -> list[Point]:
     """Each setting's medians in one direction; for the mix, the latencies are the slower direction's."""
-    by_config: dict[AioConfig, dict[str, list[Any]]] = {}
+    by_config: dict[AioConfig, dict[str, list[Measured]]] = {}
     for m in result.measured:
-        by_config.setdefault(m.sample.config, {}).setdefault(m.sample.operation, []).append(m.sample)
+        by_config.setdefault(m.sample.config, {}).setdefault(m.sample.operation, []).append(m)
     found = []
-    for config, samples in sorted(by_config.items()):
+    for config, measured in sorted(by_config.items()):
         wanted = result.operations if direction == "mix" else [direction]
-        if not all(operation in samples for operation in wanted):
+        if not all(operation in measured for operation in wanted):
             continue
-        rates = {operation: median([s.rate for s in samples[operation]]) for operation in wanted}
-        p50 = max(median([s.p50 for s in samples[operation]]) for operation in wanted)
-        p99 = max(median([s.p99 for s in samples[operation]]) for operation in wanted)
-        found.append(Point(config, mix(rates, result.conditions.read_share), p50, p99))
+        rate = mixed_rate([m for operation in wanted for m in measured[operation]], result.conditions.read_share)
+        p50 = max(median([m.sample.p50 for m in measured[operation]]) for operation in wanted)
+        p99 = max(median([m.sample.p99 for m in measured[operation]]) for operation in wanted)
+        found.append(Point(config, rate, p50, p99))
     return found
 
 
