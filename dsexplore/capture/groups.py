@@ -50,10 +50,13 @@ class Groups:
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
         # The str is a GroupName.
-        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]
+        return self.of(_resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle))  # type: ignore[arg-type]
+
+    def of(self, process_group: Any) -> Group:
+        """The group of a live ``ProcessGroup``."""
         known = self._by_identity.get(id(process_group))
         if known is None or known[0]() is not process_group:
-            known = self._by_identity[id(process_group)] = weakref.ref(process_group), _describe(process_group)
+            known = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)
             self._groups[process_group.group_name] = known
         return known[1]
 
@@ -127,7 +130,8 @@ def _unboxed(handle: Any) -> Any:
     return dist.ProcessGroup.unbox(handle.real_obj)  # of a FakeScriptObject
 
 
-def _describe(process_group: Any) -> Group:
+def describe_group(process_group: Any) -> Group:
+    """A live group as plain data, without its axis."""
     name = process_group.group_name
     size = process_group.size()
     try:

@@ -76,12 +76,20 @@ class Issued:
     end: int | None = None
     span: CudaSpan | None = None
     """Start and end on the device, until `read_clock` has turned them into ``start`` and ``end``."""
+    failure: str = ""
+    """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 
     def read_clock(self) -> None:
         """Fill in start and end from the device, where they were measured there; waits for the device."""
-        if self.span is not None:
-            self.start, self.end = self.span.read()
+        if self.span is not None and self.span.has_end:
+            if not self.failure:
+                self.start, self.end = self.span.read()
             self.span = None
+
+    @property
+    def cause_text(self) -> str:
+        """How it failed; else why it was issued, as `Origin.cause_text`."""
+        return self.failure or self.origin.cause_text
 
 
 class Batches(threading.local):

@@ -73,34 +73,31 @@ def forget_messages() -> None:
     _known_message.cache_clear()
 
 
-@dataclass(frozen=True, slots=True)
-class OfTensor:
-    """The one message of an op that a single tensor tells."""
-
-    position: int
-    """Of that tensor among the op's arguments."""
-    is_part: bool = False
-    """Whether it is one rank's part of the buffer, and not all of it."""
-
-    def __call__(self, args: Sequence[Any], n: int, op: str) -> tuple[Message]:
-        tensor = args[self.position]
-        parts = n if self.is_part else 1
-        try:
-            return _known_message(op, parts, tensor.dtype, tensor.shape)
-        except TypeError:  # symbolic sizes have no hash
-            return _message_of_parts(op, parts, tensor.dtype, tensor.shape)
+def _message_of_one(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
+    """The one message of an op: a buffer of which this tensor is one of several equal parts, or all."""
+    try:
+        return _known_message(op, parts, tensor.dtype, tensor.shape)
+    except TypeError:  # symbolic sizes have no hash
+        return _message_of_parts(op, parts, tensor.dtype, tensor.shape)
 
 
-def _tensor(position: int) -> OfTensor:
-    return OfTensor(position)
+def _tensor(position: int) -> Messages:
+    return lambda args, _n, op: _message_of_one(op, 1, args[position])
 
 
-def _scaled(position: int) -> OfTensor:
-    return OfTensor(position, is_part=True)
+def _scaled(position: int) -> Messages:
+    """The tensor is one rank's part of the buffer."""
+    return lambda args, n, op: _message_of_one(op, n, args[position])
 
 
 def _each(position: int) -> Messages:
-    return lambda args, _n, op: [_message(op, nbytes(tensor), tensor) for tensor in args[position]]
+    def read(args: Sequence[Any], _n: int, op: str) -> Sequence[Message]:
+        tensors = args[position]
+        if len(tensors) == 1:
+            return _message_of_one(op, 1, tensors[0])
+        return [_message(op, nbytes(tensor), tensor) for tensor in tensors]
+
+    return read
 
 
 def _each_scaled(position: int) -> Messages:

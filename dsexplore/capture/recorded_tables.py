@@ -50,7 +50,7 @@ def events_table(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
         "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in rows],
         "shape": _shapes([shape for *_, shape in rows]),
         "implicit": [origin.is_implicit for origin in origins],
-        "cause": [origin.cause_text for origin in origins],
+        "cause": [one.cause_text for one in collectives],
         "source": source_texts(origin.sources[:stack_depth] for origin in origins),
         "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],

@@ -188,18 +188,23 @@ def _kernels_behind(redispatch: Kernel) -> tuple[Kernel, Kernel]:
         return redispatch(keys & _BEHIND, *args, **kwargs)
 
     def without_twin(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        included = _is_included(_CPU)  # what two of torch's guards would do, without making them
-        try:  # from the first of them on: Ctrl-C may come after any call
-            _include(_CPU, True)
-            _exclude(_FRONT, True)
-            return redispatch(keys & _BEHIND, *args, **kwargs)
-        finally:
-            try:
-                _exclude(_FRONT, False)
-            finally:
-                _include(_CPU, included)
+        return pass_kernels_by(redispatch, keys & _BEHIND, *args, **kwargs)
 
     return original, without_twin
+
+
+def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of tensors on the CPU whose collectives are recorded already, past the kernels put in front."""
+    included = _is_included(_CPU)  # what two of torch's guards would do, without making them
+    try:  # from the first of them on: Ctrl-C may come after any call
+        _include(_CPU, True)
+        _exclude(_FRONT, True)
+        return function(*args, **kwargs)
+    finally:
+        try:
+            _exclude(_FRONT, False)
+        finally:
+            _include(_CPU, included)
 
 
 class LocalTensorSubstrate:

@@ -33,6 +33,8 @@ class Timed(Protocol):
 
     start: int | None
     end: int | None
+    failure: str
+    """``"failed: RuntimeError"`` for one that has no end, as it failed."""
 
 
 def timing_of(backend: str) -> Timing:
@@ -57,8 +59,8 @@ def work_of(result: Any) -> Any:
 
 def future_of(work: Any) -> Any:
     """The work's future; None where it has none, as gloo's send and recv."""
-    if work is None:
-        return None
+    if work is None or isinstance(work, torch.futures.Future):
+        return work
     try:
         return work.get_future()
     except RuntimeError:
@@ -72,11 +74,29 @@ def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
         event.end = clock()
         return
 
-    def done(_future: Any) -> None:
+    def done(future: Any) -> None:
         if event.end is None:
-            event.end = clock()
+            _end(event, future, clock)
 
     future.add_done_callback(done)
+
+
+def _end(event: Timed, future: Any, clock: Clock) -> None:
+    """Fill in the end of an event whose future is done, or how it failed."""
+    now = clock()
+    try:
+        future.value()
+    except Exception as error:
+        fail(event, error)
+    else:
+        if event.end is None:  # no other thread said so while the clock was read
+            event.end = now
+
+
+def fail(event: Timed, error: BaseException) -> None:
+    """Note that a collective raised: it has no end, and no duration."""
+    event.end = None
+    event.failure = f"failed: {type(error).__name__}"
 
 
 class InFlight:
@@ -103,7 +123,7 @@ class InFlight:
         results = self._results
         long_ago = (event.start or 0) - self._held
         with self._lock:
-            while results and results[0][0].end is not None and results[0][0].end < long_ago:
+            while results and (results[0][0].failure or (results[0][0].end or long_ago) < long_ago):
                 results.popleft()
             results.append((event, result))
 
@@ -113,11 +133,11 @@ class InFlight:
         Who waits for a work's future, as DDP does, goes on before its callbacks are called.
         """
         with self._lock:
-            running = [(event, result) for event, result in self._results if event.end is None]
+            running = [(event, result) for event, result in self._results if event.end is None and not event.failure]
         for event, result in running:
             future = future_of(work_of(result))
             if future is not None and future.done() and event.end is None:
-                event.end = clock()
+                _end(event, future, clock)
 
     def release(self) -> None:
         """Let go of all, once torch calls its kernels itself again."""
@@ -181,6 +201,20 @@ class Stopwatch:
             return
         self._in_flight.add(event, result)
 
+    def end(self, event: Spanned) -> None:
+        """It is over; on a device, when the current stream gets here."""
+        if event.span is not None:
+            event.span.finish()
+        else:
+            self.end_on_host(event)
+
+    def end_on_host(self, event: Spanned) -> None:
+        """It is over, if it is measured on the host; the first to say so counts."""
+        if event.end is None and event.start is not None and not event.failure:
+            now = self.now()
+            if event.end is None:  # no other thread said so while the clock was read
+                event.end = now
+
     def settle(self) -> None:
         """See `InFlight.settle`."""
         self._in_flight.settle(self.now)
@@ -230,20 +264,25 @@ class CudaSpan:
         if future is None:
             return
 
-        def done(_future: Any) -> None:
+        future.then(lambda _future: self.finish())
+
+    def finish(self) -> None:
+        """Record the end on the current stream; the first call counts."""
+        if self._end is None:
             self._end = self._mark(self._anchor.device)
 
-        future.then(done)
+    @property
+    def has_end(self) -> bool:
+        """Whether its end stands on a stream, which may not have got there."""
+        return self._end is not None
 
     @property
     def is_over(self) -> bool:
         """Whether the device has got to the end."""
         return self._end is not None and bool(self._end.query())
 
-    def read(self) -> tuple[int | None, int | None]:
-        """Start and end in nanoseconds since the epoch; waits for the device."""
-        if self._end is None:
-            return None, None
+    def read(self) -> tuple[int, int]:
+        """Start and end in nanoseconds since the epoch, once it `has_end`; waits for the device."""
         self._end.synchronize()
         return self._anchor.when(self._start), self._anchor.when(self._end)
 

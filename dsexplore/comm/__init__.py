@@ -35,7 +35,6 @@ from dsexplore.comm.calls import (
     scatter,
 )
 from dsexplore.comm.coalesce import coalescing_manager
-from dsexplore.comm.config import CommsLoggerConfig
 from dsexplore.comm.constants import *  # noqa: F403 - DeepSpeed has its constants here too
 from dsexplore.comm.custom import timed_op
 from dsexplore.comm.deepspeed_names import (
@@ -62,7 +61,19 @@ from dsexplore.comm.discovery import (
     patch_aml_env_for_torch_nccl_backend,
     patch_aws_sm_env_for_torch_nccl_backend,
 )
-from dsexplore.comm.groups import (
+from dsexplore.comm.launch import configure, destroy_process_group, init_distributed, initialize_mesh_device
+from dsexplore.comm.logger import CommsLogger, comms_logger
+from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from dsexplore.comm.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from dsexplore.comm.ranks import (
     get_all_ranks_from_group,
     get_backend,
     get_global_rank,
@@ -77,17 +88,6 @@ from dsexplore.comm.groups import (
     is_initialized,
     new_group,
 )
-from dsexplore.comm.launch import configure, destroy_process_group, init_distributed, initialize_mesh_device
-from dsexplore.comm.logger import CommsLogger, comms_logger
-from dsexplore.comm.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from dsexplore.comm.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from dsexplore.comm.switches import (
     Noop,
     all_gather_comm_off,

@@ -12,18 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as td
-from torch.distributed.distributed_c10d import _world
 
-from dsexplore.comm import direct, switches
 from dsexplore.comm import spellings as s
+from dsexplore.comm import switches
 from dsexplore.comm.coalesce import coalescing_manager
 from dsexplore.comm.faults import explain
 from dsexplore.comm.issue import issue, live_group, switched_off
-from dsexplore.comm.logger import Mode, comms_logger
-from dsexplore.comm.reduce_op import ReduceOp, to_torch
+from dsexplore.comm.reduce_op import to_torch
 from dsexplore.errors import UsageError
 
-_OFF, _CHOOSY = Mode.OFF, Mode.CHOOSY
 _SUM = td.ReduceOp.SUM
 Tensors = Sequence[torch.Tensor]
 
@@ -38,24 +35,6 @@ def all_reduce(
     debug: str | None = None,
 ) -> Any:
     """Reduce ``tensor`` over the group, in place on every rank."""
-    mode = comms_logger.mode
-    if mode < _CHOOSY and not (switches.off or async_op):  # `issue` does the same; this is the call whose cost counts
-        live = _world.default_pg if group is None else group
-        if direct.usual(tensor, live):
-            try:
-                if mode == _OFF:
-                    return direct.all_reduce(tensor, to_torch(op) if type(op) is ReduceOp else op, live)
-                info = comms_logger.group_info(live)
-                if info.timing != "cuda":
-                    start = comms_logger.clock()
-                    direct.all_reduce(tensor, to_torch(op) if type(op) is ReduceOp else op, live)
-                    comms_logger.note(s.ALL_REDUCE, log_name, info, (tensor,), start, comms_logger.clock())
-                    return None
-            except Exception as error:
-                if mode != _OFF:
-                    comms_logger.note_failed(s.ALL_REDUCE, (tensor,), live, log_name, debug, error)
-                explain(error, "all_reduce", group)
-                raise
     args = (tensor, to_torch(op), group, async_op)
     return issue(s.ALL_REDUCE, args, group, async_op, prof, log_name, debug)
 

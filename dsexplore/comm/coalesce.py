@@ -10,27 +10,55 @@ import torch
 import torch.distributed as td
 from torch.distributed import distributed_c10d as c10d
 
+from dsexplore.capture.labels import current
+from dsexplore.capture.recorder import in_use
 from dsexplore.comm.faults import explain
-from dsexplore.comm.handles import CopyBack, Handle, fail, finish
+from dsexplore.comm.handles import CopyBack, Handle, copy_back
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Record
+from dsexplore.comm.records import Call
+from dsexplore.comm.spellings import Spelling
 
+BATCH = Spelling("coalesced calls", "coalesced calls", c10d._coalescing_manager)
 _open: dict[Any, Batch] = {}
 """The batch that each group is collecting calls for."""
 
 
 class Batch:
-    """The calls of one coalesced launch."""
+    """The calls of one coalesced launch.
 
-    def __init__(self) -> None:
-        self.records: list[Record] = []
+    Args:
+        collected: torch's list of the calls that it will launch as one collective.
+    """
+
+    def __init__(self, collected: Sequence[Any] = ()) -> None:
+        self.collected = collected
+        self.issued: list[Any] = []
+        """What torch issued at once, for a backend that coalesces by its own means: each an `Issued`."""
+        self.deferred: dict[int, tuple[Call, Sequence[Any]]] = {}
+        """The calls that torch will launch as one collective, with their arguments, by their place in it."""
         self.copies: list[CopyBack] = []
         self.works: list[Any] = []
 
-    def add(self, records: Sequence[Record], copies: Sequence[CopyBack]) -> None:
-        """Take in a call that torch has noted, and will launch with the others."""
-        self.records.extend(records)
+    def add(self, call: Call | None, args: Sequence[Any], copies: Sequence[CopyBack]) -> None:
+        """Take in a call that was made."""
+        if call is not None and call.issued:
+            self.issued += call.issued
+        elif call is not None:
+            self.deferred[len(self.collected) - 1] = call, args
         self.copies.extend(copies)
+
+    def label(self, is_async: bool) -> Call:
+        """The label of the one collective that torch launches at the end."""
+        members = [self.deferred.get(place, (None,))[0] for place in range(len(self.collected))]
+        is_wanted = any(member is not None and member.is_wanted for member in members)
+        label = Call(BATCH, BATCH.name, is_wanted, ends_with_call=not is_async)
+        label.members = members
+        return label
+
+    def fail(self, error: Exception, group: Any) -> None:
+        """It raised before torch launched the calls."""
+        for call, args in self.deferred.values():
+            comms_logger.fail(call, error, args, group)
 
     def append(self, work: Any = None) -> None:
         """Take in a handle, as torch's manager lets callers do."""
@@ -64,21 +92,31 @@ def coalescing_manager(
         call: what errors and the log call it.
     """
     live: Any = td.group.WORLD if group is None else group
-    batch = _open[live] = Batch()
+    outer, batch, label = current.label, Batch(), Call(BATCH, call, is_wanted=False, ends_with_call=True)
     try:
         with c10d._coalescing_manager(live, device, async_ops) as manager:
+            batch = _open[live] = Batch(c10d._world.pg_coalesce_state[live])
             yield batch
-            comms_logger.start_batch(batch.records, async_ops)
+            label = batch.label(async_ops)
+            current.label = label if comms_logger.is_on else outer
     except Exception as error:
-        fail(batch.records, error)
+        if not label.issued:
+            batch.fail(error, live)
+        label.issued += batch.issued
+        comms_logger.fail(label, error)
         explain(error, call, group)
         raise
     finally:
-        del _open[live]
+        current.label = outer
+        _open.pop(live, None)
         # torch leaves the list of an interrupted block behind, and would swallow the next calls on the group.
         c10d._world.pg_coalesce_state.pop(live, None)
+    if batch.issued:
+        in_use().number_batch(batch.issued)
+        label.issued += batch.issued
     if manager.works:
-        handle = Handle(manager.works[-1], call, group, batch.records, batch.copies)
+        handle = Handle(manager.works[-1], call, group, label, batch.copies)
         batch.works.extend([*manager.works[:-1], handle])
     else:
-        finish(batch.records, batch.copies)
+        comms_logger.end(label)
+        copy_back(batch.copies)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from dsexplore.comm.issue import issue
-from dsexplore.comm.spellings import NOTHING, Size, Spelling, together
+from dsexplore.comm.spellings import Spelling
 
 _OF_THE_LOG = ("prof", "log_name", "debug")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,8 +34,11 @@ def timed_op(func: Function) -> Function:
         bound = signature.bind(*args, **passed)
         bound.apply_defaults()
         arguments = bound.arguments
-        log_name = log["log_name"] or arguments.get("log_name") or func.__name__
-        spelling = Spelling(func.__name__, func.__name__, lambda *_: func(*args, **passed), _first_tensors)
+        name = func.__name__
+        spelling = Spelling(
+            name, name, lambda *_: func(*args, **passed), "c10d::allgather_", _first_tensors, is_custom=True
+        )
+        log_name = log["log_name"] or arguments.get("log_name") or name
         is_async = bool(arguments.get("async_op", False))
         values = tuple(arguments.values())
         return issue(spelling, values, arguments.get("group"), is_async, bool(log["prof"]), log_name, log["debug"])
@@ -43,10 +46,11 @@ def timed_op(func: Function) -> Function:
     return logged  # type: ignore[return-value] # wraps() keeps the signature
 
 
-def _first_tensors(args: Sequence[Any], group_size: int) -> Size:
+def _first_tensors(args: Sequence[Any]) -> Sequence[Any]:
+    """The first tensor or list of tensors, where an all_gather has its output: one message of them all."""
     for value in args:
         if isinstance(value, torch.Tensor):
-            return value.nbytes, value.dtype, value.shape
+            return ([[value]],)
         if isinstance(value, (list, tuple)) and value and all(isinstance(one, torch.Tensor) for one in value):
-            return together(value)
-    return NOTHING
+            return ([value],)
+    return ()

@@ -10,8 +10,8 @@ import torch.distributed as td
 
 from dsexplore.comm import calls, launch, versions
 from dsexplore.comm.coalesce import coalescing_manager
-from dsexplore.comm.groups import is_initialized, require_initialised
 from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.ranks import is_initialized, require_initialised
 
 
 def has_all_gather_into_tensor() -> bool:

@@ -1,98 +1,73 @@
-"""The handles of asynchronous calls, and what happens when a call is over."""
+"""The handles of asynchronous calls."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as td
 
+from dsexplore.capture.timing import future_of
 from dsexplore.comm.faults import explain
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Record
+from dsexplore.comm.records import Call
 
 CopyBack = tuple[torch.Tensor, torch.Tensor]
 """A tensor of the caller, and the contiguous one that was sent in its place."""
 
 
-def copy_back(copies: list[CopyBack]) -> None:
+def copy_back(copies: Sequence[CopyBack]) -> None:
+    """Write what was received in place of the callers' tensors into those."""
     if copies:
         with torch.no_grad():
             for tensor, copy in copies:
                 tensor.copy_(copy)
 
 
-def finish(records: Sequence[Record], copies: list[CopyBack]) -> None:
-    """A call is over (on CUDA: all of it is on the current stream)."""
-    comms_logger.end(records)
-    for record in records:
-        if record.device is not None:
-            record.device.finish()
-    copy_back(copies)
-
-
-def fail(records: Sequence[Record], error: BaseException) -> None:
-    """A call raised."""
-    for record in records:
-        comms_logger.fail(record, error)
-
-
-def note_outcome(records: Sequence[Record], copies: list[CopyBack], future: Any) -> Any:
-    """What a future that is done gave, once the log knows how its call ended and the copies are back."""
-    try:
-        value = future.value()
-    except Exception as error:
-        fail(records, error)
-        raise
-    finish(records, copies)
-    return value
-
-
 class Handle(td.Work):
-    """The handle of an asynchronous call; torch's own, which tells where an error happened and when it was over."""
+    """torch's handle of an asynchronous call, whose errors tell where; tensors are copied back when it is over.
+
+    Args:
+        work: torch's handle: a work or a future.
+        name: what errors call the call.
+        group: its process group.
+        call: the call in the log, where it is logged.
+        copies: what to copy back.
+    """
 
     def __init__(
-        self, work: Any, call: str, group: Any, records: Sequence[Record] = (), copies: Sequence[CopyBack] = ()
+        self, work: Any, name: str, group: Any, call: Call | None = None, copies: Sequence[CopyBack] = ()
     ) -> None:
         super().__init__()
         self._work = work
-        self._call = call
+        self._name = name
         self._group = group
-        self._records = list(records)
-        self._copies = list(copies)
-        if self._records:
-            self._watch()
+        self._call = call
+        self._copies = copies
+        if call is not None and (call.spelling.is_custom or comms_logger.verbose):
+            future = future_of(work)  # gloo's send, recv and reduce_scatter have none
+            if future is not None:
+                future.add_done_callback(self._future_is_done)
 
-    def _watch(self) -> None:
-        """Have the work itself say when it is over; where it cannot, `wait` and `is_completed` do."""
-        future = self._future()
-        if future is not None:
-            records = self._records
-
-            def done(future: Any) -> None:
-                with contextlib.suppress(Exception):  # torch would print it; who waits gets it raised
-                    note_outcome(records, [], future)
-
-            future.add_done_callback(done)
-
-    def _future(self) -> Any:
-        if isinstance(self._work, torch._C.Future):
-            return self._work
+    def _future_is_done(self, future: Any) -> None:
+        """Have the call's line ended and printed by the work's own thread, without waiting for the caller."""
+        assert self._call is not None
         try:
-            future: Any = self._work.get_future()
-            return future
-        except RuntimeError:  # gloo's send, recv and reduce_scatter have none
-            return None
+            future.value()
+        except Exception as error:
+            comms_logger.fail(self._call, error)
+        else:
+            comms_logger.end(self._call)
 
     def wait(self, *timeout: Any, **named: Any) -> Any:
         """Wait until the op is over (on CUDA: until the current stream may use the result)."""
         try:
             done = self._work.wait(*timeout, **named)
         except Exception as error:
-            fail(self._records, error)
-            explain(error, self._call, self._group)
+            if self._call is not None:
+                comms_logger.fail(self._call, error)
+            explain(error, self._name, self._group)
             raise
         self._over()
         return done
@@ -101,28 +76,26 @@ class Handle(td.Work):
         """Whether the op is over, without waiting."""
         work = self._work
         done: bool = work.done() if isinstance(work, torch._C.Future) else work.is_completed()
-        if done and not any(record.device is not None for record in self._records):
+        if done:
             self._over()
         return done
 
     def get_future(self) -> Any:
-        """torch's future of the op; of one that is logged or has copies, its successor, done once they are."""
+        """torch's future of the op; of one that has copies its successor, done once they are back."""
         work = self._work
         future: Any = work if isinstance(work, torch._C.Future) else work.get_future()
-        if self._copies or self._records:
-            return future.then(self._value_when_over)
-        return future
+        return future.then(self._value_when_over) if self._copies else future
 
     def _value_when_over(self, future: Any) -> Any:
-        return note_outcome(self._records, self._copies_left(), future)
+        value = future.value()
+        self._over()
+        return value
 
     def _over(self) -> None:
-        finish(self._records, self._copies_left())
-
-    def _copies_left(self) -> list[CopyBack]:
-        """The copies, which go back once."""
-        copies, self._copies = self._copies, []
-        return copies
+        if self._call is not None:
+            comms_logger.end(self._call)
+        copies, self._copies = self._copies, ()  # they go back once
+        copy_back(copies)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

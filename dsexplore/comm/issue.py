@@ -1,7 +1,7 @@
 """How every call of this package reaches torch.
 
-The usual call (synchronous, nothing switched off, tensors contiguous) goes straight on, and in the log it is one
-tuple. All else is `_attended`.
+With the log off, nothing switched off and contiguous tensors, a synchronous call goes straight on; all else goes
+through `_issue_with_care`; but a plain call with the log on, which `_issue_past_kernel` makes.
 
 Tensors that are not contiguous: gloo reads and writes their storage as if they were, without a word. So they
 go through contiguous copies, which are copied back when the op is over.
@@ -16,16 +16,19 @@ import torch
 from torch.distributed import ProcessGroup as _ProcessGroup
 from torch.distributed.distributed_c10d import _world
 
+from dsexplore.capture.labels import current
+from dsexplore.capture.substrate import pass_kernels_by
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import check_peers, explain
-from dsexplore.comm.handles import CopyBack, Handle, fail, finish
-from dsexplore.comm.logger import Mode, comms_logger
-from dsexplore.comm.records import Record
+from dsexplore.comm.handles import CopyBack, Handle, copy_back
+from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.records import Call
 from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
 
-OFF, CHOOSY = Mode.OFF, Mode.CHOOSY
 _is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
 
 
 def issue(
@@ -50,29 +53,20 @@ def issue(
     """
     if spelling.peers is not None or spelling.check is not None:
         _check(spelling, args, group)
-    mode = comms_logger.mode
-    name = log_name or spelling.name
-    if mode < CHOOSY and not (is_async or switches.off) and _contiguous(spelling, args):
-        if mode == OFF:
-            try:
-                return spelling.call(*args)
-            except Exception as error:
-                explain(error, spelling.name, group)
-                raise
-        live = _world.default_pg if group is None else group
-        if isinstance(live, _ProcessGroup) and not (spelling.is_object or _world.pg_coalesce_state):
-            info = comms_logger.group_info(live)
-            if info.timing != "cuda" and not _is_compiling():
-                start = comms_logger.clock()
-                try:
-                    result = spelling.call(*args)
-                except Exception as error:
-                    comms_logger.note_failed(spelling, args, live, name, debug, error)
-                    explain(error, spelling.name, group)
-                    raise
-                comms_logger.note(spelling, name, info, args, start, comms_logger.clock())
-                return result
-    return _attended(spelling, args, group, is_async, prof, name, debug)
+    if comms_logger.is_on or is_async or switches.off or not _contiguous(spelling, args):
+        live = live_group(group)
+        if live is not None:
+            name = log_name or spelling.name
+            if comms_logger.logs_all and not is_async and _is_plain(spelling, args):
+                result = _issue_past_kernel(spelling, args, live, name)
+                if result is not None:
+                    return result[0]
+            return _issue_with_care(spelling, args, live, is_async, prof, name, debug)
+    try:
+        return spelling.call(*args)
+    except Exception as error:
+        explain(error, spelling.name, group)
+        raise
 
 
 def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
@@ -102,39 +96,74 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
     return True
 
 
-def _attended(
-    spelling: Spelling, args: tuple[Any, ...], group: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_plain(spelling: Spelling, args: Sequence[Any]) -> bool:
+    """Whether torch will issue the spelling's op at once, and on contiguous tensors of the CPU as they are."""
+    if not spelling.is_one_op or switches.off or _world.pg_coalesce_state:
+        return False
+    for position in spelling.tensors:
+        value = args[position]
+        for tensor in value if type(value) is list else (value,):
+            if type(tensor) not in _PLAIN or not tensor.is_cpu or not tensor.is_contiguous():
+                return False
+    return not (_dispatch_modes() or _function_modes() or _is_compiling())
+
+
+def _issue_past_kernel(spelling: Spelling, args: tuple[Any, ...], live: Any, log_name: str) -> tuple[Any] | None:
+    """Make a logged synchronous call that the recorder describes by its arguments, instead of in the op's kernel.
+
+    Returns:
+        What torch returned, in a tuple; None where the kernel must see the op, and nothing was issued.
+    """
+    recorder = comms_logger.recorder
+    call = comms_logger.call_of(spelling, log_name)
+    issued = recorder.begin_call(call, spelling.c10d_op, spelling.entry, spelling.as_op(args), live)
+    if issued is None:
+        return None
+    try:
+        result = pass_kernels_by(spelling.call, *args)
+    except Exception as error:
+        comms_logger.fail(comms_logger.begin(spelling, log_name), error, args, live)
+        explain(error, spelling.name, live)
+        raise
+    recorder.end_call(issued)
+    return (result,)
+
+
+def _issue_with_care(
+    spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
 ) -> Any:
-    live = live_group(group)
-    if live is None:
-        return _plain(spelling, args, group)
+    """Make a call with everything around it."""
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
-    if not comms_logger.wants(spelling, log_name, prof) or _is_compiling():
-        records: list[Record] = []
-        args, copies = stage(spelling, args)
-    else:
-        record = comms_logger.begin(spelling, spelling.size(args, live.size()), live, log_name, debug)
-        record.is_async = is_async
-        records = [record]
-        args, copies = stage(spelling, args)
-        comms_logger.start_clock(record, spelling, args)
+    args, copies = stage(spelling, args)
+    batch = coalesce.open_batch(live)
+    call: Call | None = None
+    outer = current.label
     try:
+        if comms_logger.is_on and not _is_compiling():
+            call = comms_logger.begin(spelling, log_name, prof, debug, is_async or batch is not None)
+            if spelling.is_custom:
+                comms_logger.begin_custom(call, args, live)
+            current.label = call
         work = spelling.call(*args)
     except Exception as error:
-        fail(records, error)
-        explain(error, spelling.name, group)
+        if call is not None:
+            comms_logger.fail(call, error, args, live)
+        explain(error, spelling.name, live)
         raise
-    batch = coalesce.open_batch(live)
+    finally:
+        current.label = outer
     if batch is not None:
-        batch.add(records, copies)
+        batch.add(call, args, copies)
         return work
     if is_async and work is not None:
-        return Handle(work, spelling.name, group, records, copies)
-    if records or copies:
-        finish(records, copies)
-    if records and spelling.is_object:
-        records[0].bytes, records[0].dtype, records[0].shape = spelling.measure(args, live.size())
+        return Handle(work, spelling.name, live, call, copies)
+    if call is not None:
+        comms_logger.end(call)
+    copy_back(copies)
     return work
 
 
@@ -145,19 +174,14 @@ def live_group(group: Any) -> Any:
 
 
 def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> Noop:
-    """What a call gives that a switch keeps from being made."""
-    switch = switches.suppress(spelling.op, live)
-    if comms_logger.wants(spelling, log_name, prof):
-        comms_logger.note_switched_off(spelling, live, log_name, switch)
-    return Noop()
-
-
-def _plain(spelling: Spelling, args: tuple[Any, ...], group: Any) -> Any:
+    """What a call returns that a switch keeps from being made."""
+    outer = current.label
+    current.label = comms_logger.begin(spelling, log_name, prof)
     try:
-        return spelling.call(*args)
-    except Exception as error:
-        explain(error, spelling.name, group)
-        raise
+        switches.suppress(spelling.op, live)
+    finally:
+        current.label = outer
+    return Noop()
 
 
 def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[CopyBack]]:

@@ -14,11 +14,11 @@ import torch.distributed as td
 
 from dsexplore import constants
 from dsexplore.comm import discovery
-from dsexplore.comm.config import CommsLoggerConfig
 from dsexplore.comm.constants import COMMS_LOGGER, GLOO_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
-from dsexplore.comm.groups import is_initialized, require_initialised
 from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.ranks import is_initialized, require_initialised
 from dsexplore.comm.torch import TorchBackend
 from dsexplore.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""The comms logger: which calls are recorded, and what is known of each.
+"""The comms logger: a recording that is open while the log is on, and what is made of it.
 
 Requirements, hardest first:
 
@@ -6,41 +6,46 @@ Requirements, hardest first:
    or by its own completion, and nothing here waits for it.
 2. A record belongs to its call: turning profiling on or off, or resetting the log, between start and end of an
    op is safe.
-3. Threads may call collectives at the same time: records are appended and numbered by operations that are
-   atomic in the interpreter.
+3. Threads may call collectives at the same time.
 4. An op that nobody has heard of is logged under its own name.
+
+`issue` labels each call (`begin`), the recorder of `dsexplore.capture` writes what the call issues into every open
+recording, with module, axis, cause and source, and the log's own recording keeps what is labelled and wanted.
 """
 
 from __future__ import annotations
 
-import itertools
+import atexit
 import os
 import sys
+import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum
+from datetime import datetime
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as td
 
+from dsexplore.capture.groups import Group, describe_group
+from dsexplore.capture.issued import Issued, Origin
+from dsexplore.capture.ops import Message
+from dsexplore.capture.recorder import Recorder, in_use
+from dsexplore.capture.timing import fail
 from dsexplore.comm.bandwidth import bandwidth, plain_op, rate_text
-from dsexplore.comm.config import CommsLoggerConfig
 from dsexplore.comm.constants import COMMS_LOGGER
-from dsexplore.comm.device_clock import CudaClock
-from dsexplore.comm.records import SWITCHED_OFF, GroupInfo, Record
-from dsexplore.comm.spellings import NOTHING, Size, Spelling
+from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.ranks import is_initialized
+from dsexplore.comm.records import OWN_OP, Call, LogRecording, Record, as_recorded, records_of
+from dsexplore.comm.spellings import Spelling
+from dsexplore.comm.straggler import StragglerReport, gather_logs, rank_log, straggler_report
+from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
+from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from dsexplore.comm.summary import CommsSummary
-    from dsexplore.trace.trace import Trace
 
 
 def _setting(name: str) -> Any:
@@ -57,22 +62,9 @@ def _setting(name: str) -> Any:
     return property(read, write)
 
 
-_autograd_task = torch._C._current_graph_task_id  # −1 outside a backward pass
 _HERE = str(Path(__file__).parent) + os.sep
-
-
-class Mode(IntEnum):
-    """How much a call has to do for the log."""
-
-    OFF = 0
-    PLAIN = 1
-    """Every call is recorded, nothing is printed or added to names: one tuple per call."""
-    CHOOSY = 2
-
-
-Note = tuple[Spelling, str, GroupInfo, Size, int, int, CodeType, int, int]
-"""A synchronous call as it is noted: spelling, name, group, size, start, end, where (code, instruction), and
-autograd's task. Making records of notes waits until the log is read."""
+_NOTE = "From the log of dsexplore.comm: the calls that were made through it."
+_printing = threading.Lock()
 
 
 class CommsLogger:
@@ -80,8 +72,9 @@ class CommsLogger:
 
     Args:
         config: what to record, also as a ds_config or the path of its JSON file; off by default.
-        clock: nanoseconds, never running backwards.
+        clock: nanoseconds, never running backwards, for what is added by `append`.
         epoch: what to add to the clock for nanoseconds since the Unix epoch.
+        follows_calls: record the calls of this process, as the logger in use does; else only what is added.
     """
 
     def __init__(
@@ -89,15 +82,18 @@ class CommsLogger:
         config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
         epoch: int | None = None,
+        follows_calls: bool = False,
     ) -> None:
-        self.mode = Mode.OFF
+        self.is_on = False
+        self.logs_all = False
+        """Whether each call is logged under its own name, and nothing is printed."""
         self.clock = clock
         self.epoch = time.time_ns() - clock() if epoch is None else epoch
         self._config = CommsLoggerConfig()
-        self._cuda = CudaClock(clock)
-        self._entries: list[Record | Note] = []
-        self._batches = itertools.count()
-        self._groups: dict[int, tuple[weakref.ref[Any], GroupInfo]] = {}
+        self._recording = LogRecording(1, False, "")
+        self._follows_calls = follows_calls
+        self._recorder: Recorder | None = None
+        self._calls: dict[tuple[str, str], Call] = {}
         self.configure(config or CommsLoggerConfig())
 
     @property
@@ -109,9 +105,23 @@ class CommsLogger:
         """Take over a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
         if not isinstance(config, CommsLoggerConfig):
             config = CommsLoggerConfig.parse(config)
+        if config.enabled and self._follows_calls and self._recorder is None:
+            recorder = in_use()
+            recorder.open(self._recording)
+            self._recorder = recorder
+        elif not config.enabled:
+            self.close()
         self._config = config
-        plain = config.prof_all and not (config.verbose or config.debug)
-        self.mode = (Mode.PLAIN if plain else Mode.CHOOSY) if config.enabled else Mode.OFF
+        self._calls = {}
+        self.is_on = config.enabled
+        self.logs_all = config.enabled and config.prof_all and not (config.verbose or config.debug)
+
+    def close(self) -> None:
+        """Record no more calls, and let go of what recording needs; what has been recorded stays."""
+        self.is_on = self.logs_all = False
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop(self._recording)
 
     enabled = _setting("enabled")
     prof_all = _setting("prof_all")
@@ -145,72 +155,72 @@ class CommsLogger:
         chosen = config.prof_ops
         return log_name in chosen or spelling.name in chosen or spelling.op in chosen
 
-    def note(
-        self, spelling: Spelling, log_name: str, info: GroupInfo, args: Sequence[Any], start: int, end: int
-    ) -> None:
-        """Record a synchronous call that is over."""
-        frame = sys._getframe(2)
-        while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
-            frame = frame.f_back
-        size = spelling.measure(args, info.size)
-        where = frame.f_code, frame.f_lasti
-        self._entries.append((spelling, log_name, info, size, start, end, *where, _autograd_task()))
+    def begin(
+        self, spelling: Spelling, log_name: str, prof: bool = False, caller: str | None = None, is_async: bool = False
+    ) -> Call:
+        """Label a call that is about to be made; whoever makes it sets it as `labels.current` meanwhile.
 
-    def begin(self, spelling: Spelling, size: Size, group: Any, log_name: str, caller: str | None) -> Record:
-        """Record a call that is about to be issued."""
-        record = Record(spelling.op, spelling.name, log_name, self.group_info(group), size)
-        record.is_object = spelling.is_object
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-            frame = frame.f_back
-        record.code, record.instruction = frame.f_code, frame.f_lasti
+        Args:
+            spelling: what is called.
+            log_name: what to log it under.
+            prof: log it though not all calls are.
+            caller: the calling function's name, for a log in debug mode.
+            is_async: whether what it issues may go on after it has returned.
+        """
         if self._config.debug:
-            record.name = f"{log_name} | [Caller Func: {caller or frame.f_code.co_name}]"
-        if _autograd_task() != -1:
-            record.phase = "backward"
-        record.issued = self.clock()
-        self._entries.append(record)
-        return record
+            log_name = f"{log_name} | [Caller Func: {caller or _calling_function()}]"
+        return Call(spelling, log_name, self.wants(spelling, log_name, prof), not (is_async or spelling.is_object))
 
-    def note_failed(
-        self, spelling: Spelling, args: Sequence[Any], live: Any, log_name: str, caller: str | None, error: Exception
-    ) -> None:
-        """Record a synchronous call that raised."""
-        record = self.begin(spelling, spelling.size(args, live.size()), live, log_name, caller)
-        self.fail(record, error)
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder that the log's recording is open in; otherwise the one of this process."""
+        return self._recorder or in_use()
 
-    def start_clock(self, record: Record, spelling: Spelling, args: Sequence[Any]) -> None:
-        """The op is being issued now."""
-        if record.group.timing == "cuda":
-            tensor = spelling.first_tensor(args)
-            if tensor is not None and tensor.is_cuda:
-                record.device = self._cuda.begin(tensor.get_device())
-        record.start = self.clock()
+    def call_of(self, spelling: Spelling, log_name: str) -> Call:
+        """The label that all calls have in common which issue one collective and wait for it."""
+        call = self._calls.get((spelling.name, log_name))
+        if call is None:
+            call = Call(spelling, log_name, is_wanted=True, ends_with_call=True)
+            self._calls[spelling.name, log_name] = call
+        return call
 
-    def end(self, records: Iterable[Record]) -> None:
-        """These ops are known to be over, now; the first to say so counts."""
-        now: int | None = None
-        for record in records:
-            if record.end is None and record.device is None:
-                now = now or self.clock()
-                if record.end is None:  # no other thread said so while the clock was read
-                    record.end = now
-                    if self._config.verbose:
-                        self._tell(record)
+    def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
+        """Write the line of a call that the recorder sees no collective of, or other ones."""
+        issued = self._described(call, args, group)
+        if issued.group is not None and issued.group.timing != "none":
+            in_use().stopwatch.begin(issued, issued.group.timing, args)
+        call.issued.append(issued)
+        self._recording.add(issued)
+        return issued
 
-    def fail(self, record: Record, error: BaseException) -> None:
-        """The op raised: it counts as a call, not as a measurement."""
-        record.failed = True
-        record.cause = f"failed: {type(error).__name__}"
-        record.end = record.end or self.clock()
+    def _described(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
+        spelling = call.spelling
+        issued = in_use().unissued(OWN_OP + spelling.name, spelling.message(args, group.size()), group)
+        issued.label = call
+        issued.origin = issued.origin._replace(is_object=spelling.is_object)
+        return issued
 
-    def note_switched_off(self, spelling: Spelling, group: Any, log_name: str, switch: str) -> None:
-        """Record a call that a switch kept from being made: no bytes, no time."""
-        record = self.begin(spelling, NOTHING, group, log_name, None)
-        record.op = SWITCHED_OFF + spelling.op
-        record.name = SWITCHED_OFF + log_name
-        record.cause = f"switched off by {switch}"
-        record.start = record.end = record.issued
+    def end(self, call: Call) -> None:
+        """A call has returned, and what it issued is over."""
+        in_use().end_label(call)
+        if self._config.verbose:
+            self.print_call(call)
+
+    def fail(self, call: Call, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
+        """A call raised, or its handle did: it counts as a call, not as a measurement.
+
+        Args:
+            call: which.
+            error: what was raised.
+            args: of the call, which tell what it would have moved, had it issued anything.
+            group: the process group.
+        """
+        if not call.issued and group is not None:
+            issued = self._described(call, args, group)
+            call.issued.append(issued)
+            self._recording.add(issued)
+        for issued in call.issued:
+            fail(issued, error)
 
     def append(
         self, raw_name: str, record_name: str, latency: float, msg_size: int, group_size: int | None = None
@@ -220,51 +230,35 @@ class CommsLogger:
         A name that is not known is logged under that name.
         """
         world = td.group.WORLD if td.is_available() and td.is_initialized() else None
-        info = self.group_info(world) if world is not None else GroupInfo("", (0,), "", "host")
-        if group_size is not None and group_size != info.size:
-            info = GroupInfo(f"{group_size} ranks", tuple(range(group_size)), info.backend, "host")
-        record = Record(plain_op(raw_name), raw_name, record_name, info, (msg_size, None, ()))
-        record.issued = self.clock()
-        record.end = record.issued
-        record.start = record.end - max(1, round(latency * 1e6))
-        self._entries.append(record)
+        group = Group("", 1, (0,), "", "", timing="host") if world is None else describe_group(world)
+        if group_size is not None and group_size != group.size:
+            ranks = tuple(range(group_size))
+            group = Group(f"{group_size} ranks", group_size, ranks, group.backend, "", "", "", "host", group.own_rank)
+        message: Message = (plain_op(raw_name), msg_size, None, ())
+        issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, Origin("other", None, None, ()))
+        issued.end = self.clock() + self.epoch
+        issued.start = issued.end - max(1, round(latency * 1e6))
+        spelling = Spelling(raw_name, plain_op(raw_name), self.append, is_custom=True)
+        call = Call(spelling, record_name, is_wanted=True, ends_with_call=True)
+        call.issued.append(issued)
+        issued.label = call
+        self._recording.add(issued)
         if self._config.verbose:
-            self._tell(record)
-
-    def start_batch(self, records: Sequence[Record], is_async: bool, share: bool = True) -> None:
-        """These calls are being issued together, now.
-
-        Args:
-            records: of the calls.
-            is_async: whether the caller gets handles.
-            share: they are launched as one, and each has the part of the time that its bytes have of all.
-        """
-        number, now = next(self._batches), self.clock()
-        total = sum(record.bytes for record in records)
-        for record in records:
-            record.batch = number
-            record.is_async = is_async
-            record.start = now
-            if share:
-                record.share = record.bytes / total if total else 1 / len(records)
+            self.print_call(call)
 
     @property
     def records(self) -> list[Record]:
-        """A copy of the log, in the order of issue."""
-        entries = self._entries
-        for index, entry in enumerate(entries):
-            if isinstance(entry, tuple):
-                entries[index] = _record_of(entry)
-        records = [entry for entry in entries if isinstance(entry, Record)]
-        return sorted(records, key=lambda record: record.issued)
+        """The lines of the log, in the order of issue."""
+        in_use().stopwatch.settle()
+        return list(records_of(list(self._recording.issued)))
 
     def reset_data(self) -> None:
         """Forget all records; ops that are under way end without one."""
-        self._entries = []
+        self._recording.issued = []
 
     def has_data(self) -> bool:
         """Whether anything was recorded."""
-        return bool(self._entries)
+        return bool(self._recording.issued)
 
     def get_operation_names(self) -> list[str]:
         """The names that ops were logged under, in order of first appearance."""
@@ -272,12 +266,10 @@ class CommsLogger:
 
     def get_total_operations(self) -> int:
         """How many calls were recorded; of a coalesced call its members."""
-        return len(self._entries)
+        return len(self.records)
 
     def summary(self) -> CommsSummary:
         """The log as a table: one row per op, group and message size."""
-        from dsexplore.comm.summary import CommsSummary
-
         return CommsSummary(self.records)
 
     def to_frame(self) -> pl.DataFrame:
@@ -292,21 +284,16 @@ class CommsLogger:
         return self.summary()._repr_mimebundle_(include, exclude)
 
     def trace(self) -> Trace:
-        """The log as a `Trace`: the same events, for the explorer, files and analyses."""
-        from dsexplore.comm.to_trace import to_trace
-
-        return to_trace(self.records, self.epoch)
+        """The log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
+        recording = replace(self._recording, issued=[as_recorded(record) for record in self.records], notes=[_NOTE])
+        return Trace(in_use().tables(recording))
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
         """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's."""
-        from dsexplore.comm.summary import raw_data
-
         return raw_data(self.records)
 
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
         """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
-        from dsexplore.comm.summary import operation_summaries
-
         return operation_summaries(self.records).get(operation_name)
 
     def log_all(
@@ -321,38 +308,48 @@ class CommsLogger:
                 DeepSpeed's shape. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
                 and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
         """
-        from dsexplore.comm.report import report
+        records = self.records
+        rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
+        stragglers: StragglerReport | None = None
+        if show_straggler:
+            logs = gather_logs(records) if is_initialized() else [rank_log(records, rank)]
+            stragglers = straggler_report(logs)
+        if print_log:
+            print(CommsSummary(records).text())
+            if stragglers is not None:
+                print(stragglers.text())
+        if not return_dict:
+            return None
+        return {
+            "summary": operation_summaries(records),
+            "straggler_analysis": None if stragglers is None else stragglers.by_name(rank),
+            "differences": None if stragglers is None else list(stragglers.differences),
+            "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
+        }
 
-        return report(self.records, print_log, show_straggler, return_dict)
-
-    def group_info(self, group: Any) -> GroupInfo:
-        """What the log keeps of a live group; the group itself is not kept."""
-        known = self._groups.get(id(group))
-        if known is None or known[0]() is not group:
-            known = self._groups[id(group)] = (weakref.ref(group), GroupInfo.of(group))
-        return known[1]
-
-    def _tell(self, record: Record) -> None:
+    def print_call(self, call: Call) -> None:
+        """Print a line for each message of a call that is over, on rank 0; the first to say that it is over counts."""
+        with _printing:
+            if call.is_printed or not call.is_wanted:
+                return
+            call.is_printed = True
         if td.is_initialized() and td.get_rank() != 0:
             return
-        seconds = record.seconds
-        if seconds is None:
-            return
-        algbw, busbw = bandwidth(record.op, record.bytes, seconds, record.group.size)
-        size = format_bytes(record.bytes)
-        print(
-            f"{record.name} | group {record.group.name} | {size} | {seconds * 1e3:.3f} ms"
-            f" | algbw {rate_text(algbw)} | busbw {rate_text(busbw)}"
-        )
+        for record in records_of(call.issued[:1] if call.spelling.is_object else call.issued):
+            if record.seconds is not None:
+                algbw, busbw = bandwidth(record.op, record.bytes, record.seconds, record.group.size)
+                size, took = format_bytes(record.bytes), f"{record.seconds * 1e3:.3f} ms"
+                rates = f"algbw {rate_text(algbw)} | busbw {rate_text(busbw)}"
+                print(f"{record.name} | group {record.group.name} | {size} | {took} | {rates}")
 
 
-def _record_of(note: Note) -> Record:
-    spelling, name, info, size, start, end, code, instruction, task = note
-    record = Record(spelling.op, spelling.name, name, info, size)
-    record.issued, record.start, record.end = start, start, end
-    record.code, record.instruction = code, instruction
-    record.phase = "other" if task == -1 else "backward"
-    return record
+def _calling_function() -> str:
+    """The name of the function that called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame.f_code.co_name
 
 
-comms_logger = CommsLogger()
+comms_logger = CommsLogger(follows_calls=True)
+atexit.register(comms_logger.close)

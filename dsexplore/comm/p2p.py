@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as td
 
+from dsexplore.capture.labels import current
 from dsexplore.comm import spellings as s
 from dsexplore.comm.faults import check_peers, explain
-from dsexplore.comm.handles import CopyBack, Handle, fail
+from dsexplore.comm.handles import CopyBack, Handle
 from dsexplore.comm.issue import issue, live_group, stage
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Record
+from dsexplore.comm.records import Call
 
 
 def send(
@@ -94,21 +95,25 @@ def batch_isend_irecv(
 ) -> list[Any]:
     """Begin all sends and receives of the list; their handles. In the log they are the members of a batch."""
     group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
-    operations, copies, records = list(p2p_op_list), [], []
     live = live_group(group)
+    operations, copies = list(p2p_op_list), []
     if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
         for operation in operations:
             check_peers((operation.peer, None), "batch_isend_irecv", live)
         staged = [_staged(operation) for operation in operations]
         operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
-        records = _begin(operations, live, prof, log_name, debug)
+    call = _label(operations, prof, log_name, debug) if comms_logger.is_on else None
+    outer, current.label = current.label, call
     try:
         works = td.batch_isend_irecv(operations)
     except Exception as error:
-        fail(records, error)
+        if call is not None:
+            comms_logger.fail(call, error)
         explain(error, "batch_isend_irecv", group)
         raise
-    return _handles(works, group, records, copies)
+    finally:
+        current.label = outer
+    return _handles(works, group, call, copies)
 
 
 def _spelling(operation: Any) -> s.Spelling:
@@ -123,24 +128,20 @@ def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
     return td.P2POp(operation.op, tensor, **peer), copies
 
 
-def _begin(operations: list[Any], live: Any, prof: bool, log_name: str, debug: str | None) -> list[Record]:
-    records = []
-    for operation in operations:
-        spelling = _spelling(operation)
-        if comms_logger.wants(spelling, log_name, prof):
-            message = spelling.measure((operation.tensor,), live.size())
-            record = comms_logger.begin(spelling, message, live, log_name, debug)
-            comms_logger.start_clock(record, spelling, (operation.tensor,))
-            records.append(record)
-    if records:
-        comms_logger.start_batch(records, is_async=True, share=False)
-    return records
+def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> Call:
+    """The label of all of them, which says which of sends and receives are to be logged."""
+    call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
+    spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
+    call.ops = {each.op for each in spellings if comms_logger.wants(each, log_name, prof)}
+    call.is_wanted = bool(call.ops)
+    return call
 
 
-def _handles(works: list[Any], group: Any, records: Sequence[Record], copies: Sequence[list[CopyBack]]) -> list[Any]:
+def _handles(works: list[Any], group: Any, call: Call | None, copies: Sequence[list[CopyBack]]) -> list[Any]:
     """One handle per operation where torch gives one; NCCL gives one for the whole batch."""
-    if len(works) == len(copies) and len(records) in (0, len(works)):
-        pairs = zip(works, [[record] for record in records] or [[]] * len(works), copies, strict=True)
-        return [Handle(work, "batch_isend_irecv", group, own, copy) for work, own, copy in pairs]
+    if len(works) == len(copies) and (call is None or len(call.issued) in (0, len(works))):
+        parts = call.parts() if call is not None and call.issued else [None] * len(works)
+        pairs = zip(works, parts, copies, strict=True)
+        return [Handle(work, "batch_isend_irecv", group, part, copy) for work, part, copy in pairs]
     together = [copy for one in copies for copy in one]
-    return [Handle(work, "batch_isend_irecv", group, records, together) for work in works]
+    return [Handle(work, "batch_isend_irecv", group, call, together) for work in works]

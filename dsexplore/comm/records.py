@@ -1,76 +1,138 @@
-"""One logged call: what moved, over which group, from when to when."""
+"""The lines of the log: what the recorder wrote of each call through this package."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from types import CodeType
-from typing import Any, Protocol
 
-import torch.distributed as td
+import torch
 
-from dsexplore.comm.spellings import Size
+from dsexplore.capture.groups import Group
+from dsexplore.capture.issued import Issued
+from dsexplore.capture.labels import Label
+from dsexplore.capture.ops import Message
+from dsexplore.capture.recording import Recording
+from dsexplore.capture.source_lines import source_texts
+from dsexplore.comm.spellings import Spelling
+
+SWITCHED_OFF = "switched_off:"
+OWN_OP = "dsexplore.comm."
 
 
-@dataclass(frozen=True)
-class GroupInfo:
-    """A process group, as plain data that outlives it."""
+class Call(Label):
+    """One call through this package.
 
-    name: str
-    ranks: tuple[int, ...]
-    backend: str
-    timing: str
-    """How its ops are timed: ``cuda`` or ``work``, see `dsexplore.trace.schema.Timing`."""
+    Args:
+        spelling: the function that was called.
+        name: what it is logged under.
+        is_wanted: whether it is to be logged.
+        ends_with_call: see `Label`.
+    """
+
+    __slots__ = ("is_printed", "is_wanted", "members", "name", "ops", "spelling")
+
+    def __init__(self, spelling: Spelling, name: str, is_wanted: bool, ends_with_call: bool) -> None:
+        super().__init__(ends_with_call)
+        self.spelling = spelling
+        self.name = name
+        self.is_wanted = is_wanted
+        self.is_printed = False
+        self.members: Sequence[Call | None] = ()
+        """The calls that torch launched as one collective, in the order of its messages; None for one not made here."""
+        self.ops: Collection[str] | None = None
+        """Of what it issues, the plain ops that are to be logged; None for all."""
+
+    def parts(self) -> list[Call]:
+        """A call for each collective that it issued."""
+        parts = [Call(self.spelling, self.name, self.is_wanted, self.ends_with_call) for _ in self.issued]
+        for part, issued in zip(parts, self.issued, strict=True):
+            part.issued = [issued]
+        return parts
+
+
+class LogRecording(Recording):
+    """Keeps of what is issued what calls through this package issue, where they are to be logged."""
+
+    def add(self, issued: Issued) -> None:
+        """A collective was issued."""
+        call = issued.label
+        if isinstance(call, Call) and call.is_wanted and (call.ops is None or issued.messages[0][0] in call.ops):
+            if call.spelling.is_custom and is_collective(issued):
+                return  # the call is one line, which `CommsLogger.begin_custom` adds, and not what it issues
+            self.issued.append(issued)
+
+
+def is_collective(issued: Issued) -> bool:
+    """Whether torch issued it; else the log describes a call that issued nothing, by the call's name."""
+    return bool(issued.raw_op) and not issued.raw_op.startswith(OWN_OP)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the log: a message that a call sent."""
+
+    issued: Issued
+    call: Call
+    message: Message
+    share: float = 1.0
+    """The part of the collective's time that is counted for this message, where calls were launched as one."""
 
     @property
-    def size(self) -> int:
-        """How many ranks."""
-        return len(self.ranks)
+    def op(self) -> str:
+        """The plain op, such as ``all_gather``; ``switched_off:<op>``; of a user's function its name."""
+        return self.message[0]
 
-    @classmethod
-    def of(cls, group: Any) -> GroupInfo:
-        """Describe a live group."""
-        backend = str(td.get_backend(group))
-        timing = "cuda" if "nccl" in backend else "work"
-        return cls(group.group_name, tuple(td.get_process_group_ranks(group)), backend, timing)
+    @property
+    def name(self) -> str:
+        """What the call is logged under."""
+        return f"{SWITCHED_OFF}{self.call.name}" if self.switched_off else self.call.name
 
+    @property
+    def bytes(self) -> int:
+        """Message bytes S."""
+        return self.message[1]
 
-class DeviceInterval(Protocol):
-    """Start and end of an op on a device's own clock, known some time after the op was issued."""
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the tensor that the bytes are counted on."""
+        return self.message[2]
 
-    def finish(self) -> None:
-        """The op's work is all on the current stream; the first call counts."""
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of the tensor that the bytes are counted on."""
+        return self.message[3]
 
-    def nanoseconds(self) -> tuple[int, int] | None:
-        """Start and end in the logger's clock; None until the op is over."""
+    @property
+    def group(self) -> Group:
+        """The process group."""
+        assert self.issued.group is not None
+        return self.issued.group
 
+    @property
+    def batch(self) -> int | None:
+        """The number that calls launched as one have in common."""
+        return self.issued.batch
 
-class Record:
-    """One call. Times are nanoseconds of the logger's clock; ``end`` is None until the op is known to be over."""
+    @property
+    def phase(self) -> str:
+        """``backward``, ``forward``, …: see `dsexplore.trace.schema.Phase`."""
+        return self.issued.origin.phase
 
-    __slots__ = (
-        "batch", "bytes", "call", "cause", "code", "device", "dtype", "end", "failed", "group", "instruction",
-        "is_async", "is_object", "issued", "name", "op", "phase", "shape", "share", "start",
-    )  # fmt: skip
+    @property
+    def is_async(self) -> bool:
+        """Whether the caller got a handle."""
+        return self.issued.is_async
 
-    def __init__(self, op: str, call: str, name: str, group: GroupInfo, size: Size) -> None:
-        self.op = op
-        self.call = call  # the spelling
-        self.name = name  # what it is logged under
-        self.group = group
-        self.bytes, self.dtype, self.shape = size
-        self.is_async = False
-        self.is_object = False
-        self.batch: int | None = None
-        self.share = 1.0  # of the time of its batch
-        self.phase = "other"
-        self.cause = ""
-        self.code: CodeType | None = None
-        self.instruction = 0
-        self.failed = False
-        self.device: DeviceInterval | None = None
-        self.issued = 0  # when it was issued, which is the order of the log
-        self.start: int | None = None
-        self.end: int | None = None
+    @property
+    def is_object(self) -> bool:
+        """Whether Python objects were sent."""
+        return self.call.spelling.is_object
+
+    @property
+    def failed(self) -> bool:
+        """Whether the call raised, or its handle did."""
+        return bool(self.issued.failure)
 
     @property
     def switched_off(self) -> bool:
@@ -78,15 +140,24 @@ class Record:
         return self.op.startswith(SWITCHED_OFF)
 
     @property
+    def cause(self) -> str:
+        """How it failed, the switch that was off, or why it was issued as far as the recorder knows."""
+        return self.issued.cause_text
+
+    @property
+    def source(self) -> str:
+        """``"train.py:12"`` of the call in the user's code, as in a trace."""
+        return source_texts([self.issued.origin.sources[:1]])[0]
+
+    @property
     def times(self) -> tuple[int, int] | None:
-        """Start and end, where both are known and the op succeeded."""
-        if self.device is not None and self.end is None:
-            interval = self.device.nanoseconds()
-            if interval is not None:
-                self.start, self.end = interval
-        if self.failed or self.switched_off or self.start is None or self.end is None:
+        """Start and end in nanoseconds, where both were measured and the op succeeded."""
+        issued = self.issued
+        if issued.span is not None and issued.span.is_over:
+            issued.read_clock()
+        if issued.failure or issued.start is None or issued.end is None:
             return None
-        return self.start, max(self.end, self.start + 1)
+        return issued.start, max(issued.end, issued.start + 1)
 
     @property
     def seconds(self) -> float | None:
@@ -94,13 +165,51 @@ class Record:
         times = self.times
         return None if times is None else (times[1] - times[0]) / 1e9 * (self.share or 1e-9)
 
-    @property
-    def source(self) -> str:
-        """``"file:line"`` of the call in the user's code."""
-        if self.code is None:
-            return ""
-        lines = (line for first, last, line in self.code.co_lines() if first <= self.instruction < last)
-        return f"{self.code.co_filename}:{next(lines, None) or self.code.co_firstlineno}"
+
+def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
+    """The lines of what was recorded, in the order of issue."""
+    for issued in recorded:
+        call = issued.label
+        assert isinstance(call, Call)
+        if call.spelling.is_object and is_collective(issued):
+            if issued is call.issued[0]:
+                together = one_of(call)
+                yield Record(together, call, together.messages[0])
+        elif call.members:
+            yield from _members(issued, call)
+        else:
+            for message in issued.messages:
+                yield Record(issued, call, message)
 
 
-SWITCHED_OFF = "switched_off:"
+def _members(issued: Issued, call: Call) -> Iterator[Record]:
+    total = sum(message[1] for message in issued.messages)
+    for message, member in zip(issued.messages, call.members, strict=False):
+        if member is not None and member.is_wanted:
+            share = message[1] / total if total else 1 / len(issued.messages)
+            yield Record(issued, member, message, share)
+
+
+def one_of(call: Call) -> Issued:
+    """The collectives of a call on objects as one: it begins with the first, ends with the last, and has all bytes."""
+    for issued in call.issued:
+        issued.read_clock()
+    together: Issued = copy(call.issued[-1])
+    together.start = call.issued[0].start
+    size = sum(message[1] for issued in call.issued for message in issued.messages)
+    together.messages = [(call.spelling.op, size, torch.uint8, ())]
+    return together
+
+
+def as_recorded(record: Record) -> Issued:
+    """A line as a recording has it, under the name that it is logged under."""
+    issued, call = record.issued, record.call
+    name = "" if call.name in (call.spelling.name, call.spelling.op) or issued.failure else call.name
+    if not name and len(issued.messages) == 1:
+        return issued
+    one = copy(issued)
+    one.messages = [record.message]
+    if name:
+        cause = issued.origin.cause
+        one.origin = issued.origin._replace(cause=f"{name}: {cause}" if cause else name)
+    return one

@@ -1,12 +1,12 @@
-"""Every way to write a collective: which op it is, which arguments are tensors, how large its message is.
+"""Every way to write a collective: which op it is, which arguments are tensors, which c10d op it issues.
 
-Sizes are S of `dsexplore.trace.collectives`. A spelling names its tensor arguments by position, since that is
-how `dsexplore.comm.issue` hands them to torch.
+A spelling names its tensor arguments by position, since that is how `dsexplore.comm.issue` hands them to torch. What
+a call moves is read by `dsexplore.capture.ops` from the c10d op that it issues; for a call that failed before it
+issued any, from the arguments that the op would have had.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,16 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as td
 
+from dsexplore.capture.ops import COMMUNICATION, Communication, Message
 from dsexplore.comm.bandwidth import plain_op
 
-Size = tuple[int, torch.dtype | None, tuple[int, ...]]
-"""A message: its bytes S, its dtype, and the shape of the buffer that S counts. Tensors of several shapes count as
-one of one dim."""
-
-NOTHING: Size = (0, None, ())
-
-Measure = Callable[[Sequence[Any], int], Size]
-"""From a call's positional arguments and the group's size to its message."""
+AsOp = Callable[[Sequence[Any]], Sequence[Any]]
+"""From a call's positional arguments to the first ones of its c10d op, among them those that tell the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,9 @@ class Spelling:
     name: str
     op: str
     call: Callable[..., Any]
-    measure: Measure
+    c10d_op: str = "c10d::barrier"
+    """The op that the call issues; for one that issues none, an op whose message is counted in the same way."""
+    as_op: AsOp = tuple
     reads: tuple[int, ...] = ()
     """Positions of tensor arguments that are only read."""
     writes: tuple[int, ...] = ()
@@ -43,127 +40,52 @@ class Spelling:
     check: Callable[[Sequence[Any], int], str] | None = None
     """What is wrong with the arguments that torch would let pass, from them and the group's size; "" for nothing."""
     is_object: bool = False
-    """Moves Python objects: measured when it is over, since receivers know the size only then."""
+    """Moves Python objects, with several c10d ops that make one line of the log."""
+    is_custom: bool = False
+    """A function of the user's, which communicates by whatever means: one line of the log, whatever it issues."""
+    is_one_op: bool = False
+    """Whether the call issues just that op, with all that is known of it in the call's arguments."""
 
+    entry: Communication = field(init=False)
+    """How the recorder reads the op."""
     tensors: tuple[int, ...] = field(init=False)
     """Positions of all tensor arguments."""
 
     def __post_init__(self) -> None:
         """Put together once what each call looks at."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
+        object.__setattr__(self, "entry", COMMUNICATION[self.c10d_op])
 
-    def size(self, args: Sequence[Any], group_size: int) -> Size:
-        """The message of a call that is about to be made, or that failed; nothing where the arguments make no sense."""
+    def message(self, args: Sequence[Any], group_size: int) -> Message:
+        """What a call with these arguments moves; nothing where they make no sense."""
         try:
-            return NOTHING if self.is_object else self.measure(args, group_size)
-        except (TypeError, AttributeError, IndexError):
-            return NOTHING
-
-    def first_tensor(self, args: Sequence[Any]) -> torch.Tensor | None:
-        """One of the tensors of a call, to know its device by."""
-        for position in self.tensors:
-            value = args[position]
-            first = value[0] if isinstance(value, (list, tuple)) and value else value
-            if isinstance(first, torch.Tensor):
-                return first
-        return None
+            (_, size, dtype, shape), *_ = self.entry.messages(self.as_op(args), group_size, self.op)
+        except (TypeError, AttributeError, IndexError, ValueError):
+            return self.op, 0, None, ()
+        return self.op, size, dtype, shape
 
 
-def spelling(name: str, call: Callable[..., Any], measure: Measure, **traits: Any) -> Spelling:
+def _spelling(
+    name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
+) -> Spelling:
     """A spelling whose op follows from its name."""
-    return Spelling(name, plain_op(name), call, measure, **traits)
+    traits.setdefault("is_one_op", c10d_op not in ("barrier", "allgather_coalesced_"))
+    return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 
-def tensor_at(position: int) -> Measure:
-    """S is one tensor."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        tensor = args[position]
-        return tensor.nbytes, tensor.dtype, tensor.shape
-
-    return measure
+def _in_list(args: Sequence[Any]) -> Sequence[Any]:
+    """The first argument is a tensor, of which the op takes a list."""
+    return ([args[0]],)
 
 
-def tensors_at(position: int) -> Measure:
-    """S is all tensors of a list."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        return together(args[position])
-
-    return measure
+def _in_lists(args: Sequence[Any]) -> Sequence[Any]:
+    """The first two arguments are what the op takes lists of."""
+    return [args[0]], [args[1]]
 
 
-def lists_at(position: int) -> Measure:
-    """S is all tensors of a list of lists."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        return together([tensor for tensors in args[position] for tensor in tensors])
-
-    return measure
-
-
-def per_rank_part_at(position: int) -> Measure:
-    """S is n × one tensor."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        tensor = args[position]
-        return group_size * tensor.nbytes, tensor.dtype, (group_size, *tensor.shape)
-
-    return measure
-
-
-def larger_of(first: Measure, second: Measure) -> Measure:
-    """S is the larger of what the rank sends and receives."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        return max(first(args, group_size), second(args, group_size), key=lambda size: size[0])
-
-    return measure
-
-
-def nothing(args: Sequence[Any], group_size: int) -> Size:
-    """No payload."""
-    return NOTHING
-
-
-def together(tensors: Sequence[torch.Tensor]) -> Size:
-    """Several tensors as one message."""
-    if not tensors:
-        return NOTHING
-    first = tensors[0]
-    size = sum(tensor.nbytes for tensor in tensors)
-    if all(tensor.shape == first.shape for tensor in tensors):
-        return size, first.dtype, (len(tensors), *first.shape)
-    return size, first.dtype, (sum(tensor.numel() for tensor in tensors),)
-
-
-_LENGTH_BYTES = 8  # torch sends the length of each pickle ahead of it
-
-
-def _pickled(thing: Any) -> int:
-    return len(pickle.dumps(thing)) + _LENGTH_BYTES
-
-
-def objects_at(position: int) -> Measure:
-    """S is the pickles of a list's objects with their lengths; objects are pickled once more to be measured."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        return sum(map(_pickled, args[position])), torch.uint8, ()
-
-    return measure
-
-
-def largest_object_at(*positions: int) -> Measure:
-    """S is n × the largest pickle, to which all are padded; of the objects that this rank has seen."""
-
-    def measure(args: Sequence[Any], group_size: int) -> Size:
-        seen: list[Any] = []
-        for position in positions:
-            value = args[position]
-            seen.extend(value if isinstance(value, list) else [value])
-        return group_size * max(map(_pickled, seen), default=0), torch.uint8, ()
-
-    return measure
+def _input_second(args: Sequence[Any]) -> Sequence[Any]:
+    """The first argument is a tensor, of which the op takes a list in the second place."""
+    return [], [args[0]]
 
 
 def _even_parts(args: Sequence[Any], group_size: int) -> str:
@@ -173,53 +95,53 @@ def _even_parts(args: Sequence[Any], group_size: int) -> str:
     return ""
 
 
-ALL_REDUCE = spelling("all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
-INFERENCE_ALL_REDUCE = spelling("inference_all_reduce", td.all_reduce, tensor_at(0), writes=(0,))
-REDUCE = spelling("reduce", td.reduce, tensor_at(0), writes=(0,), peers=(1, 5))
-BROADCAST = spelling("broadcast", td.broadcast, tensor_at(0), writes=(0,), peers=(1, 4))
-ALL_GATHER = spelling("all_gather", td.all_gather, tensors_at(0), writes=(0,), reads=(1,))
-REDUCE_SCATTER = spelling("reduce_scatter", td.reduce_scatter, tensors_at(1), writes=(0,), reads=(1,))
-GATHER = spelling("gather", td.gather, per_rank_part_at(0), writes=(1,), reads=(0,), peers=(2, 5))
-SCATTER = spelling("scatter", td.scatter, per_rank_part_at(0), writes=(0,), reads=(1,), peers=(2, 5))
-ALL_TO_ALL_SINGLE = spelling(
-    "all_to_all_single",
-    td.all_to_all_single,
-    larger_of(tensor_at(1), tensor_at(0)),
-    writes=(0,),
-    reads=(1,),
-    check=_even_parts,
+_IN_PLACE: dict[str, Any] = {"as_op": _in_list, "writes": (0,)}
+_OUT_OF_PLACE: dict[str, Any] = {"writes": (0,), "reads": (1,)}
+
+ALL_REDUCE = _spelling("all_reduce", td.all_reduce, "allreduce_", **_IN_PLACE)
+INFERENCE_ALL_REDUCE = _spelling("inference_all_reduce", td.all_reduce, "allreduce_", **_IN_PLACE)
+ALL_REDUCE_COALESCED = _spelling("all_reduce_coalesced", td.all_reduce, "allreduce_", **_IN_PLACE)
+REDUCE = _spelling("reduce", td.reduce, "reduce_", peers=(1, 5), **_IN_PLACE)
+BROADCAST = _spelling("broadcast", td.broadcast, "broadcast_", peers=(1, 4), **_IN_PLACE)
+ALL_GATHER = _spelling("all_gather", td.all_gather, "allgather_", _in_lists, **_OUT_OF_PLACE)
+REDUCE_SCATTER = _spelling("reduce_scatter", td.reduce_scatter, "reduce_scatter_", _in_lists, **_OUT_OF_PLACE)
+GATHER = _spelling("gather", td.gather, "gather_", _input_second, writes=(1,), reads=(0,), peers=(2, 5))
+SCATTER = _spelling("scatter", td.scatter, "scatter_", _in_list, peers=(2, 5), **_OUT_OF_PLACE)
+ALL_TO_ALL_SINGLE = _spelling(
+    "all_to_all_single", td.all_to_all_single, "alltoall_base_", check=_even_parts, **_OUT_OF_PLACE
 )
-ALL_TO_ALL = spelling("all_to_all", td.all_to_all, larger_of(tensors_at(1), tensors_at(0)), writes=(0,), reads=(1,))
-BARRIER = spelling("barrier", td.barrier, nothing)
-MONITORED_BARRIER = spelling("monitored_barrier", td.monitored_barrier, nothing)
+ALL_TO_ALL = _spelling("all_to_all", td.all_to_all, "alltoall_", **_OUT_OF_PLACE)
+BARRIER = _spelling("barrier", td.barrier)
+MONITORED_BARRIER = _spelling("monitored_barrier", td.monitored_barrier)
 
 # The functions under torch's newer names do the work without a deprecation warning for each call.
 _gather_into = getattr(td, "all_gather_single", td.all_gather_into_tensor)
 _reduce_into = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
-ALL_GATHER_INTO_TENSOR, ALL_GATHER_BASE, ALL_GATHER_SINGLE = (
-    spelling(name, _gather_into, tensor_at(0), writes=(0,), reads=(1,))
-    for name in ("all_gather_into_tensor", "all_gather_base", "all_gather_single")
+ALL_GATHER_INTO_TENSOR, ALL_GATHER_BASE, ALL_GATHER_SINGLE, ALL_GATHER_COALESCED = (
+    _spelling(name, _gather_into, "_allgather_base_", **_OUT_OF_PLACE)
+    for name in ("all_gather_into_tensor", "all_gather_base", "all_gather_single", "all_gather_coalesced")
 )
-ALL_REDUCE_COALESCED = spelling("all_reduce_coalesced", td.all_reduce, tensor_at(0), writes=(0,))
-ALL_GATHER_COALESCED = spelling("all_gather_coalesced", _gather_into, tensor_at(0), writes=(0,), reads=(1,))
-ALL_GATHER_COALESCED_LISTS = spelling("all_gather_coalesced", td.all_gather_coalesced, lists_at(0), reads=(1,))
+ALL_GATHER_COALESCED_LISTS = _spelling(
+    "all_gather_coalesced", td.all_gather_coalesced, "allgather_coalesced_", reads=(1,)
+)
 REDUCE_SCATTER_TENSOR, REDUCE_SCATTER_SINGLE = (
-    spelling(name, _reduce_into, tensor_at(1), writes=(0,), reads=(1,))
+    _spelling(name, _reduce_into, "_reduce_scatter_base_", **_OUT_OF_PLACE)
     for name in ("reduce_scatter_tensor", "reduce_scatter_single")
 )
 
-SEND = spelling("send", td.send, tensor_at(0), reads=(0,), peers=(1, 4))
-ISEND = spelling("isend", td.isend, tensor_at(0), reads=(0,), peers=(1, 4))
-RECV = spelling("recv", td.recv, tensor_at(0), writes=(0,), peers=(1, 4))
-IRECV = spelling("irecv", td.irecv, tensor_at(0), writes=(0,), peers=(1, 4))
+SEND, ISEND = (
+    _spelling(name, call, "send", _in_list, reads=(0,), peers=(1, 4))
+    for name, call in (("send", td.send), ("isend", td.isend))
+)
+RECV, IRECV = (
+    _spelling(name, call, "recv_", peers=(1, 4), **_IN_PLACE) for name, call in (("recv", td.recv), ("irecv", td.irecv))
+)
 
-ALL_GATHER_OBJECT = spelling("all_gather_object", td.all_gather_object, largest_object_at(0), is_object=True)
-BROADCAST_OBJECT_LIST = spelling(
-    "broadcast_object_list", td.broadcast_object_list, objects_at(0), is_object=True, peers=(1, 4)
+ALL_GATHER_OBJECT = _spelling("all_gather_object", td.all_gather_object, is_object=True)
+BROADCAST_OBJECT_LIST, SEND_OBJECT_LIST, RECV_OBJECT_LIST = (
+    _spelling(call.__name__, call, is_object=True, peers=(1, 4))
+    for call in (td.broadcast_object_list, td.send_object_list, td.recv_object_list)
 )
-GATHER_OBJECT = spelling("gather_object", td.gather_object, largest_object_at(0, 1), is_object=True, peers=(2, 4))
-SCATTER_OBJECT_LIST = spelling(
-    "scatter_object_list", td.scatter_object_list, largest_object_at(0), is_object=True, peers=(2, 4)
+GATHER_OBJECT, SCATTER_OBJECT_LIST = (
+    _spelling(call.__name__, call, is_object=True, peers=(2, 4)) for call in (td.gather_object, td.scatter_object_list)
 )
-SEND_OBJECT_LIST = spelling("send_object_list", td.send_object_list, objects_at(0), is_object=True, peers=(1, 4))
-RECV_OBJECT_LIST = spelling("recv_object_list", td.recv_object_list, objects_at(0), is_object=True, peers=(1, 4))

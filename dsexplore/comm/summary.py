@@ -10,8 +10,9 @@ from typing import Any
 
 import polars as pl
 
+from dsexplore.capture.groups import Group
 from dsexplore.comm.bandwidth import bandwidth, rate_text
-from dsexplore.comm.records import SWITCHED_OFF, GroupInfo, Record
+from dsexplore.comm.records import SWITCHED_OFF, Record
 from dsexplore.display import Displayable
 from dsexplore.units import format_bytes
 
@@ -40,7 +41,7 @@ class Line:
 
     name: str
     op: str
-    group: GroupInfo
+    group: Group
     message_bytes: int
     count: int
     seconds: tuple[float, ...]

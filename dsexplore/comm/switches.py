@@ -6,9 +6,7 @@ stay as they are, so what the program computes is wrong while a switch is off: o
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as td
 
+from dsexplore.capture.recorder import note_switched_off
 from dsexplore.errors import UsageError
+from dsexplore.user_warnings import warn
 
 SWITCHES: dict[str, tuple[str, ...]] = {
     "all_gather": ("all_gather",),
@@ -123,14 +123,11 @@ def _turn(switch: str, flag: bool) -> None:
                 off.pop(op, None)
 
 
-def suppress(op: str, group: Any) -> str:
-    """Note a call that is not made: warn once per switch on rank 0, tell running recordings; the switch's name."""
+def suppress(op: str, group: Any) -> None:
+    """Note a call that is not made: warn once per switch on rank 0, and show it in what is being recorded."""
     switch = off[op]
     if switch not in _warned and td.is_initialized() and td.get_rank() == 0:
         _warned.add(switch)
         what = f"{switch}(True): {op} is off, its tensors stay as they are; results are wrong until {switch}(False)"
-        warnings.warn(what, stacklevel=6)
-    recorder = sys.modules.get("dsexplore.capture.recorder")  # not imported: nothing can be recording
-    if recorder is not None:
-        recorder.note_switched_off(op, group, switch)
-    return switch
+        warn(what, UserWarning)
+    note_switched_off(op, group, switch)

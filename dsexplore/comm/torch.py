@@ -11,7 +11,7 @@ import torch
 import torch.distributed as td
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dsexplore.comm import calls, groups, objects, p2p, versions
+from dsexplore.comm import calls, objects, p2p, ranks, versions
 from dsexplore.comm.backend import Backend
 from dsexplore.comm.coalesce import coalescing_manager
 from dsexplore.comm.constants import MPI_BACKEND, NCCL_BACKEND
@@ -243,27 +243,27 @@ class TorchBackend(Backend):
 
     def get_rank(self, group: Any = None) -> int:
         """This rank's number in the group; −1 outside it."""
-        return groups.get_rank(group)
+        return ranks.get_rank(group)
 
     def get_world_size(self, group: Any = None) -> int:
         """The group's size; −1 outside it."""
-        return groups.get_world_size(group)
+        return ranks.get_world_size(group)
 
     def get_backend(self, group: Any = None) -> str:
         """Name of the group's backend."""
-        return groups.get_backend(group)
+        return ranks.get_backend(group)
 
     def new_group(self, ranks: Any = None, *args: Any, **named: Any) -> Any:
-        """See `dsexplore.comm.groups.new_group`."""
-        return groups.new_group(ranks, *args, **named)
+        """See `dsexplore.comm.ranks.new_group`."""
+        return ranks.new_group(ranks, *args, **named)
 
     def get_global_rank(self, group: Any, group_rank: int) -> int:
         """The rank in the world of a rank of the group."""
-        return groups.get_global_rank(group, group_rank)
+        return ranks.get_global_rank(group, group_rank)
 
     def get_world_group(self) -> Any:
         """The group of all ranks."""
-        return groups.get_world_group()
+        return ranks.get_world_group()
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a group, or all."""

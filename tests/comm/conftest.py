@@ -10,7 +10,7 @@ import pytest
 import dsexplore.comm as dist
 from dsexplore import run_ranks
 from dsexplore.comm import switches
-from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.worlds import rank_server as server_module
 
 

@@ -13,7 +13,7 @@ import pytest
 import dsexplore.comm as dist
 from dsexplore import constants
 from dsexplore.comm import constants as comm_constants
-from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.errors import UsageError
 
 KEYS = ("enabled", "prof_all", "prof_ops", "verbose", "debug")

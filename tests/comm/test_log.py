@@ -9,11 +9,16 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.comm.bandwidth import bandwidth
-from dsexplore.comm.config import CommsLoggerConfig
+from dsexplore.capture import recorder
+from dsexplore.capture.groups import Group
+from dsexplore.capture.issued import Issued, Origin
+from dsexplore.capture.recorder import Recorder
+from dsexplore.capture.source_lines import file_name
+from dsexplore.capture.timing import end_at_completion
 from dsexplore.comm.handles import Handle
 from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.records import GroupInfo, Record
+from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.records import Call, Record
 from dsexplore.comm.spellings import ALL_REDUCE
 
 Ranks = Callable[..., list[Any]]
@@ -36,7 +41,7 @@ def log_of_groups() -> list[tuple[Any, ...]]:
 
     import dsexplore.comm as dist
 
-    dist.comms_logger.clock = ticking()
+    recorder.use(Recorder(clock=ticking()))
     dist.configure(enabled=True)
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1024))
@@ -164,7 +169,7 @@ def a_debug_log() -> tuple[list[str], str]:
         dist.all_reduce(torch.ones(4))
         dist.broadcast(torch.ones(4), 0, debug="somebody")
 
-    dist.comms_logger.clock = ticking()
+    recorder.use(Recorder(clock=ticking()))
     dist.configure(enabled=True, debug=True, verbose=True)
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         train_step()
@@ -186,7 +191,7 @@ def the_two_shapes() -> dict[str, Any]:
 
     import dsexplore.comm as dist
 
-    dist.comms_logger.clock = ticking()
+    recorder.use(Recorder(clock=ticking()))
     dist.configure(enabled=True)
     for size in (250, 250, 500):
         dist.all_reduce(torch.ones(size))
@@ -354,35 +359,47 @@ def test_an_op_is_over_in_the_log_when_its_future_is(ranks: Ranks) -> None:
     assert ranks(2, futures_waited_for, 300) == [0, 0]
 
 
+def one_logged(name: str = "all_reduce") -> tuple[Call, Issued, Record]:
+    """An asynchronous call that was issued at 0, and its line."""
+    group = Group("0", 2, (0, 1), "gloo", "", timing="work")
+    message = ("all_reduce", 8, None, ())
+    issued = Issued("c10d::allreduce_", [message], group, 0, Origin("other", None, None, ()))
+    issued.start = 0
+    call = Call(ALL_REDUCE, name, is_wanted=True, ends_with_call=False)
+    issued.label = call
+    call.issued.append(issued)
+    return call, issued, Record(issued, call, message)
+
+
 @pytest.mark.parametrize("ask", [True, False])
 def test_an_op_whose_future_failed_is_no_measurement(ask: bool) -> None:
     work: torch.futures.Future[None] = torch.futures.Future()
-    record = Record("all_reduce", "all_reduce", "all_reduce", GroupInfo("0", (0, 1), "gloo", "work"), (8, None, ()))
-    record.start = 0
-    handle = Handle(work, "all_reduce", None, [record])
+    call, issued, record = one_logged()
+    end_at_completion(issued, work, ticking())
+    handle = Handle(work, "all_reduce", None, call)
     successor = handle.get_future() if ask else None
     work.set_exception(ValueError("on purpose"))
     if successor is not None:
-        with pytest.raises(RuntimeError, match="on purpose"):
+        with pytest.raises((RuntimeError, ValueError), match="on purpose"):
             successor.wait()
     assert (record.failed, record.cause, record.seconds) == (True, "failed: ValueError", None)
 
 
 def test_the_first_to_say_that_an_op_is_over_counts_and_alone_tells(capsys: pytest.CaptureFixture[str]) -> None:
     """The thread of the work says so, and the one that waits for it."""
-    info = GroupInfo("0", (0, 1), "gloo", "work")
-    record = Record("all_reduce", "all_reduce", "all_reduce", info, (8, None, ()))
-    record.start = 0
+    call, _, record = one_logged()
     readings = iter([2000, 1000])
 
     def clock() -> int:
         now = next(readings)
         if now == 2000:
-            log.end([record])  # the other thread, meanwhile
+            log.end(call)  # the other thread, meanwhile
         return now
 
-    log = CommsLogger(CommsLoggerConfig(enabled=True, verbose=True), clock=clock, epoch=0)
-    log.end([record])
+    recorder.use(Recorder(clock=clock))
+    log = CommsLogger(CommsLoggerConfig(enabled=True, verbose=True))
+    log.end(call)
+    recorder.use(Recorder())
     assert record.times == (0, 1000)
     assert capsys.readouterr().out.count("all_reduce | group 0") == 1
 
@@ -429,17 +446,19 @@ def test_a_profiled_op_may_be_named_without_a_list() -> None:
     assert log.prof_ops == ["barrier"]
 
 
-def test_members_of_a_batch_share_its_time() -> None:
-    log = CommsLogger(CommsLoggerConfig(enabled=True), clock=ticking(), epoch=0)
-    info = GroupInfo("0", (0, 1), "gloo", "work")
-    records = [
-        Record("all_reduce", "all_reduce_coalesced", "all_reduce", info, (size, None, ())) for size in (100, 300)
-    ]
-    log.start_batch(records, is_async=False)
-    log.end(records)
-    assert [record.seconds for record in records] == [pytest.approx(0.25e-6), pytest.approx(0.75e-6)]
-    assert records[0].times == records[1].times
-    assert records[0].batch == records[1].batch == 0
+def a_batch() -> list[tuple[Any, ...]]:
+    recorder.use(Recorder(clock=ticking()))
+    dist.configure(enabled=True)
+    dist.all_reduce_coalesced([torch.ones(25), torch.ones(75)])
+    return [(record.seconds, record.times, record.batch) for record in dist.comms_logger.records]
+
+
+@pytest.mark.processes
+def test_members_of_a_batch_share_its_time(ranks: Ranks) -> None:
+    for first, second in ranks(2, a_batch):
+        assert (first[0], second[0]) == (pytest.approx(0.25e-6), pytest.approx(0.75e-6))
+        assert first[1:] == second[1:]
+        assert first[2] == 1
 
 
 def test_the_log_as_text_writes_units_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
@@ -452,19 +471,6 @@ def test_the_log_as_text_writes_units_and_groups(capsys: pytest.CaptureFixture[s
         "all_gather  4 ranks      4  976.6 KiB      2     1.000    0.500  2 GB/s  1.5 GB/s",
     ]
     assert CommsLogger().summary().text() == "nothing was logged"
-
-
-def test_plain_logging_costs_a_tuple_and_choosing_a_record() -> None:
-    log = CommsLogger(CommsLoggerConfig(enabled=True), clock=ticking(), epoch=5)
-    info = GroupInfo("0", (0, 1), "gloo", "work")
-    import torch
-
-    log.note(ALL_REDUCE, "all_reduce", info, (torch.ones(3),), 10, 30)
-    (record,) = log.records
-    assert (record.bytes, record.shape, record.times) == (12, (3,), (10, 30))
-    assert record.phase == "other"
-    assert log.trace().events.select("start", "end").row(0) == (15, 35)
-    assert bandwidth("all_reduce", 12, 20e-9, 2) == log.summary().lines[0].rates
 
 
 def the_trace() -> Any:
@@ -507,13 +513,13 @@ def test_a_logged_run_is_a_trace(ranks: Ranks) -> None:
         assert rows == [
             (0, "all_reduce", "backward", "0", 2, 64, 64, "float32", False, False, None, ""),
             (1, "all_gather", "other", "0", 2, rows[1][5], -(-rows[1][5] // 2), "uint8", False, True, None, ""),
-            (2, "all_reduce", "other", "0", 2, 20, 20, "float32", False, False, 0, ""),
-            (3, "all_reduce", "other", "0", 2, 12, 12, "float32", False, False, 0, ""),
+            (2, "all_reduce", "other", "0", 2, 20, 20, "float32", False, False, 1, ""),
+            (3, "all_reduce", "other", "0", 2, 12, 12, "float32", False, False, 1, ""),
             (4, "broadcast", "other", "0", 2, 4, 4, "bfloat16", True, False, None, "weights"),
         ]
         assert all(start < end for start, end in timed)
         assert timed == sorted(timed)
-        assert all(source.startswith(f"{__file__}:") for source in sources)
+        assert all(source.startswith(f"{file_name(__file__)}:") for source in sources)
         assert len(set(sources)) == 4  # the coalesced two are of one line
         assert timed[0][0] > 1_700_000_000 * 10**9  # since the epoch, not since the machine started
         assert {name: dict(found) for name, found in schemas.items()} == {

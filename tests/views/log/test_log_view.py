@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.comm.config import CommsLoggerConfig
 from dsexplore.comm.logger import CommsLogger
+from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.errors import UsageError
 
 
