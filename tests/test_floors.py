@@ -39,7 +39,7 @@ ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()
 """Rooms whose modules still import each other in a circle; a room leaves this list with its last circle."""
-TO_RENAME = {"groups"}
+TO_RENAME: set[str] = set()
 """Module names that still stand in two rooms; a name leaves this list with its second use."""
 ON_PURPOSE = {"constants": "as in deepspeed.constants and deepspeed.comm.constants, whose names they have"}
 """Module names that may stand in two rooms, each with why."""
