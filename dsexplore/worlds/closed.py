@@ -135,7 +135,7 @@ def _before(patches: Patches, owner: type, name: str, note: Callable[[Any], None
     method = getattr(owner, name)
 
     @wraps(method)
-    def noted(made: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(made: Any, /, *args: Any, **kwargs: Any) -> Any:
         note(made)
         return method(made, *args, **kwargs)
 
@@ -143,11 +143,12 @@ def _before(patches: Patches, owner: type, name: str, note: Callable[[Any], None
 
 
 def _close_sharded(group: FSDPParamGroup, message: str) -> None:
-    for info in filter(None, (group.mesh_info, group.post_forward_mesh_info)):
+    # An error may have left the parameter group without some of these.
+    for info in filter(None, (getattr(group, name, None) for name in ("mesh_info", "post_forward_mesh_info"))):
         for name, value in vars(info).items():
             if isinstance(value, dist.ProcessGroup):
                 setattr(info, name, ClosedGroup(message))
-    for module in group.modules:
+    for module in getattr(group, "modules", ()):
         _close_module(module, message)
 
 

@@ -74,10 +74,13 @@ def _once(concatenate: Callable[[list[DeviceMesh]], DeviceMesh]) -> Callable[[li
     """FSDP2 joins the same meshes anew for each parameter, and each result lists all ranks: make it once."""
     made: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}
 
-    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
-        key = tuple(map(id, meshes))
+    def joined(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
+        key = tuple(map(id, device_mesh_list))
         if key not in made:
-            made[key] = list(meshes), concatenate(meshes)  # the list keeps those identities from being used again
+            made[key] = (
+                list(device_mesh_list),
+                concatenate(device_mesh_list),
+            )  # the list keeps those identities from being used again
         return made[key][1]
 
     return joined
@@ -87,16 +90,16 @@ def patch_conversion(patches: Patches) -> None:
     """Let ``module.to`` and its kin convert fake parameters in place."""
     original: Callable[..., Any] = nn.Module._apply
 
-    def apply(module: nn.Module, function: Callable[..., Any], recurse: bool = True) -> nn.Module:
+    def apply(module: nn.Module, /, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
         fakes: dict[str, Any] = {name: p for name, p in module._parameters.items() if isinstance(p, FakeTensor)}
         try:
             for name in fakes:
                 module._parameters[name] = None
-            original(module, function, recurse)
+            original(module, fn, recurse)
         finally:
             module._parameters.update(fakes)
         for name, parameter in fakes.items():
-            module._parameters[name] = _converted(parameter, function)
+            module._parameters[name] = _converted(parameter, fn)
         return module
 
     patches.attribute(nn.Module, "_apply", apply)
@@ -121,9 +124,9 @@ def _converted(parameter: FakeTensor, function: Callable[..., Any]) -> nn.Parame
 class Chunks(Sequence[torch.Tensor]):
     """What ``torch.chunk`` gives, padded with empty tensors to a number of chunks, each made when asked for."""
 
-    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
-        self._tensor, self._count, self._dim = tensor, count, dim
-        self._length = -(-tensor.size(dim) // count)  # of each but the last; 0 where the dim is empty
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._length = -(-tensor.size(dim) // num_chunks)  # of each but the last; 0 where the dim is empty
 
     def __len__(self) -> int:
         return self._count

@@ -35,12 +35,12 @@ def _patch_vote(patches: Patches) -> None:
     vote: Callable[..., torch.Tensor] = PipelineStage._warmup_forward_vote
 
     @wraps(vote)
-    def simulated_vote(stage: Any, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def simulated_vote(stage: Any, /, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
         _check_shapes(stage, has_backward)
         return vote(stage, has_backward, *args, **kwargs)
 
     @wraps(result)
-    def simulated_result(stage: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def simulated_result(stage: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.ones_like(result(stage, *args, **kwargs))
 
     patches.attribute(PipelineStage, "_warmup_forward_vote", simulated_vote)
@@ -52,7 +52,7 @@ def _patch_initialisation(patches: Patches) -> None:
     initialise: Callable[..., None] = getattr(_PipelineSchedule, name)
 
     @wraps(initialise)
-    def simulated(schedule: Any, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
+    def simulated(schedule: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
         for stage in stages:
             if isinstance(stage, PipelineStage):
                 _check_shapes(stage, has_backward)

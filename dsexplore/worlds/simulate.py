@@ -30,15 +30,17 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds import closed, fake_tensors
+from dsexplore.worlds.checkpoints import patch_checkpoints
 from dsexplore.worlds.ddp import patch_ddp
 from dsexplore.worlds.futures import patch_futures
 from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
+from dsexplore.worlds.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.nothing_sent import Use
+from dsexplore.worlds.objects import Objects
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.pipeline import patch_pipeline
 from dsexplore.worlds.remarks import Remarks
@@ -135,6 +137,7 @@ class World:
         self.remarks = Remarks()
         self._exit = ExitStack()
         self._watch = closed.Watch()
+        self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
         self._mesh: DeviceMesh | None = None
 
     def __str__(self) -> str:
@@ -167,7 +170,7 @@ class World:
         self._patch(patches)
         self._exit.callback(_clear_caches)
         self._exit.callback(self._destroy, takeover)
-        takeover.initialise("fake", store=FakeStore(), rank=self.rank, world_size=self.size)
+        takeover.initialise("fake", store=self._store, rank=self.rank, world_size=self.size)
         if self.device == "cuda":
             self._exit.enter_context(self._cuda())
         # Held here, so that a program which drops it still communicates along its axes.
@@ -209,6 +212,8 @@ class World:
         patch_pipeline(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
+        patch_calls(patches, self.remarks)
+        patch_checkpoints(patches, Objects(patches, self.remarks), self.remarks)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 
     def _cuda(self) -> AbstractContextManager[object]:

@@ -28,7 +28,6 @@ _KNOW_THE_SIMULATION = (
     "dsexplore.capture",
     "dsexplore.comm.records",
     "dsexplore.trace",
-    "dsexplore.worlds",
     "torch.distributed.device_mesh",
     "torch.distributed.distributed_c10d",
 )

@@ -1,0 +1,154 @@
+"""Calls of ``torch.distributed`` that need an answer of another rank, in a simulated world where none answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+import torch.distributed as dist
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.remarks import Remarks
+
+
+class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's stub lacks it
+    """The store of a process group whose other ranks set nothing: it has what this rank sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value."""
+        self._values[key] = value if isinstance(value, bytes) else str(value).encode()
+
+    def get(self, key: str) -> bytes:
+        """A value that this rank has set.
+
+        Raises:
+            UsageError: this rank has set none, so another would have to.
+        """
+        if key not in self._values:
+            raise UsageError(
+                f"store.get({_plain(key)!r}) waits for what another rank sets, and no process plays the others: set it "
+                f"on rank {dist.get_rank()} too, or play the rank that sets it (--rank R)"
+            )
+        return self._values[key]
+
+    def add(self, key: str, value: int) -> int:
+        """Count up, for this rank alone."""
+        total = int(self._values.get(key, b"0")) + int(value)
+        self._values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a value where it is the expected one, or where there is none and nothing is expected."""
+        expected, desired = (one if isinstance(one, bytes) else str(one).encode() for one in (expected, desired))
+        if self._values.get(key, b"") == expected:
+            self._values[key] = desired
+        found: bytes = self._values.get(key, expected)
+        return found
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether this rank has set all of them."""
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return at once: the others have been there."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many values there are."""
+        return len(self._values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # how torch's C++ calls them
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Nothing waits."""
+
+    def clone(self) -> SimulatedStore:
+        """The same store: there is one process."""
+        return self
+
+
+def _plain(key: str) -> str:
+    """The key as the program wrote it, without what torch puts in front."""
+    return key.rpartition("/")[2]
+
+
+def patch_calls(patches: Patches, remarks: Remarks) -> None:
+    """Let calls that wait for another rank return as if it had answered."""
+    patches.function(dist.monitored_barrier, _take_monitored_barrier)
+    patches.function(dist.recv, lambda original: _take_recv(original, remarks))
+    patches.function(dist.split_group, _take_split_group)
+
+
+def _take_monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
+    parameters = signature(original)
+
+    def monitored_barrier(*args: Any, **kwargs: Any) -> None:
+        group = parameters.bind(*args, **kwargs).arguments.get("group")
+        if dist.get_backend(group) in (dist.Backend.GLOO, "fake"):
+            dist.barrier(group=group)
+        else:
+            original(*args, **kwargs)  # raises, as on a cluster
+
+    return monitored_barrier
+
+
+def _take_recv(original: Callable[..., int], remarks: Remarks) -> Callable[..., int]:
+    parameters = signature(original)
+
+    def recv(*args: Any, **kwargs: Any) -> int:
+        given = parameters.bind(*args, **kwargs).arguments
+        if given.get("src") is not None or given.get("group_src") is not None:
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            if "sourceRank" not in str(error):
+                raise
+        source = next(rank for rank in dist.get_process_group_ranks(_group(given)) if rank != dist.get_rank())
+        remarks.say(f"recv without a source receives from whoever sends first: here it returns rank {source}")
+        return source
+
+    return recv
+
+
+def _group(given: dict[str, Any]) -> dist.ProcessGroup:
+    group = given.get("group") or dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _take_split_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = signature(original)
+
+    def split_group(*args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        given = parameters.bind(*args, **kwargs).arguments
+        parent = _group({"group": given.get("parent_pg")})
+        members = dist.get_process_group_ranks(parent)
+        parts = given.get("split_ranks") or []
+        taken = [rank for part in parts for rank in part]
+        if not parts or len(set(taken)) < len(taken) or not set(taken) <= set(range(len(members))):
+            raise ValueError(
+                f"split_ranks={parts!r} must list ranks of the parent group, 0 to {len(members) - 1}, each at most once"
+            )
+        own = members.index(dist.get_rank())
+        for part in parts:
+            if own in part:
+                group: dist.ProcessGroup = dist.new_group(
+                    [members[rank] for rank in sorted(part)],
+                    use_local_synchronization=True,
+                    group_desc=given.get("group_desc") or f"{parent.group_desc}:split",
+                )
+                return group
+        return None
+
+    return split_group

@@ -1,0 +1,169 @@
+"""Object collectives in a simulated world, whose other ranks send nothing.
+
+torch sends an object as its pickled bytes, and unpickles what it received. On a simulated group nothing is received:
+the bytes would be whatever was in that memory. Here the receiver's own object takes the place of the one that another
+rank would send, and travels torch's whole way, so that the same collectives are issued and only what was pickled in
+this process is unpickled. Where the program passed no object of its own, one error says so.
+
+``gather_object`` and ``all_gather_object`` need no change: a fake group fills them with this rank's object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.remarks import Remarks
+
+_OWN = "{name} receives an object of rank {source}, which no process plays: this rank's own object takes its place"
+
+
+class Objects:
+    """Gives a rank its own objects where those of another would arrive.
+
+    Args:
+        patches: where the changes are kept.
+        remarks: where the substitution is reported.
+    """
+
+    def __init__(self, patches: Patches, remarks: Remarks) -> None:
+        self._remarks = remarks
+        self._substitutes: list[Any] | None = None
+        patches.function(dist.broadcast_object_list, self._take_broadcast)
+        patches.function(dist.scatter_object_list, self._take_scatter)
+        patches.function(dist.recv_object_list, self._take_recv)
+        for function in (dist.all_gather_object, dist.gather_object, dist.send_object_list):
+            patches.function(function, _with_memory)
+
+    @contextmanager
+    def standing_for(self, value: Any) -> Iterator[None]:
+        """Let an object arrive in the block, whatever the program passes as its own."""
+        self._substitutes = [value]
+        try:
+            yield
+        finally:
+            self._substitutes = None
+
+    def _take_broadcast(self, original: Callable[..., None]) -> Callable[..., None]:
+        parameters = signature(original)
+
+        def broadcast_object_list(*args: Any, **kwargs: Any) -> None:
+            given = parameters.bind(*args, **kwargs).arguments
+            source = _other_source(given)
+            with unset_fake_temporarily():
+                if source is None:
+                    return original(*args, **kwargs)
+                objects = self._own("broadcast_object_list", source, given["object_list"])
+                tensors, sizes = _pickled(objects)
+                with _arriving(broadcast=[sizes, tensors]):
+                    return original(*args, **kwargs)
+
+        return broadcast_object_list
+
+    def _take_scatter(self, original: Callable[..., None]) -> Callable[..., None]:
+        parameters = signature(original)
+
+        def scatter_object_list(*args: Any, **kwargs: Any) -> None:
+            given = parameters.bind(*args, **kwargs).arguments
+            source = _other_source(given)
+            with unset_fake_temporarily():
+                if source is None:
+                    return original(*args, **kwargs)
+                objects = self._own("scatter_object_list", source, given["scatter_object_output_list"])
+                tensor, size = _pickled(objects[:1])
+                with _arriving(broadcast=[size], scatter=[tensor, size]):
+                    return original(*args, **kwargs)
+
+        return scatter_object_list
+
+    def _take_recv(self, original: Callable[..., int]) -> Callable[..., int]:
+        parameters = signature(original)
+
+        def recv_object_list(*args: Any, **kwargs: Any) -> int:
+            given = parameters.bind(*args, **kwargs).arguments
+            source = _other_source({"src": None, **given}, default=None)
+            objects = self._own("recv_object_list", "any" if source is None else source, given["object_list"])
+            with unset_fake_temporarily():
+                tensors, sizes = _pickled(objects)
+                with _arriving(recv=[sizes, tensors], irecv=[sizes, tensors]):
+                    return original(*args, **kwargs)
+
+        return recv_object_list
+
+    def _own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
+        """This rank's objects, which take the place of those of another rank.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if self._substitutes is not None:
+            return self._substitutes
+        rank = dist.get_rank()
+        if not objects or any(one is None for one in objects):
+            raise UsageError(
+                f"{name} receives an object of rank {source}, which no process plays: this is rank {rank}, and it "
+                f"passes None in its place. Play rank {source} (--rank {source}), or let rank {rank} pass an object of "
+                "its own, which is then used"
+            )
+        self._remarks.say(_OWN.format(name=name, source=source))
+        return objects
+
+
+def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch pickle into real memory where tensors are fake."""
+
+    def real(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return original(*args, **kwargs)
+
+    return real
+
+
+def _other_source(given: dict[str, Any], default: int | None = 0) -> int | None:
+    """The global rank that the objects come from; None where this rank is the source, or not in the group."""
+    group = given.get("group") or dist.group.WORLD
+    assert group is not None
+    if c10d._rank_not_in_group(group):
+        return None
+    source = given.get("src")
+    if given.get("group_src") is not None:
+        source = dist.get_global_rank(group, given["group_src"])
+    source = default if source is None else source
+    return None if source == dist.get_rank() else source
+
+
+def _pickled(objects: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The objects as torch pickles them: all their bytes in one tensor, and the size of each."""
+    pairs = [c10d._object_to_tensor(one, "cpu", None) for one in objects]
+    return torch.cat([data for data, _ in pairs]), torch.cat([size for _, size in pairs])
+
+
+@contextmanager
+def _arriving(**values: list[torch.Tensor]) -> Iterator[None]:
+    """Let the calls of these functions in torch's module of collectives bring those values, in that order."""
+    kept = {name: getattr(c10d, name) for name in values}
+    try:
+        for name, brought in values.items():
+            setattr(c10d, name, _bringing(kept[name], list(brought)))
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(c10d, name, function)
+
+
+def _bringing(function: Callable[..., Any], values: list[torch.Tensor]) -> Callable[..., Any]:
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = function(tensor, *args, **kwargs)
+        tensor.copy_(values.pop(0))
+        return result
+
+    return call

@@ -1,0 +1,68 @@
+"""What a world changes in torch takes every call form that torch's own takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.simulate import simulate
+
+Change = tuple[str, Callable[..., Any], Callable[..., Any]]
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
+    """All functions that a world replaces: name, torch's own, the world's."""
+    made: list[Change] = []
+    function, attribute = Patches.function, Patches.attribute
+
+    def noted_function(patches: Patches, changed: Callable[..., Any], build: Callable[..., Any]) -> None:
+        def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+            made.append((changed.__qualname__, original, build(original)))
+            return made[-1][2]
+
+        function(patches, changed, noted)
+
+    def noted_attribute(patches: Patches, owner: Any, name: str, value: Any) -> None:
+        if callable(value) and callable(getattr(owner, name, None)):
+            made.append((f"{owner.__name__}.{name}", getattr(owner, name), value))
+        attribute(patches, owner, name, value)
+
+    monkeypatch.setattr(Patches, "function", noted_function)
+    monkeypatch.setattr(Patches, "attribute", noted_attribute)
+    with simulate(4, fake=True):
+        pass
+    return made
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    found = [*inspect.signature(function).parameters.values()]
+    return found[1:] if found and found[0].name in ("self", "cls") else found
+
+
+def own(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of the replacement itself, whatever it is said to wrap."""
+    if isinstance(function, staticmethod):
+        function = function.__func__
+    return inspect.signature(function, follow_wrapped=False)
+
+
+def test_every_replacement_takes_all_arguments_by_place_and_by_name(changes: list[Change]) -> None:
+    assert len(changes) > 25
+    for name, original, replacement in changes:
+        takes = [each for each in parameters(original) if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        is_method = "self" in inspect.signature(original).parameters
+        first = () if not is_method or inspect.isclass(replacement) else (object(),)
+        by_place = [object() for each in takes if each.kind is not each.KEYWORD_ONLY]
+        only_by_name = {each.name: object() for each in takes if each.kind is each.KEYWORD_ONLY}
+        by_name = {each.name: object() for each in takes if each.kind is not each.POSITIONAL_ONLY}
+        try:
+            own(replacement).bind(*first, *by_place, **only_by_name)
+            if not any(each.kind is each.POSITIONAL_ONLY for each in takes):
+                own(replacement).bind(*first, **by_name)
+        except TypeError as error:
+            pytest.fail(f"{name}{inspect.signature(original)} is replaced by {own(replacement)}: {error}")
