@@ -47,6 +47,7 @@ class Setting:
             ranks_per_node=self.ranks_per_node,
             device=self.device,
             gpu=self.gpu,
+            target="cuda" if self.device == "cuda" else "cpu",
         )
 
 
@@ -88,7 +89,8 @@ def run(
         rank: the rank to play.
         ranks_per_node: 8 unless given.
         fake: run on fake tensors.
-        device: ``"cuda"`` lets the CPU stand in for GPUs, ``"cpu"`` leaves ``torch.cuda`` as it is.
+        device: ``"cuda"`` lets the CPU stand in for GPUs, ``"cpu"`` leaves ``torch.cuda`` as it is,
+            and shows the traffic of CPUs with gloo.
         gpu: which GPU ``torch.cuda`` describes.
         steps: end the script after so many optimizer steps; None lets it come to its end.
         module: whether ``script`` is run as ``python -m`` does.

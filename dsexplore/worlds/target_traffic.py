@@ -88,12 +88,16 @@ def patch_shard_dim_alltoall(patches: Patches) -> None:
 
     def build(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def shard_dim_alltoall(
-            tensor: torch.Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int
+            input: torch.Tensor,  # noqa: A002 - torch's name
+            gather_dim: int,
+            shard_dim: int,
+            mesh: DeviceMesh,
+            mesh_dim: int,
         ) -> torch.Tensor:
             if local_tensor_mode() is not None:
-                return original(tensor, gather_dim, shard_dim, mesh, mesh_dim)
+                return original(input, gather_dim, shard_dim, mesh, mesh_dim)
             name = _group_or_group_name(_resolve_group((mesh, mesh_dim)))
-            sent: torch.Tensor = torch.ops._dtensor.shard_dim_alltoall(tensor, gather_dim, shard_dim, name)
+            sent: torch.Tensor = torch.ops._dtensor.shard_dim_alltoall(input, gather_dim, shard_dim, name)
             return sent
 
         return shard_dim_alltoall
@@ -106,7 +110,7 @@ def patch_generator_state(patches: Patches) -> None:
 
     Mirrors ``OffsetBasedRNGTracker`` in ``torch/distributed/tensor/_random.py``, which is not made on a CPU mesh.
     """
-    patches.function(tensor_random.is_rng_supported_mesh, lambda _original: lambda _mesh: True)
+    patches.function(tensor_random.is_rng_supported_mesh, lambda _original: lambda device_mesh: True)
     patches.attribute(tensor_random, "OffsetBasedRNGTracker", GeneratorTracker)
 
 
@@ -159,7 +163,9 @@ def patch_module_states(patches: Patches) -> None:
     Mirrors ``_check_module_states_for_sync_module_states`` in ``torch/distributed/fsdp/_init_utils.py``, which refuses
     tensors on a CPU.
     """
-    patches.function(fsdp_init._check_module_states_for_sync_module_states, lambda _original: lambda _states: None)
+    patches.function(
+        fsdp_init._check_module_states_for_sync_module_states, lambda _original: lambda module_states: None
+    )
 
 
 def patch_bf16_hook(patches: Patches) -> None:

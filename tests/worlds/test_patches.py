@@ -28,7 +28,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
         function(patches, changed, noted)
 
     def noted_attribute(patches: Patches, owner: Any, name: str, value: Any) -> None:
-        if callable(value) and callable(getattr(owner, name, None)):
+        if callable(value) and inspect.isroutine(original := getattr(owner, name, None)) and has_signature(original):
             made.append((f"{owner.__name__}.{name}", getattr(owner, name), value))
         attribute(patches, owner, name, value)
 
@@ -37,6 +37,15 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
     with simulate(4, fake=True):
         pass
     return made
+
+
+def has_signature(function: Callable[..., Any]) -> bool:
+    """Whether a function says what it takes: those of C++ do not."""
+    try:
+        inspect.signature(function)
+    except ValueError:
+        return False
+    return True
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -55,7 +55,7 @@ def write(folder: Path, text: str) -> Path:
 
 def gradients(trace: Trace) -> list[int]:
     """The step of each all-reduce of a gradient bucket."""
-    return trace.events.filter(trace.events["message_bytes"] == 4 * 17 * 16)["step"].to_list()
+    return trace.where(op="all_reduce", phase="backward").events["step"].to_list()
 
 
 class TestRun:
@@ -227,8 +227,8 @@ class TestNothingSent:
                 "a device mesh was made, but nothing that was distributed over it ran",
             ),
             (
-                "import torch, torch.distributed as d\nd.init_process_group('gloo')\n"
-                "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
+                "import torch, torch.distributed as d\nfrom torch.distributed.fsdp import fully_shard\n"
+                "d.init_process_group('gloo')\nfully_shard(torch.nn.Linear(2, 2))",
                 "a module was distributed, but no forward or backward",
             ),
         ],
