@@ -40,7 +40,7 @@ from dsexplore.worlds.futures import patch_futures
 from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.nothing_sent import Use
-from dsexplore.worlds.objects import Objects
+from dsexplore.worlds.other_ranks_objects import Objects
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.pipeline import patch_pipeline
 from dsexplore.worlds.remarks import Remarks

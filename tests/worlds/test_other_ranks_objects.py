@@ -107,4 +107,4 @@ def test_a_substitution_is_said_once_with_its_lines() -> None:
     (note,) = trace.info.notes
     assert note.startswith("broadcast_object_list receives an object of rank 0, which no process plays")
     assert note.endswith(")")
-    assert note.count("test_objects.py:") == 1
+    assert note.count("test_other_ranks_objects.py:") == 1
