@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
-from dsexplore.views.trace.figures import finished
+from dsexplore.views.trace.figure_spec import finished
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 from dsexplore.views.widgets.plot_widget import PlotWidget
 

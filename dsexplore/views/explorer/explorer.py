@@ -1,8 +1,7 @@
-"""The live explorer: a module tree, a figure and a table that follow one another.
+"""`Explorer`: a module tree, a figure and tables that follow one another.
 
-One state (filters, selected row, picked mark, figure) and one direction: a control changes the state, and what
-depends on it is drawn anew, in one message. Only the figure in sight is made. `Explorer.selection` is that state as
-a `Trace`.
+A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are drawn
+anew in one message. Only the figure in sight is made. `Explorer.selection` is the chosen part of the trace.
 """
 
 from __future__ import annotations
@@ -17,19 +16,17 @@ from IPython.display import display
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema, timeline
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
+from dsexplore.trace.trace import Tables, Trace
+from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.filters import FACETS, Filters, Passed, choices, chosen, lists, several
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.picking import Picked, Shown, picked
+from dsexplore.views.explorer.picking import Shown, picked
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.figures import KINDS, Spec, finished, module_heatmap, why_empty
+from dsexplore.views.trace.figure_spec import Spec, finished
+from dsexplore.views.trace.figures import KINDS, figure_of, module_heatmap, why_empty
 from dsexplore.views.trace.pivot import Mask
-from dsexplore.views.trace.sections import MOST_CAUSES, causes_part
 from dsexplore.views.trace.trace_page import trace_text, twin_html
-from dsexplore.views.trace.tree_html import MOST_TABLE_ROWS, collectives_html, parameters_html
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])
@@ -44,12 +41,11 @@ _ABSENT = (
     "<style>.jp-OutputArea-child:has(.dsx-twin)+.jp-OutputArea-child"
     ":has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-explorer)){display:none}</style>"
 )
-"""Beside the static view, the output of a widget that does not live is hidden: JupyterLab would write there
-"Loading widget…" for as long as no kernel runs."""
+"""Hides the output of a widget without a kernel beside its static view: JupyterLab writes "Loading widget…" there."""
 
 
 def _in_one_message(change: Change) -> Change:
-    """Have everything that a change changes go to the browser together."""
+    """Send all traits that a method changes to the browser in one message."""
 
     @wraps(change)
     def changed(self: Explorer, *args: Any, **options: Any) -> None:
@@ -66,7 +62,7 @@ class Explorer:
 
     Args:
         trace: what to explore; it is read once, now.
-        figure: the figure shown first, a key of `dsexplore.views.figures.KINDS`.
+        figure: the figure shown first, a key of `dsexplore.views.trace.figures.KINDS`.
         height: of the tree, in pixels.
     """
 
@@ -77,8 +73,6 @@ class Explorer:
             raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables)
-        self._passed = Passed(self._codes, Filters())
-        self._picked: Picked | None = None
         self._window: tuple[float, float] | None = None
         self._quiet = False
         self._drawn_rows: list[int] = []
@@ -91,23 +85,27 @@ class Explorer:
             **rows_of(self._codes),
         )
         self._rows = ModuleRows(self._codes, self.widget)
-        self._rows.fill(self._passed.sums)
+        self._chosen = Chosen(self._codes, self._rows, Passed(self._codes, Filters()))
+        self._rows.fill(self._chosen.passed.sums)
         self._draw()
         self._describe()
         self._follow()
         self._codes.prepare()
 
     def __repr__(self) -> str:
-        return f"<Explorer: {self._of_what()}{f' in {self._title}' if self._title else ''}>"
+        title = self._chosen.title
+        return f"<Explorer: {self._chosen.summary}{f' in {title}' if title else ''}>"
 
-    # What the user picked
+    # What the user calls
 
     @property
     def selection(self) -> Trace:
-        """What the user picked, as a `Trace`: the events of the clicked mark, else those of the selected module
-        (of all its layers, where the row stands for several) that the filters let through."""
+        """The chosen events as a `Trace`.
+
+        Those of the clicked mark, else of the selected row (of all modules that it stands for), that pass the filters.
+        """
         tables = self._trace.tables
-        return Trace(replace(tables, events=self._events(self._chosen())))
+        return Trace(replace(tables, events=self._events(self._chosen.mask)))
 
     @_in_one_message
     def select(self, module: str | None) -> None:
@@ -148,10 +146,10 @@ class Explorer:
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
         self._set_filters(filters)
 
-    # What changes it
+    # What the browser changes
 
     def _follow(self) -> None:
-        """Follow what the browser, or the user's own code, sets in the widget."""
+        """React to traits that the browser, or the user's own code, sets in the widget."""
         for trait, change in {
             "chosen": self._on_filters,
             "pattern": self._on_filters,
@@ -163,7 +161,7 @@ class Explorer:
             self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
 
     def _quietly(self, **traits: Any) -> None:
-        """Set traits of the widget as a consequence, not as a wish."""
+        """Set traits of the widget without reacting to the change."""
         self._quiet = True
         try:
             for name, value in traits.items():
@@ -177,21 +175,20 @@ class Explorer:
         self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit))
 
     def _set_filters(self, filters: Filters) -> None:
-        self._passed = Passed(self._codes, filters)
-        self._picked = None
+        self._chosen.filter(filters)
         self._draw()
-        self._rows.fill(self._passed.sums)
+        self._rows.fill(self._chosen.passed.sums)
         self._describe()
 
     @_in_one_message
     def _on_selected(self) -> None:
-        self._picked = None
+        self._chosen.picked = None
         self._draw()
         self._describe()
 
     @_in_one_message
     def _on_folding(self) -> None:
-        self._rows.fill(self._passed.sums)
+        self._rows.fill(self._chosen.passed.sums)
         if self.widget.selected >= 0:
             self._on_selected()
 
@@ -208,105 +205,50 @@ class Explorer:
             self.filter()
 
     def _zoom(self, extent: list[float] | None) -> None:
-        scale = 1e6 if timeline.is_timed(self._events(self._inside(self._drawn_rows))) else 1.0
+        scale = 1e6 if timeline.is_timed(self._events(self._chosen.inside(self._drawn_rows))) else 1.0
         self._window = None if extent is None else (float(extent[0]) * scale, float(extent[1]) * scale)
         self._draw_again()
 
     def _pick(self, click: dict[str, Any]) -> None:
-        """A mark was clicked: select the module that sent most of it, and list what the mark holds."""
-        mask = self._chosen() if click.get("kind") == "cause" else self._inside(self._drawn_rows)
+        """Choose a clicked mark: select the module that sent most of it, and list the mark's events."""
+        mask = self._chosen.mask if click.get("kind") == "cause" else self._chosen.inside(self._drawn_rows)
         found = picked(Shown(self._codes, self.widget.spec, mask, self._window), click)
         if found is None:
             return
         self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
-        self._picked = found
+        self._chosen.picked = found
         self._describe()
 
     # What it shows
-
-    def _inside(self, rows: list[int]) -> Mask:
-        """The events that pass inside of some modules; of all where none is named."""
-        return self._passed.mask & self._codes.inside(rows) if rows else self._passed.mask
-
-    def _chosen(self) -> Mask:
-        return self._picked.mask if self._picked is not None else self._inside(self._rows.chosen)
 
     def _events(self, mask: Mask) -> pl.DataFrame:
         events = self._trace.tables.events
         return events if mask.all() else events.filter(pl.Series(mask))
 
     def _draw(self) -> None:
-        """The figure of the selected module, or of everything."""
+        """Draw the figure of the selected module, or of everything."""
         self._window, self._drawn_rows = None, self._rows.chosen
         self._draw_again()
 
     @_in_one_message
     def _draw_again(self) -> None:
-        """The figure of the same events: in another kind or range."""
+        """Draw the figure of the same events, in another kind or range."""
         kind = str(self.widget.kind)
         if kind != "sequence":
             self._window = None
-        empty = why_empty(kind, filtered=self._passed.filters != Filters())
-        self.widget.show(finished(self._spec(kind), empty), f"{_TITLES[kind]} of {self._of_what()}")
+        empty = why_empty(kind, filtered=self._chosen.passed.filters != Filters())
+        self.widget.show(finished(self._spec(kind), empty), f"{_TITLES[kind]} of {self._chosen.summary}")
 
     def _spec(self, kind: str) -> Spec:
         tables = self._trace.tables
         if kind == "modules":
-            return module_heatmap(self._codes.places(self._passed.sums, self._drawn_rows or None))
-        events = tables.events.select(_DRAWN).filter(pl.Series(self._inside(self._drawn_rows)))
-        return KINDS[kind](Tables(events=events, groups=tables.groups, info=tables.info), self._window)
-
-    def _of_what(self) -> str:
-        """Count and bytes of what is chosen, in words."""
-        if self._picked is not None:
-            count, size = int(self._picked.mask.sum()), int(self._codes.sizes[self._picked.mask].sum())
-        else:
-            chosen = self._codes.spans(self._rows.chosen) or [(0, len(self._codes.tree))]
-            count, size = self._passed.sums.total(chosen)
-        return f"{count:,} of {len(self._passed.mask):,} collectives, {format_bytes(size)}"
+            return module_heatmap(self._codes.places(self._chosen.passed.sums, self._drawn_rows or None))
+        events = tables.events.select(_DRAWN).filter(pl.Series(self._chosen.inside(self._drawn_rows)))
+        return figure_of(Tables(events=events, groups=tables.groups, info=tables.info), kind, self._window)
 
     def _describe(self) -> None:
-        """The line above and the tables below: collectives with cause and source line, parameters, redistributes."""
-        title = self._title
-        place = f" in {html.name(title, 200)}" if title else ""
-        self.widget.status = f"<span>{self._of_what()}{place}</span>{self._only()}{self._no_such_module()}"
-        mask = self._chosen()
-        body = self._collectives(title, mask) if title else ""
-        body += causes_part(self._codes.causes(mask, MOST_CAUSES), not title, clickable=True)
-        self.widget.details = f'<div class="dsx">{body}</div>' if body else ""
-
-    @property
-    def _title(self) -> str:
-        """What is chosen: a mark or a row; empty for everything."""
-        return self._picked.title if self._picked is not None else self._rows.title
-
-    def _only(self) -> str:
-        """The filters that the lists cannot show: by several values, or by one that the trace does not hold."""
-        told = [
-            f"{name} {' or '.join(html.name(value, 40) for value in several(wanted)[:6])}"
-            for name, wanted in self._passed.filters.facets.items()
-            if name not in self.widget.chosen
-        ]
-        return f'<span class="dsx-dim"> – only {", ".join(told)}</span>' if told else ""
-
-    def _no_such_module(self) -> str:
-        """Said where the pattern is the name of no module."""
-        if self._passed.is_known:
-            return ""
-        pattern = html.name(self._passed.filters.module, 80)
-        return f'<span class="dsx-dim"> – no module is called {pattern}; * stands for any text, as in *.mlp</span>'
-
-    def _collectives(self, title: str, mask: Mask) -> str:
-        body = f"<p><b>{html.name(title, 400)}</b></p>"
-        kinds, every = self._codes.collectives(mask, MOST_TABLE_ROWS)
-        body += collectives_html(kinds, every) if every else '<p class="dim">nothing sent</p>'
-        if self._picked is not None:
-            return body
-        first = self._rows.names[0]
-        held = parameters_html(first, self._trace.tables.parameters.filter(pl.col("module") == first))
-        many = len(self._rows.names)
-        each = f'<p class="dim">Each of the {many:,}; named here: {html.name(first)}</p>' if many > 1 and held else ""
-        return body + each + held
+        """Write the line above the tree and the tables below it."""
+        self.widget.status, self.widget.details = self._chosen.status, self._chosen.details
 
     def _ipython_display_(self) -> None:
         twin = _ABSENT + twin_html(self._codes)

@@ -12,10 +12,11 @@ import polars as pl
 from dsexplore.units import format_seconds
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.figures import SEQUENCE_BINS, SEQUENCE_LANES, Spec
+from dsexplore.views.trace.figure_spec import Spec
 from dsexplore.views.trace.grid import OTHERS
 from dsexplore.views.trace.lanes import Lanes, lanes, phase_runs, placed
 from dsexplore.views.trace.pivot import Mask
+from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dsexplore.comm.summary import CommsSummary, Line, shown_name
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, OPS, OTHER_OP, themed
+from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, op_mark, themed
 from dsexplore.views.view import View
 
 STYLE = """
@@ -86,9 +86,9 @@ def _headline(lines: list[Line]) -> str:
 
 def _row(line: Line, longest: float) -> list[str]:
     total = sum(line.seconds)
-    colour, _ = OPS.get(line.op, OTHER_OP)
     share = 100 * total / longest if longest else 0
-    bar = f'<span class="track"><span class="bar" style="width:{share:.1f}%;background:{colour}"></span></span>'
+    style = f"width:{share:.1f}%;background:{op_mark(line.op).colour}"
+    bar = f'<span class="track"><span class="bar" style="{style}"></span></span>'
     rates = map(rate_text, line.rates) if line.rates else ("–", "–")
     times = [min(line.seconds), max(line.seconds)] if line.seconds else []
     return [
@@ -119,7 +119,7 @@ def _time_figure(lines: list[Line]) -> Any:
             orientation="h",
             x=[sum(line.seconds) * 1e3 for line in timed],
             y=[_label(line) for line in timed],
-            marker={"color": [OPS.get(line.op, OTHER_OP)[0] for line in timed]},
+            marker={"color": [op_mark(line.op).colour for line in timed]},
             text=[f"{line.count:,} ×" for line in timed],
             customdata=[[rate_text(rate) for rate in line.rates or (0.0, 0.0)] for line in timed],
             hovertemplate="%{y}<br>%{x:.3f} ms, %{text}<br>algbw %{customdata[0]}, busbw %{customdata[1]}<extra/>",
@@ -140,13 +140,13 @@ def _bandwidth_figure(lines: list[Line]) -> Any:
             series.setdefault((line.op, line.group.name, line.group.size), []).append(line)
     groups = list(dict.fromkeys((group, size) for _, group, size in series))
     for (op, group, size), members in series.items():
-        colour, symbol = OPS.get(op, OTHER_OP)
+        mark = op_mark(op)
         members.sort(key=lambda line: line.message_bytes)
         figure.add_scatter(
             x=[line.message_bytes for line in members],
             y=[line.rates[1] for line in members if line.rates],
             mode="lines+markers",
-            marker={"color": colour, "symbol": symbol},
+            marker={"color": mark.colour, "symbol": mark.symbol},
             line={"dash": DASHES[groups.index((group, size)) % len(DASHES)]},
             name=html.escape(f"{op} · group {group} ({size})", 40),
             hovertemplate="%{x} B: %{y:.3g} GB/s<extra></extra>",

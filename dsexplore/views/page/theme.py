@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
-SKY, VERMILION, YELLOW, GREY = "#56b4e9", "#d55e00", "#f0e442", "#8a8a8a"
+SKY, VERMILION, GREY = "#56b4e9", "#d55e00", "#8a8a8a"
 INK = "#767676"
 """Text of a figure, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
@@ -70,16 +70,24 @@ MEMORY: dict[str, Mark] = {
 }
 """Parts of a rank's memory."""
 
-OPS: dict[str, tuple[str, str]] = {
-    # op: colour, plotly marker symbol
-    "all_reduce": (BLUE, "circle"),
-    "all_gather": (ORANGE, "triangle-up"),
-    "reduce_scatter": (GREEN, "triangle-down"),
-    "all_to_all": (VERMILION, "x"),
-    "broadcast": (SKY, "diamond"),
-    "reduce": (PURPLE, "square"),
+
+@dataclass(frozen=True)
+class OpMark:
+    """Colour, marker and hatch of one op, as plotly names them."""
+
+    colour: str
+    symbol: str
+    pattern: str
+
+
+_OPS = {
+    "all_reduce": OpMark(BLUE, "circle", ""),
+    "all_gather": OpMark(ORANGE, "triangle-up", "/"),
+    "reduce_scatter": OpMark(GREEN, "triangle-down", "\\"),
+    "all_to_all": OpMark(VERMILION, "x", "x"),
+    "broadcast": OpMark(SKY, "diamond", "."),
+    "reduce": OpMark(PURPLE, "square", "|"),
 }
-OTHER_OP = (GREY, "cross")
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 """Of lines in a figure, one after the other."""
@@ -103,6 +111,11 @@ LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "trac
 def phase_mark(phase: str) -> Mark:
     """The mark of a phase; an unknown one looks like ``other``."""
     return PHASES.get(phase, PHASES["other"])
+
+
+def op_mark(op: str) -> OpMark:
+    """The mark of an op; all ops that have none of their own share one."""
+    return _OPS.get(op, OpMark(GREY, "cross", "x"))
 
 
 def heat(percent: int) -> str:

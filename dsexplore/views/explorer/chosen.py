@@ -1,0 +1,98 @@
+"""`Chosen`: the events that filters, the tree and the figure single out, and the texts that describe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from dsexplore.units import format_bytes
+from dsexplore.views.explorer.filters import Filters, Passed, choices, several
+from dsexplore.views.explorer.module_rows import ModuleRows
+from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.page import html
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.pivot import Mask
+from dsexplore.views.trace.sections import MOST_CAUSES, causes_part
+from dsexplore.views.trace.tree_html import MOST_TABLE_ROWS, collectives_html, parameters_html
+
+
+@dataclass
+class Chosen:
+    """The events that the filters let through, and of these the selected module's or the clicked mark's."""
+
+    codes: EventCodes
+    rows: ModuleRows
+    passed: Passed
+    picked: Picked | None = None
+    """The clicked mark, where that is chosen and not a row."""
+
+    def filter(self, filters: Filters) -> None:
+        """Choose what passes these filters; a mark that was clicked is forgotten."""
+        self.passed = Passed(self.codes, filters)
+        self.picked = None
+
+    def inside(self, rows: list[int]) -> Mask:
+        """The events that pass, inside some modules; all that pass where ``rows`` is empty."""
+        return self.passed.mask & self.codes.inside(rows) if rows else self.passed.mask
+
+    @property
+    def mask(self) -> Mask:
+        """The chosen events."""
+        return self.picked.mask if self.picked is not None else self.inside(self.rows.chosen)
+
+    @property
+    def title(self) -> str:
+        """The name of the mark or row that is chosen; empty for everything."""
+        return self.picked.title if self.picked is not None else self.rows.title
+
+    @property
+    def summary(self) -> str:
+        """``25 of 400 collectives, 132 KiB``."""
+        if self.picked is not None:
+            count, size = int(self.picked.mask.sum()), int(self.codes.sizes[self.picked.mask].sum())
+        else:
+            spans = self.codes.spans(self.rows.chosen) or [(0, len(self.codes.tree))]
+            count, size = self.passed.sums.total(spans)
+        return f"{count:,} of {len(self.codes):,} collectives, {format_bytes(size)}"
+
+    @property
+    def status(self) -> str:
+        """The line above the tree: how much is chosen, and the filters that no control shows."""
+        place = f" in {html.name(self.title, 200)}" if self.title else ""
+        return f"<span>{self.summary}{place}</span>{self._filters_without_list()}{self._unknown_module()}"
+
+    @property
+    def details(self) -> str:
+        """The tables below: collectives with cause and source line, parameters, redistributes."""
+        mask = self.mask
+        body = self._collectives(mask) if self.title else ""
+        body += causes_part(self.codes.causes(mask, MOST_CAUSES), not self.title, clickable=True)
+        return f'<div class="dsx">{body}</div>' if body else ""
+
+    def _filters_without_list(self) -> str:
+        """The filters that the lists cannot show: by several values, or by one that the trace does not hold."""
+        listed = choices(self.codes, self.passed.filters)
+        named = [
+            f"{name} {' or '.join(html.name(value, 40) for value in several(wanted)[:6])}"
+            for name, wanted in self.passed.filters.facets.items()
+            if name not in listed
+        ]
+        return f'<span class="dsx-dim"> – only {", ".join(named)}</span>' if named else ""
+
+    def _unknown_module(self) -> str:
+        if self.passed.is_known:
+            return ""
+        pattern = html.name(self.passed.filters.module, 80)
+        return f'<span class="dsx-dim"> – no module is called {pattern}; * stands for any text, as in *.mlp</span>'
+
+    def _collectives(self, mask: Mask) -> str:
+        body = f"<p><b>{html.name(self.title, 400)}</b></p>"
+        kinds, every = self.codes.collectives(mask, MOST_TABLE_ROWS)
+        body += collectives_html(kinds, every) if every else '<p class="dim">nothing sent</p>'
+        if self.picked is not None:
+            return body
+        first, *others = self.rows.names
+        held = parameters_html(first, self.codes.tables.parameters.filter(pl.col("module") == first))
+        many = f"Each of the {len(others) + 1:,}; named here: {html.name(first)}" if others and held else ""
+        return body + (f'<p class="dim">{many}</p>' if many else "") + held

@@ -1,0 +1,85 @@
+"""Parts that plotly figures of a trace share: the frame around the data, the heatmap, hatches, an axis of bytes.
+
+A figure is made as plotly's JSON, a plain dict: the explorer sends it as it is. Plotly's own classes check every value,
+which takes longer than drawing them, and are used only where a user asks for a ``Figure``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dsexplore.units import format_bytes
+from dsexplore.views.page.theme import AXIS, FIGURE, LEGEND_ABOVE, SKY
+from dsexplore.views.trace.figure_labels import label, unique
+from dsexplore.views.trace.grid import Grid
+
+Spec = dict[str, Any]
+"""A figure as plotly's JSON: ``data``, a list of plotly traces, and ``layout``."""
+EMPTY: Spec = {"data": [], "layout": {}}
+
+
+def finished(spec: Spec, empty: str = "") -> Spec:
+    """A figure with what all of them share: no background, legible ink, room for its labels.
+
+    Args:
+        spec: its data, and what of its layout is its own.
+        empty: said in its place where it has no data.
+    """
+    margin = {"l": 8, "r": 8, "t": 36, "b": 8}
+    layout = {"template": {}, **FIGURE, "margin": margin, "legend": LEGEND_ABOVE, "height": 360, **spec["layout"]}
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] = {**AXIS, **layout.get(axis, {}), **({} if spec["data"] else {"visible": False})}
+    if not spec["data"]:
+        layout["annotations"] = [{"text": empty, "showarrow": False}]
+    return {"data": spec["data"], "layout": layout}
+
+
+def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
+    """A grid with other labels; the names themselves are what a click tells and what hovering shows."""
+    if not grid.rows or not grid.columns:
+        return EMPTY
+    text = [[format_bytes(v) if v else "" for v in row] for row in grid.values.tolist()]
+    shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
+    trace = {
+        "type": "heatmap",
+        "z": json_numbers(np.where(grid.values > 0, np.log10(grid.values + 1), np.nan)),
+        "x": unique(columns),
+        "y": unique(rows),
+        **shown,
+        "customdata": [[[row, column] for column in grid.columns] for row in grid.rows],
+        "hovertext": [
+            [f"{label(row, 90)}<br>{label(column)}: {cell}" for column, cell in zip(columns, cells, strict=True)]
+            for row, cells in zip(grid.rows, text, strict=True)
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hoverongaps": False,
+        "colorscale": [[0.0, "#eaf4fb"], [1.0, SKY]],
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+        "meta": {"kind": kind},
+    }
+    category = {"type": "category", "showgrid": False}
+    return {"data": [trace], "layout": {"xaxis": category, "yaxis": {**category, "autorange": "reversed"}}}
+
+
+def hatched(colour: str, pattern: str) -> Spec:
+    hatch = {"shape": pattern, "fillmode": "overlay", "fgcolor": "#000000", "fgopacity": 0.45, "size": 6}
+    return {"color": colour, "pattern": hatch}
+
+
+def json_numbers(values: Any) -> list[list[float | None]]:
+    """A matrix as JSON has it: nothing where there is no number."""
+    return [[None if value != value else round(value, 4) for value in row] for row in values.tolist()]
+
+
+def byte_axis(values: list[float], ticks: int = 4) -> Spec:
+    """Ticks at round binary sizes, written as such."""
+    top = max(values, default=0)
+    if top <= 0:
+        return {}
+    step = 2.0 ** np.ceil(np.log2(top / ticks))
+    at = np.arange(0, top + step, step)
+    return {"tickvals": at.tolist(), "ticktext": [format_bytes(v) for v in at]}

@@ -1,0 +1,60 @@
+"""Figures of wire bytes between recorded ranks and their peers: a matrix, and a Sankey diagram."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsexplore.trace.trace import Tables
+from dsexplore.units import format_bytes
+from dsexplore.views.page.theme import BLUE, SKY, tint
+from dsexplore.views.trace import tally
+from dsexplore.views.trace.figure_spec import EMPTY, Spec, heatmap_spec
+from dsexplore.views.trace.folding import ranges
+
+_MOST_SENDERS, _MOST_TARGETS = 8, 10
+"""Labels of a Sankey that stand one below the other in its height."""
+
+
+def peers(tables: Tables) -> Spec:
+    """Matrix of wire bytes from recorded ranks to their peers."""
+    grid = tally.between_ranks(tables).grid()
+    return heatmap_spec(grid, "rank_peer", grid.rows, [f"to rank {column}" for column in grid.columns])
+
+
+def sankey(tables: Tables) -> Spec:
+    """All wire bytes flowing from recorded ranks to their peers: ranks that get the same are one target."""
+    found = tally.between_ranks(tables, _MOST_SENDERS, None)
+    if not found.receivers:
+        return EMPTY
+    totals = found.bytes * [len(ranks) for ranks in found.receivers]
+    target_of = _targets(found.receivers, totals.sum(axis=0).tolist())
+    targets = list(dict.fromkeys(target_of))
+    joined = np.stack([totals[:, [t == target for t in target_of]].sum(axis=1) for target in targets], axis=1)
+    links = [(i, j, int(v)) for i, row in enumerate(joined.tolist()) for j, v in enumerate(row) if v]
+    names = [*(f"rank {rank}" for rank in found.senders), *targets]
+    link = {
+        "source": [i for i, _, _ in links],
+        "target": [len(found.senders) + j for _, j, _ in links],
+        "value": [v for _, _, v in links],
+        "label": [format_bytes(v) for _, _, v in links],
+        "color": tint(SKY, 0.4),
+        "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
+    }
+    more = f"{found.hidden:,} more recorded ranks are not drawn" if found.hidden else ""
+    note = {"text": more, "showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1.09}
+    return {
+        "data": [{"type": "sankey", "node": {"label": names, "color": BLUE, "pad": 24}, "link": link}],
+        "layout": {
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False},
+            **({"annotations": [note]} if more else {}),
+        },
+    }
+
+
+def _targets(receivers: list[list[int]], totals: list[float]) -> list[str]:
+    """What each target is called; those that get least share a name where there are too many to be told apart."""
+    large = sorted(range(len(totals)), key=lambda j: (-totals[j], j))
+    large = large if len(large) <= _MOST_TARGETS else large[: _MOST_TARGETS - 1]
+    called = (f"to rank{'s' if len(ranks) > 1 else ''} {ranges(ranks, 4)}" for ranks in receivers)
+    return [name if j in large else "to all others" for j, name in enumerate(called)]
