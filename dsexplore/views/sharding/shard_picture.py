@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.placement import Placement
 from dsexplore.sharding.rank_groups import numbers_text
 from dsexplore.sharding.tensor import Placed
-from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREEN, PURPLE, VERMILION
-from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, Place, picture
+from dsexplore.views.sharding.block_titles import Titles
+from dsexplore.views.sharding.picture_frame import Frame, columns_of, orders, picture_frame, rows_of
+from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
 
-WIDTH, HEIGHT, THINNEST = 520, 240, 36
-"""Pixels that a picture may take, and the least that a side gets."""
 _MARGIN = 58
-_MOST_COUNTED = 4096
-"""Ranks whose numbers are written; of more, their coordinates are."""
 
 STYLE = f"""
 .dsx .sw{{display:inline-block;width:26px;height:13px;border:1px solid var(--dsx-fg);
@@ -59,37 +51,6 @@ white-space:nowrap}}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The size of a picture in pixels, and the shape of what it shows."""
-
-    width: float
-    height: float
-    rows: int
-    columns: int
-
-    @property
-    def stretched(self) -> float:
-        """How much thicker the thin side is drawn than it should be."""
-        ratio = (self.width / self.columns) / (self.height / self.rows)
-        return max(ratio, 1 / ratio)
-
-
-def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
-    """True proportion within the room that there is; a side too thin for its labels is stretched.
-
-    Args:
-        rows: indices that run down.
-        columns: indices that run across.
-        down: stretches that the rows are drawn in.
-        across: stretches that the columns are drawn in.
-    """
-    scale = min(WIDTH / columns, HEIGHT / rows)
-    width = 2 * THINNEST if across == 1 else min(across, 16) * THINNEST
-    height = max(THINNEST, min(down, 16) * 15)
-    return Frame(max(columns * scale, width), max(rows * scale, height), rows, columns)
-
-
 def picture_html(tensor: Placed, mesh: Mesh, most_blocks: int = 96) -> str:
     """The picture of one tensor; a sentence where there is nothing to draw."""
     if not tensor.numel:
@@ -99,24 +60,6 @@ def picture_html(tensor: Placed, mesh: Mesh, most_blocks: int = 96) -> str:
     titles = Titles(tensor, mesh)
     panels = "".join(_panel(tensor, drawn, panel, frame, titles) for panel in drawn.panels)
     return f'<div class="scroll"><div class="pics">{panels}</div></div>{_remarks(tensor, drawn, frame)}'
-
-
-def picture_frame(tensor: Placed, drawn: Picture) -> Frame:
-    """The frame of a picture: a matrix, a strip for one dim, a square for none."""
-    rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
-    columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
-    if drawn.rows is None:
-        return Frame(WIDTH if tensor.shape else 44, 36, rows, columns)
-    down, across = (len({each(block) for block in drawn.panels[0].blocks}) for each in (_rows, _columns))
-    return frame_of(rows, columns, down, across)
-
-
-def _rows(block: Block) -> tuple[Range, ...]:
-    return block.rows
-
-
-def _columns(block: Block) -> tuple[Range, ...]:
-    return block.columns
 
 
 def _remarks(tensor: Placed, drawn: Picture, frame: Frame) -> str:
@@ -174,10 +117,10 @@ def _panel(tensor: Placed, drawn: Picture, panel: Panel, frame: Frame, titles: T
 def _ticks(drawn: Picture, panel: Panel, frame: Frame, left: int, top: int) -> str:
     texts = []
     if drawn.columns is not None:
-        for at, x in _spaced(panel, _columns, frame.columns, frame.width, 6.2):
+        for at, x in _spaced(panel, columns_of, frame.columns, frame.width, 6.2):
             texts.append(f'<span class="t" style="left:{left + x:.0f}px;top:{top - 13}px">{at:,}</span>')
     if drawn.rows is not None:
-        for at, y in _spaced(panel, _rows, frame.rows, frame.height, 0):
+        for at, y in _spaced(panel, rows_of, frame.rows, frame.height, 0):
             place = f"right:calc(100% - {left - 4}px);top:{top + y - 6:.0f}px"
             texts.append(f'<span class="t" style="{place}">{at:,}</span>')
     return "".join(texts)
@@ -199,15 +142,8 @@ def _spaced(
     return kept
 
 
-def places(panel: Panel) -> tuple[dict[int, int], dict[int, int]]:
-    """For the index at which each stretch begins, how many begin before it: down and across."""
-    down = sorted({start for block in panel.blocks for start, _ in block.rows})
-    across = sorted({start for block in panel.blocks for start, _ in block.columns})
-    return {start: i for i, start in enumerate(down)}, {start: i for i, start in enumerate(across)}
-
-
 def _blocks(panel: Panel, frame: Frame, titles: Titles) -> str:
-    down, across = places(panel)
+    down, across = orders(panel)
     found = []
     for block in panel.blocks:
         boxes = []
@@ -235,87 +171,6 @@ def _box(block: Block, row: Range, column: Range, frame: Frame, look: str, title
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.4g}%"
-
-
-class Titles:
-    """What is written on a block, and what hovering over it tells."""
-
-    def __init__(self, tensor: Placed, mesh: Mesh) -> None:
-        self.tensor, self.mesh = tensor, mesh
-        kinds = [p.kind for p in tensor.placements if p.cuts]
-        self.kind = "strided" if "strided" in kinds else "shard" if kinds else "plain"
-        few = mesh.size <= _MOST_COUNTED
-        self._numbers = mesh.block((0,) * len(mesh.shape), mesh.shape) if few else None
-        self._own = self._own_coordinates() if few else []
-
-    def _own_coordinates(self) -> list[Any]:
-        grid = list(np.indices(self.mesh.shape).reshape(len(self.mesh.shape), -1))
-        return [axis(grid) + np.zeros(self.mesh.size, dtype=np.int64) for axis in self.tensor.axes]
-
-    def _ranks(self, places: Iterable[tuple[int, Place]]) -> Any:
-        assert self._numbers is not None
-        held = np.ones(len(self._numbers), dtype=bool)
-        for number, (low, high) in places:
-            held &= (self._own[number] >= low) & (self._own[number] < high)
-        return self._numbers[held]
-
-    def shade(self, block: Block, place: int) -> str:
-        """Neighbours differ; of a strided shard all pieces that a coordinate holds look alike."""
-        if self.kind == "plain":
-            return ""
-        strided = [at for at in block.places if self.tensor.placements[at[0]].kind == "strided"]
-        return " odd" if (strided[0][1][0] if strided else place) % 2 else ""
-
-    def label(self, block: Block, room: float) -> str:
-        """``"0, 4"``: ranks; with very many of them, the coordinates. Empty where there is no room for it."""
-        if self._numbers is not None:
-            ranks = self._ranks(block.places)
-            texts = [numbers_text(ranks, most) for most in (8, 4, 2)] + [f"{len(ranks):,} ranks"]
-            texts = texts[:1] if len(ranks) == 1 else texts
-        else:
-            texts = [self._coordinates(block, named_only=True) or f"{self.mesh.size:,} ranks"]
-        return html.escape(next((text for text in texts if len(text) <= room), ""))
-
-    def _coordinates(self, block: Block, named_only: bool = False) -> str:
-        at = dict(block.places)
-        texts = []
-        for number, axis in enumerate(self.tensor.axes):
-            low, high = at.get(number, (0, axis.size))
-            if named_only and high - low == axis.size:
-                continue
-            texts.append(f"{axis.name} {low}" if high - low == 1 else f"{axis.name} {low}-{high - 1}")
-        return ", ".join(texts)
-
-    def title(self, block: Block) -> str:
-        """What hovering over a block tells, as an attribute's value."""
-        return "&#10;".join(self.lines(block))
-
-    def lines(self, block: Block) -> list[str]:
-        """Ranks, mesh coordinates, index ranges and bytes, escaped."""
-        at = dict(block.places)
-        first = [at.get(number, (0, axis.size))[0] for number, axis in enumerate(self.tensor.axes)]
-        sizes, ranges = self._held(first)
-        lines = []
-        if self._numbers is not None:
-            ranks = self._ranks(block.places)
-            lines.append(f"rank{'s' if len(ranks) != 1 else ''} {numbers_text(ranks, 8)}")
-        if coordinates := self._coordinates(block):
-            lines.append(coordinates)
-        if block.folded > 1:
-            lines.append(f"{block.folded:,} shards, folded; the first of them:")
-        lines += [f"dim {dim}: {ranges_text(part)}" for dim, part in enumerate(ranges)]
-        nbytes = math.prod(sizes) * self.tensor.dtype.itemsize
-        lines.append(format_bytes(nbytes) if block.folded > 1 else f"{format_bytes(nbytes)} on each rank")
-        return [html.escape(line, 400) for line in lines]
-
-    def _held(self, own: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
-        """What the rank with these coordinates on the tensor's own axes holds."""
-        at = [0] * len(self.mesh.shape)
-        for coordinate, axis in zip(own, self.tensor.axes, strict=True):
-            for number, divisor, modulus, weight in axis.terms:
-                at[number] += coordinate // weight % modulus * divisor
-        ranges = list(self.tensor.ranges(at))
-        return [sum(stop - start for start, stop in part) for part in ranges], ranges
 
 
 def swatch(placement: Placement | None) -> str:

@@ -15,8 +15,9 @@ from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, CLEAR, GREEN, INK, LEGEND_ABOVE, MEMORY, PURPLE, VERMILION, themed, tint
+from dsexplore.views.sharding.block_titles import Titles
+from dsexplore.views.sharding.picture_frame import Frame, orders, picture_frame
 from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
-from dsexplore.views.sharding.shard_picture import Frame, Titles, picture_frame, places
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40
@@ -123,7 +124,7 @@ def _shards(shown: Sharding) -> go.Figure:
     drawn = picture(tensor)
     frame = picture_frame(tensor, drawn)
     titles, panel = Titles(tensor, shown.mesh), drawn.panels[0]
-    down, across = places(panel)
+    down, across = orders(panel)
     for block in panel.blocks:
         _add_block(figure, block, down[block.rows[0][0]] + across[block.columns[0][0]], titles)
     for kind in dict.fromkeys(p.kind for p, axis in zip(tensor.placements, tensor.axes, strict=True) if axis.size > 1):

@@ -154,7 +154,7 @@ def click(picture: Any, trace: int, *place: int) -> None:
     point = picture.spec["data"][trace]["customdata"]
     for at in place:
         point = point[at]
-    picture._receive(picture, {"type": "click", "customdata": point, "index": list(place)}, [])
+    picture._handle_custom_msg({"type": "click", "customdata": point, "index": list(place)}, [])
 
 
 def test_a_click_shows_the_block_of_the_point(result: SweepResult) -> None:
@@ -172,7 +172,7 @@ def test_a_click_shows_the_block_of_the_point(result: SweepResult) -> None:
     kind.value = "depth"
     click(picture, 1, 0)
     assert (app.selection.queue_depth, app.selection.thread_count) == (4, 2)
-    picture._receive(picture, {"type": "click", "customdata": "", "index": [0]}, [])  # a cell that was not measured
+    picture._handle_custom_msg({"type": "click", "customdata": "", "index": [0]}, [])  # a cell that was not measured
     assert (app.selection.queue_depth, app.selection.thread_count) == (4, 2)
     kind.value = "parallel"
     assert picture.spec["data"][0]["type"] == "parcoords"
