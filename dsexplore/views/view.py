@@ -8,7 +8,7 @@ from dsexplore.views.page import html
 
 
 class View:
-    """How one object is shown."""
+    """Text, HTML, figure and explorer of one object."""
 
     title: str = "dsexplore"
 

@@ -17,7 +17,7 @@ WAITING = """
 async (source) => {
   window.sent = [];
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-  window.model = module.hastened({
+  window.model = module.promptModel({
     save_changes(callbacks) { window.sent.push("state"); window.told = callbacks.iopub.status; },
     send(content, callbacks) { window.sent.push(content.type); if (callbacks) window.told = callbacks.iopub.status; },
   });

@@ -1,4 +1,4 @@
-"""The explorer's filters: what there is to choose from, and which events a choice lets through."""
+"""The explorer's filters: the labels to choose from, and the events that a choice lets through."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.pivot import Mask, Sums
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
-"""What the explorer can filter by, beside module and implicit."""
+"""Columns of events that the explorer filters by, beside module and implicit."""
 _MOST_OPTIONS = 500
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which events are looked at."""
+    """The conditions that shown events meet."""
 
     facets: Mapping[str, Any] = field(default_factory=dict)
     """phase, op, axis, group, step or rank → a value or several."""
@@ -30,7 +30,7 @@ class Filters:
 
 
 class Passed:
-    """What filters let through, worked out when first asked."""
+    """The events that meet some filters; each number is computed when first needed."""
 
     def __init__(self, codes: EventCodes, filters: Filters) -> None:
         self._codes = codes
@@ -42,7 +42,7 @@ class Passed:
 
     @property
     def is_known(self) -> bool:
-        """Whether the pattern matches any module, or there is none."""
+        """Whether there is no pattern, or one that matches a module."""
         return self._matched is None or bool(self._matched.owners.any() or self._matched.triggers.any())
 
     @cached_property
@@ -62,27 +62,27 @@ def lists(codes: EventCodes) -> list[list[object]]:
 
     A facet with one value only needs no list.
     """
-    told = _ranks_of_groups(codes)
+    ranks = _ranks_of_groups(codes)
     return [
-        [name, ["all", *(_text(label, told.get(label, "") if name == "group" else "") for label in labels)]]
+        [name, ["all", *(_text(label, ranks.get(label, "") if name == "group" else "") for label in labels)]]
         for name in FACETS
         if len(labels := _labels(codes, name)) > 1
     ]
 
 
 def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
-    """Facet → index of what is chosen in its list, where one label alone is."""
+    """Facet → index of the chosen text in its list, for facets of which one label alone is wanted."""
     wanted = {name: several(value)[0] for name, value in filters.facets.items() if len(several(value)) == 1}
     return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
 
 
 def several(wanted: Any) -> list[Any]:
-    """A value or several, as a list."""
+    """One value, or several, as a list."""
     return list(wanted) if isinstance(wanted, (list, tuple, set)) else [wanted]
 
 
 def chosen(codes: EventCodes, choices: Mapping[str, int]) -> dict[str, Any]:
-    """Facet → label, for the indices chosen in the lists."""
+    """Facet → label, given the index of the chosen text in each list."""
     return {name: _labels(codes, name)[index - 1] for name, index in choices.items() if index}
 
 
@@ -91,7 +91,7 @@ def _labels(codes: EventCodes, name: str) -> list[Any]:
 
 
 def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
-    """Group → its axis and ranks: names of groups are made by programs and tell people little."""
+    """Group → its axis and ranks, which mean more to people than the name that a program gave it."""
     groups = codes.tables.groups.select("group", "axis", "ranks")
     return {
         group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {ranges(list(ranks), 3)}"])

@@ -1,4 +1,4 @@
-"""Which events stand behind a mark that was clicked, in a figure or in the table of causes, and what it is called."""
+"""Find the events of a clicked mark of a figure, or of a clicked row of the table of causes, and name it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES
 
 @dataclass(frozen=True)
 class Picked:
-    """What stands behind a mark."""
+    """The events of a mark, and its name."""
 
     mask: Mask
     title: str
@@ -29,7 +29,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Shown:
-    """The figure that was clicked: what it was drawn from and how."""
+    """The figure that was clicked, and the events that it was drawn from."""
 
     codes: EventCodes
     spec: Spec
@@ -84,7 +84,7 @@ def _bin(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 
 def _run(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    """What begins in one run of a phase."""
+    """The events that begin in one run of a phase."""
     found, column = _lanes(shown), click["index"][1]
     run = next((run for run in phase_runs(found) if run[1] <= column < run[2]), None)
     if run is None:
@@ -101,11 +101,11 @@ def _lanes(shown: Shown) -> Lanes:
     return lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window)
 
 
-def _placed(shown: Shown, meant: pl.Expr) -> Mask:
-    """Which events of a sequence are meant."""
+def _placed(shown: Shown, condition: pl.Expr) -> Mask:
+    """The shown events whose place in the sequence meets a condition."""
     at = np.flatnonzero(shown.mask)
     chosen: Mask = np.zeros(len(shown.mask), bool)
-    chosen[at] = placed(shown.codes.tables.events[at]).select(meant.fill_null(False)).to_series().to_numpy()
+    chosen[at] = placed(shown.codes.tables.events[at]).select(condition.fill_null(False)).to_series().to_numpy()
     return chosen
 
 

@@ -26,7 +26,7 @@ _MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
 
 
 class CommsSummaryView(View):
-    """How a `CommsSummary` is shown."""
+    """The view of a `CommsSummary`."""
 
     title = "Comms log"
 
@@ -39,7 +39,7 @@ class CommsSummaryView(View):
         return self._text
 
     def html(self, most: int = _MOST_ROWS) -> str:
-        """What was sent and how long it took, one row per op, group and message size.
+        """A table of what was sent and how long it took, one row per op, group and message size.
 
         Args:
             most: rows.
@@ -49,8 +49,8 @@ class CommsSummaryView(View):
         longest = max(sum(line.seconds) for line in self._lines)
         rows = [_row(line, longest) for line in self._lines[:most]]
         more = len(self._lines) - len(rows)
-        told = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
-        rest = f'<p class="dim">{told}</p>' if more else ""
+        text = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
+        rest = f'<p class="dim">{text}</p>' if more else ""
         note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
         table = html.table(HEAD, rows, left=(0, 1, 5))
         return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
@@ -80,8 +80,8 @@ def _headline(lines: list[Line]) -> str:
     total = sum(line.message_bytes * line.count for line in lines)
     off = sum(line.count for line in lines if line.op.startswith("switched_off:"))
     seconds = sum(sum(line.seconds) for line in lines)
-    told = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
-    return f"<p><b>Comms log</b> {told}{f'; {off:,} of the calls switched off' if off else ''}</p>"
+    text = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
+    return f"<p><b>Comms log</b> {text}{f'; {off:,} of the calls switched off' if off else ''}</p>"
 
 
 def _row(line: Line, longest: float) -> list[str]:

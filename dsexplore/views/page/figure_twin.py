@@ -1,4 +1,4 @@
-"""A plotly figure that is never blank: its output in a notebook holds the static view, too.
+"""A plotly figure whose output in a notebook holds the static view too, so that it is never blank.
 
 Where plotly's MIME type is known (JupyterLab, VS Code) the figure is shown. A saved notebook on GitHub, in nbconvert or
 without network shows the static twin, and holds no copy of plotly's script.
@@ -36,12 +36,12 @@ class TwinFigure(go.Figure):  # type: ignore[misc]  # plotly ships no types
 
 
 def _drawn_by_frontend() -> bool:
-    """Whether that renderer is among those that the user wants: so in every notebook, unless they say otherwise."""
+    """Whether plotly's default renderers include `_BY_MIME_TYPE`: so in every notebook, unless the user sets others."""
     return _BY_MIME_TYPE in (pio.renderers.default or "").split("+")
 
 
 def with_twin(figure: go.Figure, twin: str) -> TwinFigure:
-    """The same figure, with a twin."""
+    """Add static HTML to a figure."""
     doubled = TwinFigure(figure)
     doubled._twin = twin
     return doubled

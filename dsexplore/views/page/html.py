@@ -1,13 +1,13 @@
 """What every static view shares: escaping, tables, ids that depend on content, and the page around a fragment.
 
-The demands on every fragment:
+Every fragment is
 
 * complete without JavaScript, kernel or network, and readable as text where a renderer strips the style;
-* names are data: they are escaped, isolated for writing direction, and cut when they are absurdly long;
-* it looks the same where it is shown: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
-* light and dark follow the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme;
-* colour never stands alone: a letter or a hatch says the same (Okabe-Ito palette);
-* the same content gives the same bytes, ids included.
+* safe: names are data, so they are escaped, isolated for writing direction, and cut when they are very long;
+* alike in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
+* light or dark as its surroundings are, see `theme`;
+* legible without colour: a letter or a hatch stands beside each;
+* the same in every byte where its content is the same, ids included.
 """
 
 from __future__ import annotations

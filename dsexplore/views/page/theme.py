@@ -1,7 +1,7 @@
 """The theme, in one place: colours, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
 
 Light and dark follow the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme. Colours
-are those of Okabe and Ito, which colour-blind readers can tell apart; a letter or a hatch says the same beside each.
+are those of Okabe and Ito, which colour-blind readers can tell apart; a letter or a hatch stands beside each.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ VARIABLES = f"""
 :is(.dsx,.dsx-tree,.dsx-explorer) *{{box-sizing:border-box}}
 :is(.dsx,.dsx-tree,.dsx-explorer) :focus-visible{{outline:2px solid var(--dsx-focus);outline-offset:-2px}}
 """
-"""CSS of static views and widgets alike: what their other rules refer to."""
+"""CSS of static views and widgets: the variables that their other rules use, and rules for all their elements."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How one kind of thing is drawn."""
+    """Letter, colour and hatch of one phase, or of one part of a rank's memory."""
 
     letter: str
     colour: str

@@ -23,7 +23,7 @@ class Frame:
 
     @property
     def stretched(self) -> float:
-        """How much thicker the thin side is drawn than it should be."""
+        """The factor by which the thin side is drawn too thick."""
         ratio = (self.width / self.columns) / (self.height / self.rows)
         return max(ratio, 1 / ratio)
 

@@ -1,4 +1,4 @@
-"""What placements mean, in words and tables."""
+"""Placements explained: a sentence for each, and tables of what each axis does and each rank holds."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _sizes(size: int, parts: int) -> str:
 
 
 def axis_table(tensor: Placed, mesh: Mesh) -> str:
-    """What each axis does: swatch, placement, sentence."""
+    """A table of swatch, placement and sentence per axis."""
     if not tensor.placements:
         return f"<p>{swatch(None)} no placements: each of {mesh.size:,} ranks has a whole one of its own</p>"
     rows = [

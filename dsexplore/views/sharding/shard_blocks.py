@@ -1,4 +1,4 @@
-"""Where the shards of a tensor lie in its picture: stretches of each dim, and the blocks that they make together.
+"""Where the shards of a tensor lie in its picture: stretches of each dim, and the blocks that they form.
 
 Few shards are drawn one by one. Of many, those that are alike and side by side are one stretch, so a picture has a
 bounded number of blocks however many ranks there are; each stands where it is, in true proportion.
@@ -26,7 +26,7 @@ class Stretch:
     places: tuple[tuple[int, Place], ...]
     """Number of a placement, and the coordinates on its axis; axes that are not named hold all of this."""
     folded: int = 1
-    """Shards that this stands for."""
+    """The number of shards folded into this one."""
 
 
 def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:

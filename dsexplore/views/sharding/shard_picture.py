@@ -63,22 +63,22 @@ def picture_html(tensor: Placed, mesh: Mesh, most_blocks: int = 96) -> str:
 
 
 def _remarks(tensor: Placed, drawn: Picture, frame: Frame) -> str:
-    said = []
+    remarks = []
     if drawn.rows is not None:
-        said.append(f"Dim {drawn.rows} runs down, dim {drawn.columns} across.")
+        remarks.append(f"Dim {drawn.rows} runs down, dim {drawn.columns} across.")
     if drawn.rows is not None and frame.stretched > 1.05:
         thin = drawn.columns if frame.width / frame.columns > frame.height / frame.rows else drawn.rows
-        said.append(f"Dim {thin} is drawn {_times(frame.stretched)} times too thick, to be seen.")
+        remarks.append(f"Dim {thin} is drawn {_times(frame.stretched)} times too thick, to be seen.")
     hidden = [
         dim for dim in range(len(tensor.shape)) if dim not in (drawn.rows, drawn.columns) and not tensor.cuts(dim)
     ]
     if hidden:
-        said.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
+        remarks.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
     if any(block.folded > 1 for panel in drawn.panels for block in panel.blocks):
-        said.append("Dashed: shards that are alike and lie side by side, folded.")
+        remarks.append("Dashed: shards that are alike and lie side by side, folded.")
     if drawn.hidden_panels:
-        said.append(f"{drawn.hidden_panels:,} more panels like these are not drawn.")
-    return f'<p class="dim">{" ".join(said)}</p>' if said else ""
+        remarks.append(f"{drawn.hidden_panels:,} more panels like these are not drawn.")
+    return f'<p class="dim">{" ".join(remarks)}</p>' if remarks else ""
 
 
 def _times(factor: float) -> str:
@@ -129,7 +129,7 @@ def _ticks(drawn: Picture, panel: Panel, frame: Frame, left: int, top: int) -> s
 def _spaced(
     panel: Panel, side: Callable[[Block], tuple[Range, ...]], size: int, pixels: float, digit: float
 ) -> list[tuple[int, float]]:
-    """Where stretches begin, and the end: as many as have room for their number."""
+    """(index, pixels) where stretches begin, and the end: as many as have room for their number."""
     starts = sorted({start for block in panel.blocks for start, _ in side(block)})
     need = 11 + digit * len(f"{size:,}")
     kept = [(size, pixels)]

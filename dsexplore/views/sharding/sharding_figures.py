@@ -102,7 +102,7 @@ def _bars(shown: Sharding, groups: list[RankGroup]) -> tuple[list[str], list[Ran
 
 
 def _unit(largest: int) -> tuple[str, int]:
-    """The unit in which that many bytes are written."""
+    """The unit in which so many bytes are written, and its size in bytes."""
     unit = format_bytes(largest).split()[1]
     return unit, parse_size(f"1{unit}")
 
@@ -146,7 +146,7 @@ def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[in
 
 
 def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> None:
-    """Every piece of a block is one closed line; hovering anywhere inside tells what the ranks hold."""
+    """Draw each piece of a block as one closed line; hovering inside shows what the ranks hold."""
     colour, pattern = {"shard": (BLUE, ""), "strided": (PURPLE, "|")}.get(titles.kind, (INK, ""))
     xs: list[Any] = []
     ys: list[Any] = []
@@ -157,7 +157,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
         figure.add_annotation(
             x=(x0 + x1) / 2, y=(y0 + y1) / 2, text=label, showarrow=False, bgcolor="rgba(255,255,255,0.8)"
         )
-    told = "<br>".join(titles.lines(block))
+    text = "<br>".join(titles.lines(block))
     odd = bool(titles.shade(block, place))
     figure.add_scatter(
         x=xs,
@@ -167,15 +167,15 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
         fillcolor=tint(colour, 0.16 if odd else 0.38),
         fillpattern={"shape": pattern, "fgcolor": colour, "fillmode": "overlay", "size": 8} if pattern else None,
         line={"color": INK, "width": 1, "dash": "dash" if block.folded > 1 else "solid"},
-        text=told,
+        text=text,
         hoverinfo="text",
         hoveron="fills",
-        name=entities.unescape(told),
+        name=entities.unescape(text),
     )
 
 
 def _add_hatch(figure: go.Figure, kind: str, frame: Frame) -> None:
-    """Copies and partial values are of all the tensor: their hatch lies over the whole picture."""
+    """Lay the hatch of copies or partial values, which are of all the tensor, over the whole picture."""
     colour, pattern = _WHOLE[kind]
     figure.add_scatter(
         x=[0, frame.columns, frame.columns, 0],

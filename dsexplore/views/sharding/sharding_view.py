@@ -1,4 +1,4 @@
-"""A `Sharding` at rest: pictures of its tensors, what each axis does, which ranks hold how much."""
+"""The static view of a `Sharding`: pictures of its tensors, what each axis does, which ranks hold how much."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsexplore.views.view import View
 
 
 class ShardingView(View):
-    """How a `Sharding` is shown."""
+    """The view of a `Sharding`."""
 
     title = "Sharding"
 

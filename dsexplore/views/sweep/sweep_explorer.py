@@ -1,4 +1,4 @@
-"""A sweep to click on: a point gives the ``"aio"`` block of its setting."""
+"""The explorer of a sweep: a click on a point of the figure gives the ``"aio"`` block of its setting."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def explorer(result: SweepResult) -> Any:
     kind = ipywidgets.Dropdown(options=list(KINDS), description="picture")
     operation = ipywidgets.Dropdown(options=directions(result), value=directions(result)[-1], description="direction")
     block = ipywidgets.Textarea(layout=ipywidgets.Layout(width="26em", height="14em"), disabled=False)
-    told = ipywidgets.HTML()
+    setting = ipywidgets.HTML()
     by_name = {str(m.sample.config): m.sample.config for m in result.measured}
 
     def select(config: AioConfig) -> None:
         box.selection = config
         block.value = config.to_json()
-        told.value = html.escape(str(config))
+        setting.value = html.escape(str(config))
 
     def clicked(event: dict[str, Any]) -> None:
         if event["type"] == "click" and event["customdata"] in by_name:
@@ -48,7 +48,7 @@ def explorer(result: SweepResult) -> Any:
     box.children = [
         ipywidgets.HBox([kind, operation]),
         picture,
-        ipywidgets.HBox([block, ipywidgets.VBox([told, ipywidgets.HTML("A click on a point shows its block.")])]),
+        ipywidgets.HBox([block, ipywidgets.VBox([setting, ipywidgets.HTML("A click on a point shows its block.")])]),
     ]
     box.select, box.draw = select, draw
     select(first)

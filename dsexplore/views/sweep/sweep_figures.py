@@ -148,4 +148,4 @@ KINDS: dict[str, Callable[[SweepResult, str], Any]] = {
     "latency": _latency_curves,
     "parallel": _parallel,
 }
-"""What draws a figure of each kind, in one direction."""
+"""Kind → the function that draws it, in one direction."""

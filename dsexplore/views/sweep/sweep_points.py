@@ -1,7 +1,4 @@
-"""What a sweep measured, as points: one per setting and direction, with medians over its slices.
-
-Of several tensor sizes, a rate is the geometric mean over the sizes.
-"""
+"""A sweep's measurements as points: one per setting and direction, with medians over its slices."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Point:
 
 
 def directions(result: SweepResult) -> list[str]:
-    """What can be drawn: each direction measured, and their mix if there are both."""
+    """The directions that can be drawn: those measured, and their mix if both were."""
     return [*result.operations, *(["mix"] if len(result.operations) == 2 else [])]
 
 
@@ -64,7 +61,7 @@ def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, 
 
 
 def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
-    """The most that a reference reached in a direction, or in the mix of both: (bytes per second, what it was)."""
+    """(bytes per second, text) of the fastest reference in a direction, or in the mix of both; None without one."""
     most: dict[str, float] = {}
     for reference in result.references:
         most[reference.operation] = max(most.get(reference.operation, 0.0), reference.rate)

@@ -1,4 +1,4 @@
-"""A sweep of a disk at rest: the block to paste, the heatmaps behind it, and how it was measured."""
+"""The static view of a sweep: the block to paste, the heatmaps behind it, and how it was measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ overflow-x:auto;font-family:var(--dsx-mono);font-size:12px;user-select:all;color
 
 
 class SweepView(View):
-    """How a `SweepResult` is shown."""
+    """The view of a `SweepResult`."""
 
     title = "Disk throughput"
 
@@ -38,7 +38,7 @@ class SweepView(View):
         self._result = result
 
     def text(self) -> str:
-        """What to take and what it gives: some ten lines."""
+        """The setting to take and its rate: some ten lines."""
         return "\n".join(html.plain(line, 300) for line in self._result.lines())
 
     def html(self) -> str:
@@ -117,8 +117,8 @@ def _heat_cell(point: Point | None, scale: tuple[float, float], chosen: AioConfi
     low, high = scale
     shade = round(5 + 45 * (point.rate - low) / (high - low)) if high > low else 25
     mark = ' class="best"' if chosen is not None and _place(point.config) == _place(chosen) else ""
-    told = html.escape(str(point.config))
-    return f'<td{mark} title="{told}" style="{heat(shade)}">{point.rate / 1e9:.2f}</td>'
+    setting = html.escape(str(point.config))
+    return f'<td{mark} title="{setting}" style="{heat(shade)}">{point.rate / 1e9:.2f}</td>'
 
 
 def _place(config: AioConfig) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Two traces, one tree: what the second communicates more and less than the first, module by module."""
+"""The view of a `TraceDiff`: one tree of two traces, with what the second sends more and less, module by module."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Change = tuple[Any, ...]
 
 
 class TraceDiffView(View):
-    """How a `TraceDiff` is shown."""
+    """The view of a `TraceDiff`."""
 
     title = "Trace diff"
 
@@ -137,7 +137,7 @@ class _DiffSource:
         return [fold for fold in folds if self._differs[fold.first]]
 
     def line(self, fold: Fold, times: int) -> str:
-        """Name, both traces' numbers, and what the second has more or less."""
+        """Name, both traces' numbers, and the differences."""
         tree, row = self._tree, fold.first
         a, b = self._before, self._after
         only = self._only[row]
@@ -157,7 +157,7 @@ class _DiffSource:
         )
 
     def inside(self, row: int, times: int) -> str:
-        """Which collectives of the module itself differ."""
+        """A table of the module's own collectives that differ."""
         changes = self._changes.get(self._tree.names[row], ())
         if not changes:
             return ""
@@ -205,8 +205,8 @@ def _totals(diff: TraceDiff) -> str:
 
 def _key() -> str:
     meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "as much in sum, of other collectives"))
-    told = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
-    return f'<p class="dim">A: the first trace. B: the second. {told}</p>'
+    signs = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
+    return f'<p class="dim">A: the first trace. B: the second. {signs}</p>'
 
 
 def _sign(before: Any, after: Any) -> str:

@@ -1,4 +1,4 @@
-"""Bars, heatmaps and lanes as HTML and inline SVG: the numbers stand there as text too."""
+"""Bars, heatmaps and lanes as HTML and inline SVG, with their numbers as text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHER = _INDEX["other"]
 
 
 def part(title: str, body: str, opened: bool = False) -> str:
-    """A section that opens and closes; nothing where there is nothing to show."""
+    """A section that opens and closes; empty where its body is."""
     return (
         f'<details class="part"{" open" if opened else ""}><summary>{html.escape(title)}</summary>{body}</details>'
         if body
@@ -108,7 +108,7 @@ def _segments(parts: Sequence[tuple[str, float]], top: float) -> str:
 
 
 def lanes_html(lanes: Lanes) -> str:
-    """One strip per rank, group and op; the colour and the hatch of a mark tell the phase, as in the key above."""
+    """One strip per rank, group and op; the colour and the hatch of a mark are those of its phase in the key."""
     if not lanes.labels:
         return ""
     rows = "".join(_lane(lanes, row, name) for row, name in enumerate(lane_names(lanes)))
@@ -149,7 +149,7 @@ def _hatch(pattern: str, column: int, height: int) -> str:
 
 
 def phase_strip(lanes: Lanes) -> str:
-    """The band above the lanes: which phase each bin belongs to, with its letter."""
+    """The band above the lanes: each bin in the mark of its phase."""
     if not lanes.labels:
         return ""
     parts = [(phase, float(end - first)) for phase, first, end in phase_runs(lanes)]

@@ -50,9 +50,9 @@ class Causes:
     shown: pl.DataFrame
     """The first of them: columns `CAUSE`, count, message_bytes, and ``line`` for `EventCodes.cause`."""
     lines: int
-    """How many there are."""
+    """The number of lines."""
     events: int
-    """How many events they stand for."""
+    """The number of events on them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class EventCodes:
         return len(self.owner)
 
     def prepare(self) -> None:
-        """Find now what the first choice would wait for."""
+        """Compute now what the first filter or selection would wait for."""
         _ = self._triggered_elsewhere, self._places, self._causes, self._kinds, self.total
 
     # Which events
@@ -103,7 +103,7 @@ class EventCodes:
         return np.ones(len(self), bool)
 
     def mask(self, filters: Mapping[str, Any], implicit_only: bool = False) -> Mask:
-        """Which events meet the filters: facet → a label or a list of labels."""
+        """The events that meet the filters: facet → a label or a list of labels."""
         mask = self.implicit.copy() if implicit_only else self.every
         for name, wanted in filters.items():
             mask &= self.facets[name].test(wanted)
@@ -166,7 +166,7 @@ class EventCodes:
         return self.sums(self.every)
 
     def columns(self, sums: Sums) -> Columns:
-        """The same by row of the module tree."""
+        """Sums by row of the module tree."""
         n, pivot = len(self.tree), sums.pivot
         axis = self.tree.columns_of(self.facets["axis"].labels)[pivot.axis]
         axes, phases = len(self.tree.axes), len(self.facets["phase"].labels)
@@ -206,7 +206,7 @@ class EventCodes:
 
     @cached_property
     def folding(self) -> Folding:
-        """Which modules are the same."""
+        """The modules that are the same."""
         return Folding(self.tree, self.tables)
 
     @cached_property

@@ -21,7 +21,7 @@ class EventLines:
     rows: pl.DataFrame
     """(m,) the columns in which the events of a line agree."""
     at: Codes | slice
-    """Which of a trace's events are on any line."""
+    """The indices of the events that are on any line."""
     line: Codes
     """The line of each of them."""
 
@@ -32,7 +32,7 @@ class EventLines:
         return np.bincount(self.line[kept], weights, minlength=len(self.rows)).astype(np.int64)
 
     def on(self, line: int, events: int) -> Mask:
-        """Which of a trace's ``events`` are on a line."""
+        """The mask, over a trace of that many events, of those on a line."""
         mask: Mask = np.zeros(events, bool)
         mask[self.at] = self.line == line
         return mask
@@ -47,7 +47,7 @@ def event_lines(
         events: those on the lines.
         columns: events that agree in these are on one line.
         order: lines are in the order of these columns of their first event, then of their first appearance.
-        at: which of a trace's events these are; None for all of them.
+        at: their indices among a trace's events; None where they are all of them.
     """
     numbers = row_numbers(events, columns).to_frame()
     distinct = numbers.unique(maintain_order=True).with_row_index("line")

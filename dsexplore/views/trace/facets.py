@@ -25,7 +25,7 @@ class Facet:
     codes: npt.NDArray[np.int32]
 
     def test(self, wanted: Any) -> npt.NDArray[np.bool_]:
-        """Which rows hold a value, or one of a list of values."""
+        """The mask of rows that hold a value, or one of a list of values."""
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
         found = [code for code, label in enumerate(self.labels) if label in values]
         return self.codes == found[0] if len(found) == 1 else np.isin(self.codes, found)

@@ -1,6 +1,6 @@
 """Names as labels of plotly's figures.
 
-Names are data: plotly reads a little HTML in labels, so they are escaped before they become one.
+Plotly reads a little HTML in labels, and names are data, so they are escaped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _LONGEST_LABEL = 34
 
 
 def label(name: object, longest: int = _LONGEST_LABEL) -> str:
-    """A name as plotly shows it literally."""
+    """A name escaped for plotly, and cut where it is long."""
     return html.escape(name, longest)
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Labels cut to fit, escaped, and told apart where cutting made two alike (plotly joins equal categories)."""
+    """Labels cut to fit, escaped, and numbered where cutting made two alike (plotly joins equal categories)."""
     seen: dict[str, int] = {}
     found = []
     for name in names:
@@ -30,7 +30,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def shared_prefix(names: list[str]) -> str:
-    """What several dotted names begin with, up to and with a dot; what is left begins with a name, not with ``*``."""
+    """The beginning that several dotted names share, with its last dot; the rest of no name begins with ``*``."""
     if len(names) < 2:
         return ""
     first, last = min(names).split("."), max(names).split(".")
@@ -42,7 +42,7 @@ def shared_prefix(names: list[str]) -> str:
 
 
 def _tail(name: str) -> str:
-    """The end of a module's name says more than its beginning; a wide character takes the room of two."""
+    """The end of a name, which says more of a module than its beginning; a wide character takes the room of two."""
     room = _LONGEST_LABEL
     for at in range(len(name) - 1, -1, -1):
         room -= 2 if unicodedata.east_asian_width(name[at]) in "WF" else 1

@@ -21,11 +21,11 @@ EMPTY: Spec = {"data": [], "layout": {}}
 
 
 def finished(spec: Spec, empty: str = "") -> Spec:
-    """A figure with what all of them share: no background, legible ink, room for its labels.
+    """Complete a figure with the layout that all share: no background, legible ink, room for its labels.
 
     Args:
         spec: its data, and what of its layout is its own.
-        empty: said in its place where it has no data.
+        empty: the text in its place where it has no data.
     """
     margin = {"l": 8, "r": 8, "t": 36, "b": 8}
     layout = {"template": {}, **FIGURE, "margin": margin, "legend": LEGEND_ABOVE, "height": 360, **spec["layout"]}
@@ -37,7 +37,7 @@ def finished(spec: Spec, empty: str = "") -> Spec:
 
 
 def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
-    """A grid with other labels; the names themselves are what a click tells and what hovering shows."""
+    """A grid with other labels; a click sends the names themselves, and hovering shows them."""
     if not grid.rows or not grid.columns:
         return EMPTY
     text = [[format_bytes(v) if v else "" for v in row] for row in grid.values.tolist()]
@@ -71,7 +71,7 @@ def hatched(colour: str, pattern: str) -> Spec:
 
 
 def json_numbers(values: Any) -> list[list[float | None]]:
-    """A matrix as JSON has it: nothing where there is no number."""
+    """A matrix for JSON: None where there is no number."""
     return [[None if value != value else round(value, 4) for value in row] for row in values.tolist()]
 
 

@@ -45,7 +45,7 @@ def figure_of(tables: Tables, kind: str, window: tuple[float, float] | None = No
 
 
 def why_empty(kind: str, filtered: bool = False) -> str:
-    """What stands in the place of a figure that has nothing to show."""
+    """The text in place of a figure without data."""
     if filtered:
         return "nothing of this kind is left by the filters"
     return "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
@@ -58,7 +58,7 @@ def modules(tables: Tables) -> Spec:
 
 
 def module_heatmap(grid: Grid) -> Spec:
-    """Heatmap of places in the model; what all their names begin with is left out of the labels."""
+    """Heatmap of places in the model; the beginning that all names share is left out of the labels."""
     shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, OTHERS)])
     return heatmap_spec(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns)
 

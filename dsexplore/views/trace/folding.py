@@ -1,6 +1,6 @@
 """Folding: siblings whose whole subtrees communicate and hold the same are one row, ``[1–30] ×30``.
 
-Two modules are the same when they have the same type, the same collectives (op, axis, group size, phase, size,
+Modules are the same when they have the same type, the same collectives (op, axis, group size, phase, size,
 dtype, implicit or not), the same parameters (name, shapes, placements) and children that are the same in turn.
 Only numbered siblings fold, as the layers of a ``ModuleList`` are; what caused a collective is not compared,
 because causes name the layer itself.
@@ -52,7 +52,7 @@ class Folds:
         return self._fold(self._tree.roots)
 
     def children(self, row: int) -> list[Fold]:
-        """What is shown when a row is opened."""
+        """The rows inside a row."""
         return self._fold(self._tree.children(row))
 
     def _fold(self, rows: list[int]) -> list[Fold]:
@@ -68,7 +68,7 @@ class Folds:
 
 
 class Folding(Folds):
-    """The shown children of each module of a trace."""
+    """The rows of a trace's tree, where modules that are the same are one row."""
 
     def __init__(self, tree: ModuleTree, tables: Tables) -> None:
         of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
@@ -108,7 +108,7 @@ def signatures(tree: ModuleTree, own: Sequence[Hashable]) -> list[int]:
 
 
 def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:
-    """One number for all rows of a module, whatever their order."""
+    """Module → two sums of its rows' hashes, which do not depend on their order."""
     if frame.is_empty():
         return {}
     number = pl.col("number")

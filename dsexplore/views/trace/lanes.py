@@ -1,4 +1,4 @@
-"""Who sends when: events laid out in lanes and cut into bins, in program order or in time."""
+"""Events in lanes and bins: a lane per rank, group and op, bins of program order or of time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LANE = ("rank", "lane", "op")
 
 @dataclass(frozen=True)
 class Lanes:
-    """Who sent when: one row per rank, group and op, columns are equal bins of program order or time.
+    """One row per rank, group and op; columns are equal bins of program order or time.
 
     In time, an event is in every bin from its start to its end.
     """
@@ -24,9 +24,9 @@ class Lanes:
     labels: list[tuple[int, str, str]]
     """(rank, axis or group, op) per row."""
     events: list[int]
-    """How many collectives a row holds."""
+    """(rows,) the number of collectives in each."""
     bytes: npt.NDArray[np.int64]
-    """(rows, bins) message bytes of what is under way."""
+    """(rows, bins) message bytes of the collectives under way."""
     counts: npt.NDArray[np.int64]
     """(rows, bins) collectives under way."""
     phases: list[list[str]]
@@ -41,17 +41,17 @@ class Lanes:
     """Rows left out."""
 
     def edges(self, column: int) -> tuple[float, float]:
-        """Where a bin begins, and where the next does."""
+        """The beginnings of a bin and of the next."""
         return self.first + column * self.width, self.first + (column + 1) * self.width
 
     def begins(self, first: int, end: int) -> pl.Expr:
-        """Whether an event of `placed` begins in the bins ``[first, end)``."""
+        """The condition that an event of `placed` begins in the bins ``[first, end)``."""
         begin = pl.col("begin")
         before_end = begin <= self.last if end == self.bytes.shape[1] else begin < self.edges(end)[0]
         return (begin >= self.edges(first)[0]) & before_end
 
     def holds(self, column: int) -> pl.Expr:
-        """Whether an event of `placed` is in a bin."""
+        """The condition that an event of `placed` is in a bin."""
         earlier = (pl.col("begin") < self.edges(column)[0]) & (pl.col("end") > self.edges(column)[0])
         return earlier | self.begins(column, column + 1)
 
@@ -109,7 +109,7 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
 
 
 def _under_way(rows: pl.DataFrame, shape: tuple[int, int], values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """(lanes, bins) the sum of what is under way in each bin: what begins in it or before, less what ended before."""
+    """(lanes, bins) sums over the events under way: begun in the bin or before, and not ended before."""
     lanes_, bins = shape
     at = rows["row"].to_numpy().astype(np.int64) * (bins + 1)
     begun, ended = (
@@ -132,7 +132,7 @@ def _phases(rows: pl.DataFrame, counts: npt.NDArray[np.int64]) -> list[list[str]
 
 
 def lane_names(found: Lanes) -> list[str]:
-    """What each lane is called; its rank is left out where all are of one."""
+    """The name of each lane, without its rank where all are of one."""
     several = len({rank for rank, _, _ in found.labels}) > 1
     parts = (((f"rank {rank}" if several else ""), lane, op) for rank, lane, op in found.labels)
     return [" · ".join(part for part in named if part) for named in parts]

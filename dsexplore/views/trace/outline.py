@@ -1,7 +1,7 @@
 """An indented tree of modules as nested ``<details>``, of a size that is bounded whatever the model.
 
-Rows are drawn level by level, outermost first, until the budget is spent, and then what each row has inside. So a
-model that does not fold loses its depths before its breadth, and each place says how much is not drawn there.
+Rows are drawn level by level, outermost first, until the budget is spent, and then their own tables. A model that
+does not fold thus loses its depths before its breadth, and each place names the number of rows not drawn there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dsexplore.views.trace.folding import Fold
 _MARKUP = 110
 """Bytes around a row, about."""
 _OF_ROWS = 0.65
-"""The part of the budget that rows may take; what they have inside may take the rest."""
+"""The part of the budget that rows may take; their own tables may take the rest."""
 
 _WIDTHS = {"": 70, "delta": 88, "wide": 144}
 """Pixels of a column of each kind, with the gap beside it."""
@@ -46,7 +46,7 @@ white-space:nowrap}
 
 
 class Source(Protocol):
-    """What a tree is drawn from."""
+    """The rows of a tree."""
 
     def roots(self) -> list[Fold]:
         """The topmost rows."""
@@ -58,7 +58,7 @@ class Source(Protocol):
         """The row's `cell`s after its `label`; ``times``: modules that it stands for, those of rows above included."""
 
     def inside(self, row: int, times: int) -> str:
-        """What a row shows of its own when it is opened; empty for nothing."""
+        """HTML that an opened row shows above the rows inside it; empty for nothing."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Outline:
     hidden: int
     """Rows that are not drawn, not counting those inside them."""
     closed: bool
-    """Whether rows are drawn without what they have inside."""
+    """Whether rows are drawn without their own tables."""
 
 
 def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str, small: int = 0) -> Outline:
@@ -93,7 +93,7 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         source: its rows.
         titles: (title, explanation, class) per column after the first; see `cell`.
         budget: bytes, about; at least the roots' first rows are drawn.
-        label: what the tree is, for those who hear it.
+        label: the name of the tree, for screen readers.
         small: a tree of so many rows or fewer is open all through.
     """
     rows, left, unseen = _rows(source, int(budget * _OF_ROWS))
@@ -103,8 +103,8 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
     width = 230 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
-        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(told)}">{html.name(title, 12)}</span>'
-        for title, told, kind in titles
+        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 12)}</span>'
+        for title, explanation, kind in titles
     )
     drawn = "".join(reversed(body)) + (_rest(unseen, 0) if unseen else "")
     return Outline(
@@ -132,7 +132,7 @@ def label(fold: Fold, full: str, kind: str, mark: str = "") -> str:
 
 
 def cell(text: str, kind: str = "") -> str:
-    """One column of HTML; ``kind``: ``z`` for nothing worth reading, ``delta`` for a change, ``wide`` for text."""
+    """One column of HTML; ``kind``: ``z`` for none, ``delta`` for a change, ``wide`` for text."""
     return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
 
 
@@ -157,7 +157,7 @@ def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
 
 
 def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
-    """Put into the rows what they have inside, until one does not fit; whether there was one."""
+    """Fill the rows with their own tables until one does not fit; return whether one did not."""
     for row in rows:
         inside = source.inside(row.fold.first, row.times)
         budget -= len(inside.encode()) + _MARKUP // 2

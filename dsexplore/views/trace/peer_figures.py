@@ -53,7 +53,7 @@ def sankey(tables: Tables) -> Spec:
 
 
 def _targets(receivers: list[list[int]], totals: list[float]) -> list[str]:
-    """What each target is called; those that get least share a name where there are too many to be told apart."""
+    """The name of each target; those that get least share one where there are too many to distinguish."""
     large = sorted(range(len(totals)), key=lambda j: (-totals[j], j))
     large = large if len(large) <= _MOST_TARGETS else large[: _MOST_TARGETS - 1]
     called = (f"to rank{'s' if len(ranks) > 1 else ''} {ranges(ranks, 4)}" for ranks in receivers)

@@ -28,10 +28,10 @@ class Pivot:
     phase: Codes
     """(m,) code of the phase."""
     of_event: Codes
-    """(events,) the index of each event's."""
+    """(events,) for each event the index of its (module, axis, phase)."""
 
     def within(self, row: int, end: int) -> slice:
-        """Those of the modules in rows ``[row, end)``."""
+        """The slice of the modules in rows ``[row, end)``."""
         first, last = np.searchsorted(self.owner, (row, end))
         return slice(int(first), int(last))
 
@@ -50,7 +50,7 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Sums:
-    """What passes a filter, by module, axis and phase."""
+    """Count and bytes of the events that pass a filter, by module, axis and phase."""
 
     pivot: Pivot
     counts: Sizes

@@ -1,4 +1,4 @@
-"""What was sent, at rest: implicit redistributes first, then bytes by place, op, order, peer and size."""
+"""Static sections of what was sent: implicit redistributes, then bytes by place, op, order, peer and size."""
 
 from __future__ import annotations
 

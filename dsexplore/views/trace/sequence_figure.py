@@ -62,7 +62,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
 
 
 def _phase_strip(found: Lanes, places: list[float]) -> tuple[Spec, list[Spec]]:
-    """The lane above the others: which phase each bin belongs to, in its colour, its letter on every long run."""
+    """The lane of phases: each bin in the colour of its phase, the letter on every long run."""
     order = list(PHASES)
     runs = phase_runs(found)
     codes = [order.index(phase) if phase in order else len(order) - 1 if phase else None for phase, _, _ in runs]

@@ -61,14 +61,14 @@ class Flows:
 
     senders: list[int]
     receivers: list[list[int]]
-    """Ranks that get the same from every sender, together."""
+    """Receivers; ranks that get the same bytes from every sender are one entry."""
     bytes: npt.NDArray[np.float64]
     """(senders, receivers) to each one of those ranks."""
     hidden: int
-    """Senders and receivers that are left out, because there are too many."""
+    """The number of senders and receivers beyond the most that are drawn."""
 
     def grid(self) -> Grid:
-        """The same as a grid."""
+        """Flows as a grid."""
         return Grid([f"rank {rank}" for rank in self.senders], [ranges(r, 4) for r in self.receivers], self.bytes)
 
 
@@ -108,7 +108,7 @@ def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | Non
 
 
 def size_range(low: int) -> str:
-    """A power of two as messages between it and its double are called."""
+    """The range of sizes from a power of two to its double, as text; ``empty`` for 0."""
     return f"{format_bytes(low)} – {format_bytes(2 * low)}" if low else "empty"
 
 

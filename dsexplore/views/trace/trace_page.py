@@ -18,7 +18,7 @@ _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed va
 
 
 def trace_text(tables: Tables) -> str:
-    """What was sent, by op and axis: a dozen lines at most."""
+    """Count and bytes by op and axis: a dozen lines at most."""
     lines = [f"Trace: {_summary(tables)}"]
     totals = Trace(tables)._totals("op", "axis").head(8).iter_rows(named=True)
     lines += [
@@ -74,7 +74,7 @@ def _world(tables: Tables) -> str:
 
 
 def _header(tables: Tables) -> str:
-    quiet = [_NOT_REAL] if tables.info.simulated else []
+    notes = [_NOT_REAL] if tables.info.simulated else []
     lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
-    lines += [f'<p class="dim">{html.escape(line, 600)}</p>' for line in (*quiet, *tables.info.notes)]
+    lines += [f'<p class="dim">{html.escape(line, 600)}</p>' for line in (*notes, *tables.info.notes)]
     return "".join(lines)

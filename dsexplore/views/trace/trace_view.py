@@ -11,7 +11,7 @@ from dsexplore.views.view import View
 
 
 class TraceView(View):
-    """How a `Trace` and its slices are shown."""
+    """The view of a `Trace`."""
 
     title = "Trace"
 
@@ -19,7 +19,7 @@ class TraceView(View):
         self._trace = trace
 
     def text(self) -> str:
-        """What was sent, by op and axis: a dozen lines at most."""
+        """Count and bytes by op and axis: a dozen lines at most."""
         return trace_text(self._trace.tables)
 
     def html(self) -> str:

@@ -1,4 +1,4 @@
-"""The module tree of a trace at rest: one line per module, its collectives and parameters when opened."""
+"""The static module tree of a trace: one line per module, its collectives and parameters when opened."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class _TraceSource:
             else (f"on {axis}", f"message bytes on the mesh axis {axis}, with the modules inside", "")
             for axis in self._tree.axes
         ]
-        told = "message bytes in this phase, with the modules inside"
-        phases = [(str(phase), told, "") for phase in self._codes.facets["phase"].labels]
+        explained = "message bytes in this phase, with the modules inside"
+        phases = [(str(phase), explained, "") for phase in self._codes.facets["phase"].labels]
         return [
             ("count", "collectives, with the modules inside", ""),
             ("bytes", "message bytes, with the modules inside", ""),

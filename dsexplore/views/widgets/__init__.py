@@ -1,4 +1,4 @@
-"""The explorer's own widgets: plain JavaScript beside its Python, no build step, nothing fetched from a network."""
+"""Widgets: plain JavaScript and CSS beside their Python, no build step, nothing fetched from a network."""
 
 from __future__ import annotations
 

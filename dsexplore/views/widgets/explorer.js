@@ -1,7 +1,7 @@
-// The explorer: filters above, the tree with its figure beside it, what was chosen below. All of it follows one
-// model, so that an answer of the kernel is one message, and the page is laid out and painted once.
+// The explorer: filters above, the tree with its figure beside it, tables of what is chosen below. All follow one
+// model, so that a reply of the kernel is one message, and the page is laid out and painted once.
 export function explorer({ model: plain, el }) {
-  const model = hastened(plain);
+  const model = promptModel(plain);
   el.classList.add("dsx-explorer");
   const filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
   const both = element("div", "dsx-both"), left = element("div", "dsx-left"), right = element("div", "dsx-right");
@@ -15,7 +15,7 @@ export function explorer({ model: plain, el }) {
   both.append(left, right);
   el.append(filters, status, both, details);
   const parts = [
-    // The figure first, while the page is laid out: plotly asks for the size of its box.
+    // The figure first, while the page is laid out: plotly reads the size of its box.
     plot({ model, el: figure }),
     tree({ model, el: rows }),
     bar({ model: plain, el: filters }),
@@ -42,7 +42,7 @@ function part(name, show) {
   return { names: [name], show, end() {} };
 }
 
-// Puts HTML into an element and keeps what is in it already: the browser styles and lays out what is new to it.
+// Replaces the HTML of an element, and keeps the elements that stay: the browser styles and lays out only new ones.
 export function rewrite(place, html) {
   const made = document.createElement("template");
   made.innerHTML = html;
@@ -64,10 +64,10 @@ function liken(have, want) {
   for (const node of old.slice(wanted.length)) node.remove();
 }
 
-// A server that leaves Nagle's algorithm on, as JupyterLab's does, holds a short answer back until the browser has
-// acknowledged the message before it ("busy"), and a browser that has nothing to say does so up to 40 ms late.
-// So one that waits for a short answer says something. (A filter's answer is long.)
-export function hastened(model) {
+// JupyterLab's server leaves Nagle's algorithm on: it holds back a short reply until the browser has acknowledged the
+// message before ("busy"), and a browser with nothing to send acknowledges up to 40 ms late. So this model sends a
+// message when it sees "busy". Replies to a filter are long, and are not held back.
+export function promptModel(model) {
   const status = ({ content }) => { if (content.execution_state === "busy") model.send({ type: "waiting" }); };
   return {
     get: (name) => model.get(name),

@@ -1,4 +1,4 @@
-"""The explorer's page as one widget: what changes together goes to the browser in one message."""
+"""The explorer's page as one widget, so that all that a choice changes goes to the browser in one message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dsexplore.views.page import html
 from dsexplore.views.trace import drawings, outline
 from dsexplore.views.widgets import script, style
 from dsexplore.views.widgets.plot_widget import PlotWidget
-from dsexplore.views.widgets.tree_widget import TreeWidget
+from dsexplore.views.widgets.tree_widget import TREE_SCRIPTS, TreeWidget
 
 
 class ExplorerWidget(TreeWidget, PlotWidget):
@@ -18,7 +18,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
     """
 
-    _esm = script("follow.js", "tree.js", "plot.js", "filters.js", "explorer.js", render="explorer")
+    _esm = script(*TREE_SCRIPTS, "plot.js", "filters.js", "explorer.js", render="explorer")
     _css = style("tree.css", "plot.css", "explorer.css") + html.STYLE + outline.STYLE + drawings.STYLE
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
@@ -28,7 +28,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     pattern = traitlets.Unicode("").tag(sync=True, echo_update=False)
     """Of modules, as in `Trace.where`."""
     implicit = traitlets.Bool(False).tag(sync=True, echo_update=False)
-    """Whether only redistributes that the program did not ask for are let through."""
+    """True shows only redistributes that the program did not ask for."""
     kinds: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[kind, title] of each figure."""
     kind = traitlets.Unicode("").tag(sync=True, echo_update=False)

@@ -4,27 +4,27 @@ export function bar({ model, el }) {
   const lists = new Map();
   for (const [name, texts] of model.get("lists")) {
     const list = choice(name, texts.map((text, index) => [String(index), `${name}: ${text}`]));
-    list.addEventListener("change", () => tell("chosen", { ...model.get("chosen"), [name]: list.selectedIndex }));
+    list.addEventListener("change", () => store("chosen", { ...model.get("chosen"), [name]: list.selectedIndex }));
     lists.set(name, list);
   }
   const pattern = element("input");
   pattern.placeholder = "module pattern: *.mlp";
   pattern.title = "only what such modules send, and all inside them: layers.0, *.mlp (* is any text); then Enter";
   pattern.setAttribute("aria-label", "module pattern");
-  const match = () => tell("pattern", pattern.value.trim());
+  const match = () => store("pattern", pattern.value.trim());
   pattern.addEventListener("change", match);
-  // JupyterLab keeps the Enter for itself that would have the browser tell of a change.
+  // JupyterLab takes Enter for itself, and then the browser sends no change event.
   pattern.addEventListener("keydown", (event) => { if (event.key === "Enter") match(); });
   const implicit = element("input"), label = element("label");
   implicit.type = "checkbox";
-  implicit.addEventListener("change", () => tell("implicit", implicit.checked));
+  implicit.addEventListener("change", () => store("implicit", implicit.checked));
   label.title = "only redistributes that the program did not ask for";
   label.append(implicit, "implicit only");
   const clear = element("button", "", "clear");
   clear.title = "clear filters and selection";
   clear.addEventListener("click", () => model.send({ type: "clear" }));
   el.append(...lists.values(), pattern, label, clear);
-  function tell(name, value) {
+  function store(name, value) {
     if (model.get(name) === value) return;
     model.set(name, value);
     model.save_changes();

@@ -1,5 +1,5 @@
-// Parts of a page that follow a widget's model. A part has `names`, the traits it follows, `show(changed)`, which gets
-// those that changed, and `end()`. What one message changes is shown in one go, part by part in their order.
+// Parts of a page that follow a widget's model. A part has `names`, the traits it follows, `show(changed)`, called with
+// those that changed, and `end()`. All changes of one message are shown together, part by part in their order.
 export function follow(model, parts) {
   const changed = new Set(), names = new Set(parts.flatMap((part) => part.names));
   function show() {

@@ -41,8 +41,8 @@ function library(model) {
   return globalThis.__dsxPlotly;
 }
 
-// Makes room for the names on the axes. Plotly does so by itself, but draws the figure once more for it, and has the
-// page laid out each time. Names that do not fit side by side are left to plotly, which tilts them.
+// Makes room for the names on the axes. Plotly can do so (automargin), but draws the figure once more for it, and lays
+// out the page each time. Names that do not fit side by side are left to plotly, which tilts them.
 function makeRoom(data, layout, width) {
   const pen = document.createElement("canvas").getContext("2d"), decode = document.createElement("textarea");
   pen.font = `${(layout.font || {}).size || 12}px "Open Sans", verdana, arial, sans-serif`;
@@ -90,7 +90,7 @@ export function plot({ model, el }) {
     ink ||= getComputedStyle(box).color;
     layout.font = { ...layout.font, ...(ink && { color: ink }) };
     if (width) makeRoom(data, Object.assign(layout, { width }), width);
-    // Told its settings again, plotly would have the page laid out before it begins.
+    // Given its settings again, plotly would lay out the page before it begins.
     await plotly.react(box, data, layout, bound ? undefined : SETTINGS);
   }
   async function draw() {
@@ -100,12 +100,12 @@ export function plot({ model, el }) {
     await figure();
     if (!bound) {
       bind();
-      // Once more in idle time: else the first choice waits until the browser has compiled what drawing anew takes.
+      // Once more in idle time, so that the browser has compiled plotly's redrawing before the first choice.
       whenIdle(() => { if (box.isConnected) after(figure); });
     }
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
   }
-  // Drawn at once where nothing is being drawn: what plotly asks of the page has the browser lay it out first.
+  // Draws at once unless a drawing is under way: plotly reads sizes, for which the browser lays out the page first.
   let drawing = null;
   function after(draw) {
     const now = drawing ? drawing.then(draw) : draw();
@@ -122,7 +122,7 @@ export function plot({ model, el }) {
     ink = now;
     if (bound) after(async () => { await plotly.relayout(box, { width, "font.color": ink }); });
   }
-  // Told by the browser when it lays out, where asking would have it lay out once more.
+  // Observers report a size after the layout; reading it at another time forces one more layout.
   const seen = new ResizeObserver(fit), themed = new MutationObserver(fit);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   seen.observe(box);

@@ -18,14 +18,14 @@ from dsexplore.views.widgets import script, style
 
 
 class PlotWidget(anywidget.AnyWidget):
-    """Shows one figure; tells what was clicked and which range was zoomed to."""
+    """Shows one figure; calls ``on_event`` with what was clicked and with the range that was zoomed to."""
 
     _esm = script("follow.js", "plot.js", render="alone(plot)")
     _css = style("plot.css")
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)
-    """What a screen reader says."""
+    """The name of the figure, for screen readers."""
 
     def __init__(self, on_event: Callable[[dict[str, Any]], None] | None = None, **traits: Any) -> None:
         super().__init__(**traits)

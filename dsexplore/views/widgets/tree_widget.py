@@ -9,11 +9,13 @@ import traitlets
 
 from dsexplore.views.widgets import script, style
 
+TREE_SCRIPTS = ("follow.js", "dom.js", "rows.js", "tree.js")
+
 
 class TreeWidget(anywidget.AnyWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
 
-    _esm = script("follow.js", "tree.js", render="alone(tree)")
+    _esm = script(*TREE_SCRIPTS, render="alone(tree)")
     _css = style("tree.css")
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -31,7 +33,7 @@ class TreeWidget(anywidget.AnyWidget):
     values = traitlets.Bytes(b"").tag(sync=True)
     """float32, (distinct columns, rows)."""
     columns: traitlets.List[int] = traitlets.List(traitlets.Int()).tag(sync=True)
-    """Which of `values` each column of `titles` is; −1 where all is zero."""
+    """For each of `titles` the index into `values`; −1 where all is zero."""
     height = traitlets.Int(420).tag(sync=True)
     """Pixels that the rows take at most."""
     selected = traitlets.Int(-1).tag(sync=True, echo_update=False)

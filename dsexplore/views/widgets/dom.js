@@ -1,0 +1,42 @@
+// Elements of a page. Names are data: they reach the page as text nodes only.
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+export function formatBytes(count) {
+  let size = count, unit = 0;
+  while (Math.abs(size) >= 1023.95 && unit < UNITS.length - 1) { size /= 1024; unit += 1; }
+  return `${Number.isInteger(size) || unit === 0 ? Math.round(size) : size.toFixed(1)} ${UNITS[unit]}`;
+}
+
+function view(model, key, Type) {
+  const raw = model.get(key);
+  if (!raw || !raw.byteLength) return new Type(0);
+  return new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength));
+}
+
+function element(tag, name, text) {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function put(target, name, value) {
+  if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
+}
+
+function write(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+function copyText(text, near) {
+  const fallback = () => {
+    const area = element("textarea");
+    area.value = text;
+    near.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).catch(fallback);
+  else fallback();
+}
