@@ -84,8 +84,7 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
     more = len(groups) - len(bars) if len(bars) < len(groups) else 0
     title = f"{html.escape(shown.title, 60)} on {html.escape(shown.mesh, 60)}: memory by rank, {assumed.optimizer}"
     figure.update_layout(
-        title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""),
-        legend=LEGEND_ABOVE,
+        title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""), legend=LEGEND_ABOVE
     )
     figure.update_xaxes(title=f"{unit} on a rank", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")

@@ -23,15 +23,7 @@ from dsexplore.views.view import View
 _BUDGET, _PAGE_BUDGET = 50_000, 1_500_000
 _MOST_ROWS = 16
 _SMALL = 16
-_CHANGE = (
-    "op",
-    "axis",
-    "phase",
-    "count_before",
-    "count_after",
-    "message_bytes_before",
-    "message_bytes_after",
-)
+_CHANGE = ("op", "axis", "phase", "count_before", "count_after", "message_bytes_before", "message_bytes_after")
 
 STYLE = (
     outline.STYLE
