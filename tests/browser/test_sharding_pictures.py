@@ -156,7 +156,7 @@ def test_in_jupyterlab(lab: Any, page: Any, shot: Any) -> None:
     page.evaluate("document.querySelectorAll('.dsx details').forEach((each) => { each.open = true })")
     shot(page, "sharding-lab-dark")
     # JupyterLab's own rules say: cells to the right, code on grey.
-    assert page.locator(".dsx .mem td").first.evaluate("e => getComputedStyle(e).textAlign") == "left"
+    assert page.locator(".dsx .bars td").first.evaluate("e => getComputedStyle(e).textAlign") == "left"
     assert page.locator(".dsx code").first.evaluate("e => getComputedStyle(e).backgroundColor") == "rgba(0, 0, 0, 0)"
     red = int(page.locator(".dsx").first.evaluate("e => getComputedStyle(e).color.match(/[0-9]+/)[0]"))
     assert red > 128

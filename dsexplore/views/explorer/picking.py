@@ -41,13 +41,12 @@ class Shown:
 def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
     """The events of a clicked mark; None where it stands for none."""
     find = _FINDERS.get(str(click.get("kind")))
-    found = find(shown, click) if find else None
+    named = click.get("customdata") or find not in (_place, _op, _size)
+    found = find(shown, click) if find and named else None
     return found if found is not None and found.mask.any() else None
 
 
 def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    if not click.get("customdata"):
-        return None
     place, axis = (str(name) for name in click["customdata"])
     drawn = [cell for row in shown.spec["data"][0]["customdata"] for cell in row]
     others = {row for row, _ in drawn}, {column for _, column in drawn}
@@ -57,15 +56,11 @@ def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 
 def _op(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    if not click.get("customdata"):
-        return None
     op, phase = (str(name) for name in click["customdata"])
     return Picked(shown.mask & shown.codes.mask({"op": op, "phase": phase}), f"{op}, {phase}")
 
 
 def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    if not click.get("customdata"):
-        return None
     op, low = str(click["customdata"][0]), int(click["customdata"][1])
     sizes = shown.codes.sizes
     within = (sizes >= low) & (sizes < max(2 * low, 1))

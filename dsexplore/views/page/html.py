@@ -47,6 +47,8 @@ background:none;color:inherit;white-space:nowrap}
 .dsx .tag{border:1px dashed currentColor;padding:0 3px}
 .dsx .bar{display:flex;height:16px;min-width:2px}
 .dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
+.dsx.dsx .bars{width:100%}
+.dsx.dsx .bars td.track{width:42%;min-width:160px}
 """
 
 
@@ -96,6 +98,7 @@ def table(
     left: Iterable[int] = (0,),
     wrap: Iterable[int] = (),
     attributes: Iterable[str] = (),
+    bar: int | None = None,
 ) -> str:
     """An HTML table of cells that are HTML already.
 
@@ -105,14 +108,33 @@ def table(
         left: columns set flush left; the others are numbers.
         wrap: columns (flush left) whose text may break into lines.
         attributes: of each row, as they stand in its tag.
+        bar: the column that holds a `stacked_bar`, which takes the room that the others leave.
     """
     kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
+    kinds |= {} if bar is None else {bar: ' class="l track"'}
     titles = "".join(f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' for i, title in enumerate(head))
     body = "".join(
         f"<tr{more}>" + "".join(f"<td{kinds.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
         for row, more in zip(rows, chain(attributes, repeat("")), strict=False)
     )
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = "" if bar is None else ' class="bars"'
+    return f'<div class="scroll"><table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def stacked_bar(parts: Iterable[tuple[str, str, str, float]], top: float) -> str:
+    """A bar of several parts, each with its letter where it is wide enough.
+
+    Args:
+        parts: (class, letter, explanation, value); those of value 0 are left out.
+        top: the value of a bar as wide as its column.
+    """
+    segments = "".join(
+        f'<span class="{kind}" style="width:{100 * value / top:.3g}%" title="{escape(explanation)}">'
+        f"{letter if value / top > 0.04 else ''}</span>"
+        for kind, letter, explanation, value in parts
+        if value
+    )
+    return f'<div class="bar">{segments}</div>'
 
 
 def page(title: str, body: str) -> str:

@@ -21,8 +21,6 @@ MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
 STYLE = (
     "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
     + """
-.dsx .mem{width:100%}
-.dsx .mem td.track{width:46%;min-width:170px}
 .dsx .list{min-width:730px;border-top:1px solid var(--dsx-line)}
 .dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
 .dsx .line:hover{background:var(--dsx-shade)}
@@ -109,39 +107,19 @@ def _memory_html(shown: Sharding) -> str:
     assumed = Assumptions()
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     top = max(sum(groups[0].value), 1)
-    rows = [_memory_row(shown, group, top) for group in groups[:MOST_GROUPS]]
-    head = "".join(
-        f'<th scope="col"{kind}>{title}</th>'
-        for title, kind in (
-            ("ranks", ' class="l"'),
-            ("how many", ""),
-            ("", ' class="l"'),
-            *((p, "") for p in PARTS),
-            ("total", ""),
-        )
-    )
+    rows = [_memory_row(group, top) for group in groups[:MOST_GROUPS]]
     key = " ".join(f'<span class="key m{part[0]}">{mark.letter}</span>{part}' for part, mark in MEMORY.items())
     more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
-    return (
-        f'<h4>Memory by rank</h4><p class="dim">{key}</p>'
-        f'<div class="scroll"><table class="mem"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
-    )
+    table = html.table(("ranks", "how many", "", *PARTS, "total"), rows, left=(), wrap=(0,), bar=2)
+    note = f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
+    return f'<h4>Memory by rank</h4><p class="dim">{key}</p>{table}{note}'
 
 
-def _memory_row(shown: Sharding, group: RankGroup, top: int) -> str:
-    bars = "".join(
-        f'<span class="m{part[0]}" style="width:{100 * size / top:.3g}%" title="{part}: {format_bytes(size)}">'
-        f"{MEMORY[part].letter if size / top > 0.04 else ''}</span>"
-        for part, size in zip(PARTS, group.value, strict=True)
-        if size
-    )
-    sizes = "".join(f"<td>{format_bytes(size)}</td>" for size in (*group.value, sum(group.value)))
-    return (
-        f'<tr><td class="l w">{html.escape(group.ranks)}</td><td>{group.count:,}</td>'
-        f'<td class="l track"><div class="bar">{bars}</div></td>{sizes}</tr>'
-    )
+def _memory_row(group: RankGroup, top: int) -> list[str]:
+    parts = zip(PARTS, group.value, strict=True)
+    marked = ((f"m{part[0]}", MEMORY[part].letter, f"{part}: {format_bytes(size)}", size) for part, size in parts)
+    sizes = [format_bytes(size) for size in (*group.value, sum(group.value))]
+    return [html.escape(group.ranks), f"{group.count:,}", html.stacked_bar(marked, top), *sizes]
 
 
 def _list_html(shown: Sharding) -> str:

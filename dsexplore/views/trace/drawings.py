@@ -17,10 +17,9 @@ STYLE = (
 .dsx.dsx .heat th{padding:2px 8px}
 .dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
 min-width:10em}
-.dsx.dsx .bars td.track{width:42%;min-width:160px}
-.dsx.dsx .bars{width:100%}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
 .dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
+.dsx .lane>.phases{flex:1 1 0;min-width:0}
 .dsx .lane>svg{flex:1 1 0;min-width:0;height:12px;background:var(--dsx-shade)}
 """
     + "".join(f".dsx .p{i}{{{m.css}}}\n.dsx .lane .q{i}{{fill:{m.colour}}}\n" for i, m in enumerate(PHASES.values()))
@@ -77,34 +76,10 @@ def _heat_cell(value: float, top: float, write: Callable[[float], str], log: boo
     return f'<td style="{heat(shade)}">{write(value)}</td>'
 
 
-def stacked_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], Sequence[str]]], head: Sequence[str]) -> str:
-    """One bar per row, split by phase.
-
-    Args:
-        rows: (label, [(phase, value)], cells of text right of the bar).
-        head: titles of label, bar and those cells.
-    """
-    top = max((sum(v for _, v in parts) for _, parts, _ in rows), default=0) or 1
-    titles = "".join(f'<th scope="col"{" class=l" if i < 2 else ""}>{html.escape(t)}</th>' for i, t in enumerate(head))
-    body = "".join(
-        f'<tr><td class="l">{html.name(label, 40)}</td>'
-        f'<td class="l track"><div class="bar">{_segments(parts, top)}</div></td>'
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + "</tr>"
-        for label, parts, cells in rows
-    )
-    return (
-        f'<div class="scroll"><table class="bars"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _segments(parts: Sequence[tuple[str, float]], top: float) -> str:
-    return "".join(
-        f'<span class="p{_INDEX.get(phase, _OTHER)}" style="width:{100 * value / top:.2f}%">'
-        f"{phase_mark(phase).letter if value / top > 0.04 else ''}</span>"
-        for phase, value in parts
-        if value
-    )
+def phase_bar(parts: Sequence[tuple[str, float]], top: float) -> str:
+    """A bar split by phase; ``parts``: (phase, value)."""
+    marked = ((f"p{_INDEX.get(phase, 4)}", phase_mark(phase).letter, phase, value) for phase, value in parts)
+    return html.stacked_bar(marked, top)
 
 
 def lanes_html(lanes: Lanes) -> str:
@@ -153,6 +128,5 @@ def phase_strip(lanes: Lanes) -> str:
     if not lanes.labels:
         return ""
     parts = [(phase, float(end - first)) for phase, first, end in phase_runs(lanes)]
-    segments = _segments(parts, float(lanes.bytes.shape[1]))
-    bar = f'<div class="bar" style="flex:1 1 0;min-width:0">{segments}</div>'
-    return f'<div class="lane"><span class="dim">phase</span>{bar}</div>'
+    bar = phase_bar(parts, float(lanes.bytes.shape[1]))
+    return f'<div class="lane"><span class="dim">phase</span><div class="phases">{bar}</div></div>'

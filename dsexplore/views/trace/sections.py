@@ -75,24 +75,18 @@ def _places(codes: EventCodes) -> tuple[str, str]:
 
 def _ops(codes: EventCodes) -> tuple[str, str]:
     totals = tally.op_by_phase(codes.tables.events)
-    order = {phase: i for i, phase in enumerate(PHASES)}
-    rows = []
-    for (op,), part in totals.partition_by("op", as_dict=True, maintain_order=True).items():
-        split = sorted(
-            ((str(p), float(b)) for p, b in part.select("phase", "message_bytes").iter_rows()),
-            key=lambda x: order.get(x[0], 9),
-        )
+    phases = codes.facets["phase"].labels
+    ops = totals.partition_by("op", as_dict=True, maintain_order=True)
+    sums = {op: int(part["message_bytes"].sum()) for (op,), part in ops.items()}
+    top, rows = max(sums.values()) or 1, []
+    for (op,), part in ops.items():
+        sizes = dict(part.select("phase", "message_bytes").iter_rows())
+        split = [(phase, sizes[phase]) for phase in phases if phase in sizes]
         spoken = ", ".join(f"{phase} {format_bytes(size)}" for phase, size in split)
-        rows.append(
-            (
-                str(op),
-                split,
-                [f"{part['count'].sum():,}", format_bytes(int(part["message_bytes"].sum())), html.escape(spoken, 0)],
-            )
-        )
-    phases = [phase for phase in PHASES if phase in set(totals["phase"])]
-    bars = drawings.stacked_bars(rows, ("op", "bytes", "count", "sum", "by phase"))
-    return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{bars}</div>"
+        bar, count = drawings.phase_bar(split, top), f"{part['count'].sum():,}"
+        rows.append((html.name(op, 40), bar, count, format_bytes(sums[op]), html.escape(spoken, 0)))
+    table = html.table(("op", "bytes", "count", "sum", "by phase"), rows, bar=1)
+    return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{table}</div>"
 
 
 def _sequence(codes: EventCodes) -> tuple[str, str]:
