@@ -16,7 +16,8 @@ from IPython.display import display
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema, timeline
-from dsexplore.trace.trace import Tables, Trace
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.filters import FACETS, Filters, Passed, choices, chosen, lists, several
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dsexplore.sharding.cells import numbers_text
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.mesh import Mesh
+from dsexplore.sharding.rank_groups import numbers_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html

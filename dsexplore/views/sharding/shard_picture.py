@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.placement import Placement
-from dsexplore.sharding.rank_groups import numbers_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREEN, PURPLE, VERMILION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsexplore.trace.trace import Tables
+from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import BLUE, SKY, tint
 from dsexplore.views.trace import tally
