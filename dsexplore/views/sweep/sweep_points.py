@@ -1,4 +1,7 @@
-"""A sweep's measurements as points: one per setting and direction, with medians over its slices."""
+"""A sweep's measurements as points: one per setting and direction, with medians over its slices.
+
+Of several tensor sizes, a rate is the geometric mean over the sizes.
+"""
 
 from __future__ import annotations
 
