@@ -19,7 +19,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 
 _SIZES = {"count": "count", "bytes": "message_bytes", "wire_bytes": "wire_bytes"}
-"""What an expectation can say of the events it selects, and the total it is compared with."""
+"""Key of an expectation → the column of the events whose total it is compared with; ``count`` is their number."""
 
 Wanted = int | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -55,17 +55,23 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
 
 @dataclass(frozen=True)
 class _Expectation:
+    """How much of an op is expected, of the events that meet the conditions."""
+
     op: str
     sizes: dict[str, int]
     """Some of the keys of `_SIZES` → the total."""
     conditions: dict[str, Any] = field(default_factory=dict)
+    """As for `Trace.where`."""
 
     def wanted(self) -> str:
+        """``"2 · axis=tp"``."""
         return " · ".join([*_sizes_text(self.sizes), *(f"{name}={value}" for name, value in self.conditions.items())])
 
 
 @dataclass(frozen=True)
 class _Row:
+    """One line of the table of expected against seen."""
+
     op: str
     wanted: str
     seen: str

@@ -1,7 +1,7 @@
 """What each frame of a Python stack is: the user's line, a module's call, autograd, an optimizer, FSDP, DTensor, …
 
 Frames are classified by file and function name, once per code object, so that code that torch.compile has rewritten
-is recognised too. `context` draws conclusions from them.
+is recognised too. `stack` draws conclusions from them.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ import torch
 
 from dsexplore.capture.source_lines import Source, Sources
 
-PLUMBING: Final = -1
-INTERNAL: Final = 0
-USER: Final = 1
-MODULE_CALL: Final = 2
-ENGINE: Final = 3
-OPTIMIZER: Final = 4
-FSDP: Final = 5
-REDISTRIBUTE: Final = 6
-IMPLICIT: Final = 7
-DTENSOR_OP: Final = 8
-OBJECT: Final = 9
-P2P_BATCH: Final = 10
-REDISTRIBUTE_BACKWARD: Final = 11
-DDP_HOOK: Final = 12
-PIPELINE: Final = 13
-BLOCKING: Final = 14
-COMPILED: Final = 15
-PIPELINE_WARM_UP: Final = 16
-RECOMPUTE: Final = 17
-COMPILER: Final = 18
-OUTER_CALL: Final = 19
-USER_HOOK: Final = 20
-START_UP: Final = 21
-SENDER: Final = 22
+PLUMBING: Final = -1  # our own code, and torch's between an op and a dispatch mode
+INTERNAL: Final = 0  # anything else of torch and of Python that says nothing
+USER: Final = 1  # the program, and packages that it uses
+MODULE_CALL: Final = 2  # Module._call_impl
+ENGINE: Final = 3  # the call into autograd's engine that runs a backward
+OPTIMIZER: Final = 4  # Optimizer.step
+FSDP: Final = 5  # a parameter group of fully_shard
+REDISTRIBUTE: Final = 6  # DTensor changes placements
+IMPLICIT: Final = 7  # an op on DTensors redistributes its arguments
+DTENSOR_OP: Final = 8  # an op on DTensors runs
+OBJECT: Final = 9  # a collective of pickled objects, such as all_gather_object
+P2P_BATCH: Final = 10  # batch_isend_irecv
+REDISTRIBUTE_BACKWARD: Final = 11  # the backward of a redistribute
+DDP_HOOK: Final = 12  # a communication hook of DistributedDataParallel
+PIPELINE: Final = 13  # a pipeline schedule
+BLOCKING: Final = 14  # send and recv, which wait; their op is that of isend and irecv
+COMPILED: Final = 15  # what torch.compile generated, and what calls it
+PIPELINE_WARM_UP: Final = 16  # pipeline stages exchange shapes before their first step
+RECOMPUTE: Final = 17  # activation checkpointing runs a forward again
+COMPILER: Final = 18  # torch.compile itself
+OUTER_CALL: Final = 19  # Module._wrapped_call_impl, around MODULE_CALL
+USER_HOOK: Final = 20  # a function of the program with a parameter "bucket", as DDP calls its hooks
+START_UP: Final = 21  # sets a model, a mesh or a group up, and sends before the first step
+SENDER: Final = 22  # a function of torch that sends parameters at start-up, named as the cause
 
 _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
-"""torch's way from an op to a dispatch mode: like our own code, it says nothing of who issued the op."""
+"""Files of torch between an op and a dispatch mode: like our own, their frames do not show who issued the op."""
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
@@ -124,45 +124,8 @@ def _remember(code: CodeType, kind: int) -> int:
     return kind
 
 
-_redistributes: dict[str, int] = {}
-"""By raw op: how many frames outside it DTensor's redistribute stood, when it last issued that op."""
-
-
-def innermost(raw_op: str, inside: int) -> FrameType:
-    """Where to begin to look for who issued an op: at DTensor's redistribute, where that stands as it did before.
-
-    What torch calls from there on is the same each time, and half of all frames between the op and its module.
-
-    Args:
-        raw_op: the op.
-        inside: how many frames further in than the op's caller this function is called.
-    """
-    distance = _redistributes.get(raw_op)
-    if distance is not None:
-        try:
-            frame = sys._getframe(inside + 1 + distance)
-        except ValueError:  # not so many frames
-            return sys._getframe(inside + 1)
-        if kinds.get(id(frame.f_code)) == REDISTRIBUTE:
-            return frame
-    return sys._getframe(inside + 1)
-
-
-def remember_redistribute(raw_op: str, frame: FrameType | None) -> None:
-    """DTensor's redistribute issued that op: keep for `innermost` how many frames outside that one it stands.
-
-    Not where anything between them tells something, nor where that frame is its own: then it was kept before.
-    """
-    distance = 0
-    while frame is not None and kind_of(frame.f_code) <= INTERNAL:
-        distance += 1
-        frame = frame.f_back
-    if distance and frame is not None and kind_of(frame.f_code) == REDISTRIBUTE:
-        _redistributes[raw_op] = distance
-
-
 def is_called_by_engine(frame: FrameType | None) -> bool:
-    """Whether autograd's C++ code, and no Python, issued the op that is dispatched at that frame."""
+    """Whether autograd's C++ code issued the op that is dispatched at ``frame``, without Python in between."""
     while frame is not None:
         kind = kind_of(frame.f_code)
         if kind != PLUMBING:
@@ -172,7 +135,10 @@ def is_called_by_engine(frame: FrameType | None) -> bool:
 
 
 def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
-    """The frames that mean something, innermost first; most of a stack is torch's inner workings."""
+    """The frames of a stack that say something, with their kinds, innermost first.
+
+    Left out are those of kind `PLUMBING` and `INTERNAL`, which make up most of a stack.
+    """
     while frame is not None:
         code = frame.f_code
         kind = kinds.get(id(code))
@@ -217,7 +183,7 @@ def _classify(code: CodeType) -> int:
 
 
 def _is_plumbing(file: str) -> bool:
-    """Whether a file is Python's own, or the home of torch's decorators."""
+    """Whether a file belongs to Python's standard library, or is the one that torch's decorators run in."""
     if file.endswith("typing_extensions.py"):
         return True
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
@@ -273,5 +239,5 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
 
 
 def calls_in_progress() -> int:
-    """How many module calls are on the stack."""
+    """How many module calls are on the stack of this thread."""
     return sum(kind == MODULE_CALL for kind, _ in meaningful(sys._getframe(1)))

@@ -40,7 +40,7 @@ class Group:
 
 @dataclass
 class Groups:
-    """The groups that a recording met, and what is known about meshes."""
+    """The process groups that recordings met, and the meshes whose axes name them."""
 
     _groups: dict[str, tuple[weakref.ref[Any], Group]] = field(default_factory=dict)
     """By name. A gloo group that outlives its end can abort the process at exit, so none is kept alive here."""
@@ -94,10 +94,10 @@ class Groups:
 
 
 def _all_meshes() -> list[DeviceMesh]:
-    """Those too that no parameter and no redistribute has shown: meshes are not registered anywhere.
+    """All meshes of the process, also those that no parameter and no redistribute lies on.
 
-    All objects must never be listed for this: that list would hold tuples which other threads are only just making,
-    and a tuple that is held elsewhere cannot be finished (``SystemError``).
+    torch registers meshes nowhere, so they are found as what refers to their class. Listing all objects instead would
+    refer to tuples that other threads are only just making, which then cannot be finished (``SystemError``).
     """
     return [mesh for mesh in gc.get_referrers(DeviceMesh) if type(mesh) is DeviceMesh]
 
@@ -113,7 +113,7 @@ def _name_parts(groups: list[Group]) -> None:
 
 
 def _may_be_axis(group: Group) -> bool:
-    # An axis that spans the whole world uses the default group.
+    """Whether a group can be a mesh axis; an axis that spans the whole world uses the default group."""
     return group.description.startswith("mesh_") or group.description in _WHOLE_WORLD
 
 
@@ -123,7 +123,7 @@ def _group_of(mesh: DeviceMesh, name: str) -> Any:
 
 
 def _unboxed(handle: Any) -> Any:
-    if isinstance(handle, torch.ScriptObject):  # asked before anything that it would have to look an attribute up for
+    if isinstance(handle, torch.ScriptObject):  # first, as looking an attribute up on it is slow
         return dist.ProcessGroup.unbox(handle)
     if isinstance(handle, dist.ProcessGroup):
         return handle

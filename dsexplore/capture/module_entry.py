@@ -1,4 +1,4 @@
-"""`ModuleEntry`: what a recording knows of one ``nn.Module``."""
+"""`ModuleEntry`: the name, place and calls of one ``nn.Module``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every communication op of torch's dispatcher: which collective it is, what it moves, where its group stands.
 
 An op of a communication namespace is either a `Communication` or has a reason in `NOT_COMMUNICATION`; a test
-holds the installed torch to that. `lookup` gives an unknown one a generic entry, so that it is never dropped.
+checks this for the installed torch. `lookup` gives an unknown op a generic entry, so that none is dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMESPACES = (
 )
 
 Message = tuple[str, int, torch.dtype | None, Sequence[int]]
-"""What one event counts: op, bytes, dtype and shape; no tensor, which must not be kept."""
+"""Op, message bytes, dtype and shape of one event; not the tensor itself, which must not be kept alive."""
 
 Messages = Callable[[Sequence[Any], int, str], Sequence[Message]]
 """From an op's positional arguments, its group's size and its name to the messages it sends: more than one
@@ -34,7 +34,7 @@ where calls were coalesced."""
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """How to read one dispatcher op."""
+    """How to read one op of the dispatcher."""
 
     op: str
     messages: Messages
@@ -55,12 +55,12 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
-    """Counted on that tensor, which tells dtype and shape."""
+    """A message of ``size`` bytes, with dtype and shape of ``tensor`` if it moves one."""
     return (op, size, tensor.dtype, tensor.shape) if tensor is not None else (op, size, None, ())
 
 
 def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
-    """What a buffer counts, of whose n equal parts one is a tensor of this dtype and shape."""
+    """The message of a buffer of n equal parts, each with this dtype and shape."""
     return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 
@@ -69,7 +69,7 @@ _known_message = cache(_message_of_parts)
 
 
 def forget_messages() -> None:
-    """Let go of what is kept to know messages again, which recordings share."""
+    """Empty the cache of messages, which all recordings share."""
     _known_message.cache_clear()
 
 
@@ -105,7 +105,7 @@ def _each_scaled(position: int) -> Messages:
 
 
 def _each_list(position: int) -> Messages:
-    """A list of lists: each inner list makes up one buffer."""
+    """Reads a message per inner list of a list of lists: each makes up one buffer."""
     return lambda args, _n, op: [_message(op, _total(parts), parts[0] if parts else None) for parts in args[position]]
 
 
@@ -138,7 +138,7 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _product(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """A matmul whose result is scattered: the result's size, in the dtype of its first factor."""
+    """The message of a matmul whose result is scattered: the result's size, in the dtype of its first factor."""
     left, right = args[0], args[1]
     return [_message(op, nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left)]
 
@@ -155,7 +155,7 @@ def _nothing(_args: Sequence[Any], _n: int, op: str) -> list[Message]:
 
 
 def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """For an op that nobody described: the largest tensor among its arguments."""
+    """The message of an op that nobody described: the largest tensor among its arguments."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(list(args)) if isinstance(leaf, torch.Tensor)]
     largest = max(tensors, key=nbytes, default=None)
     return [_message(op, nbytes(largest) if largest is not None else 0, largest)]
@@ -277,7 +277,7 @@ NOT_COMMUNICATION: dict[str, str] = {
     "fsdp::chunk_cat": "copies local gradients into the buffer that is scattered next",
     "fsdp::chunk_cat_mixed_dtype": "the same for gradients of several dtypes",
     "fsdp::copy_": "local copy",
-    "fsdp::record_grad_output_stream": "tells the allocator which stream uses a buffer",
+    "fsdp::record_grad_output_stream": "notes for the allocator which stream uses a buffer",
     "fsdp::split_with_sizes_copy": "copies parameters out of the gathered buffer",
     "symm_mem::_async_input_mm": "local matmul that waits for signals",
     "symm_mem::_barrier": "device-side barrier of a symmetric-memory block: no data",

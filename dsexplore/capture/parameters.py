@@ -18,7 +18,7 @@ from dsexplore.mesh_text import mesh_text
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and place of a parameter."""
+    """Shapes, placements and bytes of a parameter; ``local`` is this rank's part of a DTensor, else the same."""
 
     global_shape: Sequence[int]
     local_shape: Sequence[int]
@@ -35,14 +35,16 @@ class Parameter:
 
     module: ModuleEntry
     name: str
+    """Its name in the module itself, such as ``weight``."""
     layout: Layout
     requires_grad: bool
     shared_with: Parameter | None
+    """The first parameter of the model that is the same tensor; None for that one itself."""
 
 
 @dataclass
 class Parameters:
-    """Those of all models met; for one thread at a time."""
+    """The parameters of all models met. Its caller keeps other threads out meanwhile."""
 
     _read: dict[tuple[int, str], Parameter] = field(default_factory=dict)
     """By the identity of the module's entry, and name."""
@@ -51,14 +53,14 @@ class Parameters:
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
     """Meshes that parameters lie on, by identity."""
     _layouts: dict[Hashable, Layout] = field(default_factory=dict)
-    """By what tells them: a model's layers repeat a few."""
+    """By shapes, dtype, placements and mesh: the layers of a model repeat a few."""
 
     def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, ModuleEntry]]) -> None:
-        """Read those of a model that were not read before.
+        """Read the parameters of a model that were not read before.
 
         Args:
-            model: it.
-            parts: its modules, in the order of ``named_modules``, with their entries.
+            model: the outermost module.
+            parts: all modules of the model, in the order of ``named_modules``, with their entries.
         """
         first: dict[int, Parameter] = {}
         for part, module in parts:
@@ -75,7 +77,11 @@ class Parameters:
                 first.setdefault(id(tensor), self._read[key])
 
     def read_lazy(self, entry_of: Callable[[nn.Module], ModuleEntry | None]) -> None:
-        """Read those that had no shape when their model was met: its first call has given them one."""
+        """Read the parameters that had no shape when their model was met: its first call has given them one.
+
+        Args:
+            entry_of: the entry of a module, if it was met.
+        """
         lazy, self._lazy = self._lazy, {}
         for reference in lazy.values():
             model = reference()
@@ -84,16 +90,16 @@ class Parameters:
                 self.read(model, [(part, module) for part, module in entries if module is not None])
 
     def of(self, modules: Iterable[ModuleEntry]) -> list[Parameter]:
-        """All of them, in the order of their modules."""
+        """All parameters, in the order of ``modules``."""
         places = {id(module): place for place, module in enumerate(modules)}
         return sorted(self._read.values(), key=lambda parameter: places.get(id(parameter.module), len(places)))
 
     def meshes(self) -> list[DeviceMesh]:
-        """The meshes that they lie on."""
+        """The meshes that parameters lie on."""
         return list(self._meshes.values())
 
     def release(self) -> None:
-        """Hold no mesh any more; what was read stays."""
+        """Drop all references to meshes; what was read stays."""
         self._meshes.clear()
         self._layouts.clear()
 

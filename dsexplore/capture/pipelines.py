@@ -1,8 +1,8 @@
 """Which stage a pipeline schedule sends or receives for, and in which direction.
 
-A schedule moves activations and gradients between its calls of the stages' modules, so no module is running then.
-But it knows: what it sends follows the action that it performs, and what it receives goes into a buffer that one of
-its stages set aside for an activation or for a gradient.
+A schedule sends and receives between its calls of the stages' modules, so no module is running then. The schedule's
+own variables show which stage a message belongs to: it sends the result of the action that it performs, and it receives
+into a buffer that one of its stages holds for an activation or for a gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tup
         args: the raw op's arguments; the first tensor among them is what is sent or received into.
 
     Returns:
-        None and ``other`` where the schedule does not tell.
+        None and ``other`` where the schedule's variables do not show it.
     """
     stages = _stages(frames)
     if op == "recv":
@@ -38,6 +38,7 @@ def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tup
 
 
 def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
+    """The schedule's stages on this rank."""
     for names in frames:
         schedule: Any = names.get("self")
         if hasattr(schedule, "_stage"):
@@ -48,6 +49,7 @@ def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Module | None, Phase]:
+    """The stage that holds ``tensor`` as a buffer, and what the buffer is for."""
     storage = _storage(tensor)
     if storage is None:
         return None, "other"
@@ -64,6 +66,7 @@ def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Mo
 
 
 def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Module | None, Phase]:
+    """The stage whose result is sent, and the direction of the action that the schedule performs."""
     for names in frames:
         action = names.get("action")
         if action is not None:
@@ -77,5 +80,6 @@ def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Mod
 
 
 def _storage(tensor: torch.Tensor | None) -> int | None:
+    """The identity of a tensor's storage; of a DTensor, of its local part."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage()._cdata if local is not None else None

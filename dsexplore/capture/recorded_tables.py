@@ -1,4 +1,4 @@
-"""The four tables of a `Trace`, made of what a recording holds: here names and texts are made."""
+"""The four tables of a `Trace`, made of what a recording holds; names and texts are made only now."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class _Begun(NamedTuple):
 
     issued: Issued
     recordings: Sequence[Recording]
-    """Those that were open when it began, which it becomes part of when it has returned."""
+    """The recordings that were open when it began: it is added to them when it has returned."""
     needs_work: bool
     """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
 
@@ -147,7 +147,7 @@ class Recorder:
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> _Begun | None:
         """A collective is about to be issued; see `substrate.Observer`."""
         try:
-            issued = self._describe(raw_op, entry, args, frame_kinds.innermost(raw_op, 2))
+            issued = self._describe(raw_op, entry, args, sys._getframe(1))
         except Exception as fault:
             self._warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
@@ -234,8 +234,6 @@ class Recorder:
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
         """Describe a collective that is about to be issued inside ``frame``."""
         reading = read_stack(self._stack_depth, frame, self._modules)
-        if reading.redistributing is not None:
-            frame_kinds.remember_redistribute(raw_op, frame)
         group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
         messages = entry.messages(args, group.size if group is not None else 1, entry.op)
         if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(frame):

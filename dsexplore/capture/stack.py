@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds
-from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall
+from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, ThreadCalls
 from dsexplore.capture.issued import Redistribute
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Source, Sources
@@ -54,6 +54,8 @@ class StackReading:
     depth: int
     """How many of the user's lines to find."""
     modules: Modules
+    own: ThreadCalls
+    """The module calls of this thread that hooks have seen."""
     graph_task: int
     """Autograd's number of the backward that runs in this thread; -1 for none."""
     phase: Phase
@@ -156,7 +158,7 @@ def read_stack(depth: int, frame: FrameType | None, modules: Modules) -> StackRe
         modules: the calls that hooks have seen; most readings end at the innermost one.
     """
     graph_task = _current_graph_task_id()
-    reading = StackReading(depth, modules, graph_task, "other" if graph_task == -1 else "backward")
+    reading = StackReading(depth, modules, modules.own_calls, graph_task, "other" if graph_task == -1 else "backward")
     kinds = frame_kinds.kinds
     innermost = frame
     while frame is not None and not reading.is_complete:
@@ -191,20 +193,21 @@ def _read_user_hook(reading: StackReading, frame: FrameType) -> None:
 def _read_module_call(reading: StackReading, frame: FrameType) -> None:
     if reading.phase_is_known:
         return
-    reading.decide_phase("forward" if reading.graph_task == -1 else "recompute")
+    reading.phase_is_known = True
+    reading.phase = "forward" if reading.graph_task == -1 else "recompute"
     reading.called = frame
-    calls = reading.modules.own_calls.open
-    if calls and calls[-1].frame in (id(frame), id(frame.f_back)):
-        reading.call = calls[-1]
+    call = reading.own.open[-1] if reading.own.open else NO_CALL
+    if call.frame in (id(frame), id(frame.f_back)):  # else no hook saw this call
+        reading.call = call
         if len(reading.sources) + 1 == reading.depth:
-            reading.sources += reading.call.sources
+            reading.sources += call.sources
         reading.is_complete = len(reading.sources) >= reading.depth
 
 
 def _read_engine(reading: StackReading, frame: FrameType) -> None:
     if not reading.phase_is_known and reading.graph_task != -1:
         reading.attribute_to_node(called_here=True)
-        own = reading.modules.own_calls
+        own = reading.own
         backward = own.backward
         if backward is None or backward.number != reading.graph_task or backward.depth < reading.depth:
             backward = own.backward = _read_backward(reading, frame)

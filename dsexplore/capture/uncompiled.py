@@ -1,7 +1,7 @@
 """Keeps torch.compile away from the recorder's own functions.
 
-Where torch.compile leaves a frame to Python, it still looks at every frame called from there, ours included: it
-would compile a hook as a graph of its own, and skip it the next time.
+Where torch.compile leaves a frame to Python, it still tries to compile every function called from there, ours
+included: a hook would become a graph of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from types import CodeType
 
 
 def leave_to_python(code: CodeType) -> None:
-    """Never compile this function as a frame of its own, nor what it calls; inlined into a graph, it still is."""
+    """Keep torch.compile from compiling a function, and what it calls, as a graph of its own.
+
+    A graph of the user's that calls the function may still contain it.
+    """
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     except ImportError:

@@ -3,8 +3,8 @@
 What must hold, on success and on exception:
 
 1. counts, tables and JSON have torch's keys and shape (`dsexplore.trace.torch_json` says where there is more);
-2. collectives come from the recorder, so that other threads, DDP's reducer, a module that runs twice, microbatches and
-   nested modes are counted right; the dispatch mode itself only lists operations, as torch's does;
+2. collectives come from the recorder, so that those of other threads, DDP's reducer, a module that runs twice,
+   microbatches and nested modes are counted right; the dispatch mode itself only lists operations;
 3. compiled code stays compiled;
 4. no parameter and no model is kept alive: `get_parameter_info` reads the model when it is called.
 """
@@ -96,13 +96,13 @@ class CommDebugMode(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             return func(*args, **kwargs)
         if any(issubclass(kind, DTensor) for kind in types):
-            self._note(func, args)
-            return NotImplemented  # DTensor runs, and what it does in its place comes here again
+            self._list_operation(func, args)
+            return NotImplemented  # DTensor's own dispatch runs, and the ops that it issues come here again
         if detect_fake_mode(args) is None:
-            self._note(func, args)
+            self._list_operation(func, args)
         return func(*args, **kwargs)
 
-    def _note(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _list_operation(self, func: Any, args: tuple[Any, ...]) -> None:
         tensors = [arg for arg in args if isinstance(arg, DTensor)]
         tracker = self.advanced_module_tracker
         operation = {

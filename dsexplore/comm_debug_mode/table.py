@@ -31,7 +31,7 @@ _COLOURS = re.compile(r"\033\[[0-9;]*m")
 
 
 def shown(operations: list[Operation], noise_level: int) -> list[Operation]:
-    """Those that a noise level shows: 3 all, 2 all but `trivial_ops`, 1 of these the ones on DTensors, 0 none."""
+    """The operations that a noise level shows: 3 all, 2 all but `trivial_ops`, 1 of these the ones on DTensors, 0 none."""
     if noise_level > 2:
         return operations
     return [
@@ -72,6 +72,7 @@ def table(
 
 
 def write_plain(table: str, file_name: str | os.PathLike[str]) -> None:
+    """Write a table without its colours."""
     with writing(Path(file_name)) as partial:
         partial.write_text(_COLOURS.sub("", table), encoding="utf-8")
 
@@ -85,6 +86,7 @@ def _red(text: str) -> str:
 
 
 def module_lines(node: Node, with_module: bool) -> list[str]:
+    """A module's name, and its type and the placements of its parameters if ``with_module``."""
     indent = "    " * node.depth
     lines = [f"{indent}{node.name}"]
     if with_module and node.type:
@@ -105,6 +107,7 @@ _SECTIONS = (
 
 
 def phase_lines(depth: int, counts: ModuleCounts, operations: list[Operation]) -> list[str]:
+    """A module's collectives and operations under a heading for each phase that has any."""
     indent = "    " * depth
     lines = []
     for heading, phase, key in _SECTIONS:

@@ -21,7 +21,7 @@ from dsexplore.trace.trace import Trace
 class CommModeModuleTracker:
     """Which modules ran inside the block, with their parameters and placements, under torch's attribute names.
 
-    Everything is read when asked for, during the block and after it; a model that is gone has no parameters.
+    Each attribute is computed when it is read, during the block and after it; a deleted model has no parameters.
     """
 
     def __init__(self) -> None:

@@ -15,14 +15,14 @@ from dsexplore.errors import TraceFileError
 
 KEY = "dsexplore.digest"
 PLACEHOLDER = "0" * 64
-"""To be written as the value of `KEY`; `seal` puts the digest in its place."""
+"""To be written as the value of `KEY`; `write_digest` puts the digest in its place."""
 
 _MAGIC = b"PAR1"
 _MARK = KEY.encode("ascii") + b"\x18\x40"
 _CHUNK = 1 << 20
 
 
-def seal(file: Path) -> None:
+def write_digest(file: Path) -> None:
     """Write the digest of a complete Parquet file into it.
 
     Raises:
@@ -37,8 +37,8 @@ def seal(file: Path) -> None:
         raw.write(digits)
 
 
-def check(file: Path) -> None:
-    """Refuse a file that is not whole, not Parquet, not sealed, or not as it was when sealed.
+def check_digest(file: Path) -> None:
+    """Refuse a file that is not whole, not Parquet, has no digest, or another one than its bytes.
 
     Raises:
         TraceFileError: saying which of these.

@@ -25,7 +25,7 @@ _OUTSIDE_ARGUMENTS = frozenset({"rank", "op", "start", "end"})
 
 
 def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """The events with a header line; shapes as ``8x1024``, nulls as nothing."""
+    """Write the events with a header line, shapes as ``8x1024``, nulls as empty fields; returns the path."""
     shape = pl.col("shape").cast(pl.List(pl.String)).list.join("x")
     with writing(path) as unfinished:
         tables.events.with_columns(shape).write_csv(unfinished)
@@ -33,7 +33,7 @@ def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
 
 
 def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """A timeline: one process per rank, and in it one track per process group.
+    """Write a timeline, one process per rank and in it one track per process group; returns the path.
 
     Measured times are drawn, counted from the first start (``otherData.epoch_ns``). An event that had not ended when
     the recording did has no length there, and one that was never sent stands at the start of the one before it. Where
@@ -80,7 +80,7 @@ def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
 
 
 def _lanes(events: pl.DataFrame) -> pl.Series:
-    """For each event, the first track of its rank and group that is free when it starts."""
+    """For each event the number of its track, from 0: the first one of its rank and group that is free."""
     lanes = [0] * events.height
     busy: dict[tuple[int, str], list[int]] = {}
     ordered = events.with_row_index().sort("ts", "dur", "index")

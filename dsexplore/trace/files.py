@@ -104,7 +104,7 @@ def check_destination(path: str | os.PathLike[str]) -> None:
 
 
 def _processes() -> int:
-    """Processes of this program: those of the process group or, before there is one, of the launcher."""
+    """The number of processes of this program: of its process group or, before there is one, of its launcher."""
     if dist.is_initialized():
         return 1 if dist.get_backend() == "fake" else dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -122,7 +122,7 @@ def rank_file(rank: int) -> str:
 
 
 def split_ranks(tables: Tables) -> dict[int, Tables]:
-    """A trace per rank; all of them keep the modules and groups, which have no rank. One that names no rank is 0's."""
+    """The content of each rank; all keep the modules and groups, which have no rank. Without any rank, it is 0's."""
     ranks = ranks_of(tables) or (0,)
     events, parameters = (_by_rank(table) for table in (tables.events, tables.parameters))
     return {
@@ -137,7 +137,7 @@ def split_ranks(tables: Tables) -> dict[int, Tables]:
 
 
 def _by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    """In one pass: a filter per rank keeps every part's strings alive in each result, quadratic in the ranks."""
+    """A table's rows per rank, in one pass: with a filter per rank each result would keep the strings of all alive."""
     return {int(part["rank"][0]): part for part in table.partition_by("rank", maintain_order=True)}
 
 
@@ -161,12 +161,12 @@ def _rank_files(directory: Path) -> set[str]:
 
 def _write(tables: Tables, target: Path) -> None:
     with writing(target) as partial:
-        _write_sealed(tables.events, _metadata(tables), partial)
+        _write_with_digest(tables.events, _metadata(tables), partial)
 
 
-def _write_sealed(events: pl.DataFrame, metadata: dict[str, str], target: Path) -> None:
+def _write_with_digest(events: pl.DataFrame, metadata: dict[str, str], target: Path) -> None:
     events.write_parquet(target, compression="zstd", metadata={**metadata, digest.KEY: digest.PLACEHOLDER})
-    digest.seal(target)
+    digest.write_digest(target)
 
 
 def _metadata(tables: Tables) -> dict[str, str]:
@@ -191,8 +191,12 @@ def _read_directory(source: Path) -> Tables:
 
 
 def _read(file: Path) -> Tables:
-    """One file. Whatever is wrong with it ends as a `TraceFileError` that names it."""
-    digest.check(file)
+    """Read one file.
+
+    Raises:
+        TraceFileError: anything is wrong with it.
+    """
+    digest.check_digest(file)
     metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
     _check_version(file, metadata.get(_PREFIX + "format", ""))
     events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
@@ -221,7 +225,7 @@ def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:
 
 
 def _guarded(file: Path, read: Any) -> Any:
-    """The result of reading a part; any failure to do so means a damaged file."""
+    """Call ``read``, which reads a part of a file; any failure means that the file is damaged."""
     try:
         return read()
     except MemoryError:

@@ -1,9 +1,9 @@
 """One trace from the traces of several ranks.
 
 Events and parameters carry their rank and are put together, in the order of ranks. Modules and groups have
-none: what all ranks say of a module becomes one row, with the largest number of calls, and parents stay before
-children. Process groups are named by each process for itself, so two ranks may use one name for different
-groups; then the later one is renamed ``name@rank``, in its events too.
+none: a module becomes one row, with the largest number of calls of all ranks, and parents stay before children.
+Process groups are named by each process for itself, so two ranks may use one name for different groups; then the
+later one is renamed ``name@rank``, in its events too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsexplore.user_warnings import warn
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
-    """The ranks that a trace says it has, and those that its rows have, in order."""
+    """The ranks in a trace's info and in its rows, in order."""
     seen = {*tables.info.ranks, *tables.events["rank"].unique(), *tables.parameters["rank"].unique()}
     return tuple(sorted(rank for rank in seen if rank is not None))
 
@@ -55,7 +55,7 @@ def merge_tables(parts: Sequence[Tables], cut: str = "") -> Tables:
 
     Args:
         parts: one for each rank or more.
-        cut: why these are not all that there are; it stands in the notes.
+        cut: added to the notes where the parts are not all that there are; says why.
 
     Raises:
         UsageError: no parts, a rank that is in two of them, or parts of different worlds.

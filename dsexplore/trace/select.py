@@ -1,4 +1,4 @@
-"""Slices of a trace: which events, and nothing lost beside them."""
+"""Slices of a trace: the events that meet conditions, with all modules, parameters and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
 
 _KNOWN: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
-"""Columns whose values are known beforehand: another value that no event has is a slip of the pen."""
+"""Columns with a fixed set of values: any other value that no event has is refused."""
 
 
 def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
@@ -41,7 +41,7 @@ def _condition(events: pl.DataFrame, name: str, wanted: Any) -> pl.Expr:
 
 
 def _is_one_of(events: pl.DataFrame, name: str, values: list[Any]) -> pl.Expr:
-    """Null is a value like others: ``where(batch=None)`` are the events outside any coalesced call."""
+    """Whether a column has one of the values; null is one like others, as in ``where(batch=None)``."""
     present = [value for value in values if value is not None]
     for value in present:
         _check_known(events, name, value)
@@ -91,11 +91,11 @@ def _in_module(events: pl.DataFrame, patterns: Iterable[Any]) -> pl.Expr:
 
 
 _END = r"\Z"
-"""What ``fnmatch.translate`` ends with; to be inside, a name may go on behind a dot."""
+"""The end of what ``fnmatch.translate`` returns; removed, as a name inside a module goes on behind a dot."""
 
 
 def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """Those modules that match a shell pattern, or are inside of one that does, with or without the root's name.
+    """The modules that match a shell pattern, or are inside of one that does, with or without the root's name.
 
     In a pattern, ``*`` stands for any text, dots too. Worked example: ``Llama.layers.0.attn`` is inside of
     ``Llama.layers.0`` and of ``Llama``, so ``layers.0``, ``Llama``, ``layers.*`` and ``*attn`` all match it;

@@ -1,9 +1,8 @@
 """Counts and module trees in the form of torch's ``CommDebugMode``: its keys, its nesting, its JSON.
 
-Two things are more than torch's. Collectives issued by activation checkpointing's recomputation and by
-optimizers have sections of their own, ``recompute`` and ``optimizer``, where torch books them as backward and
-forward. And a collective is booked on the module that owns it, where FSDP's prefetch makes torch book it on
-the neighbour.
+Two things differ from torch's. Collectives issued by activation checkpointing's recomputation and by optimizers
+have sections of their own, ``recompute`` and ``optimizer``; torch counts them as backward and forward. A collective
+counts for the module that owns it; where FSDP prefetches, torch counts it for the module before.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class ModuleCounts(dict[Any, Any]):
         return sum(counts.get(key, 0) for counts in self.values())
 
     def add(self, phase: str, op: Op, count: int) -> None:
-        """Count it under that phase's key."""
+        """Add ``count`` calls of ``op`` under the key of a trace's phase."""
         self.setdefault(PHASE_KEYS.get(phase, phase), defaultdict(int))[op] += count
 
     def total(self) -> dict[Op, int]:
@@ -125,7 +124,7 @@ class Node:
 
 
 def packet(raw_op: str) -> Op | None:
-    """The key that torch's class counts an op under; None for one that it does not count.
+    """The key that torch's class counts an op of the dispatcher under; None for one that it does not count.
 
     The in-place and out variants that Inductor issues count as the op that the program called.
     """
@@ -253,7 +252,7 @@ def _as_text(operation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_torch_json(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """`json_tree` of a trace; it has no operations, for a trace holds collectives alone."""
+    """Write `json_tree` of a trace, without operations, as a trace holds collectives only; returns the path."""
     tree = module_tree(tables)
     written = json_tree(tree, module_counts(calls(tables.events), tree), {})
     write_json(written, path)
@@ -261,6 +260,6 @@ def write_torch_json(tables: Tables, path: str | os.PathLike[str]) -> Path:
 
 
 def write_json(written: Any, path: str | os.PathLike[str]) -> None:
-    """A whole JSON file, or none."""
+    """Write a JSON file; an interrupted write leaves the file that was there before."""
     with writing(path) as partial:
         partial.write_text(json.dumps(written, indent=4), encoding="utf-8")

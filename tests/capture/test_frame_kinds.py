@@ -3,15 +3,11 @@
 import gc
 import threading
 import weakref
-from types import FrameType
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.recorder import record
@@ -34,27 +30,6 @@ def test_module_calls_on_the_stack_are_counted() -> None:
     assert frame_kinds.calls_in_progress() == 0
     assert Asking()() == 1
     assert Outer()() == 2
-
-
-def test_the_way_to_a_redistribute_is_known_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever else issued that op before."""
-    found: list[bool] = []
-    innermost = frame_kinds.innermost
-
-    def noted(raw_op: str, inside: int) -> FrameType:
-        frame = innermost(raw_op, inside + 1)
-        found.append(frame_kinds.kind_of(frame.f_code) == frame_kinds.REDISTRIBUTE)
-        return frame
-
-    monkeypatch.setattr(frame_kinds, "_redistributes", {})
-    monkeypatch.setattr(frame_kinds, "innermost", noted)
-    with simulate(mesh="tp=4") as mesh, record():
-        all_gather_tensor(torch.ones(4), 0, mesh)
-        sharded = DTensor.from_local(torch.ones(4), mesh, [Shard(0)])
-        for _ in range(3):
-            sharded.redistribute(mesh, [Replicate()])
-        all_gather_tensor(torch.ones(4), 0, mesh)
-    assert found == [False, False, True, True, False]
 
 
 def test_threads_that_wait_for_their_backward() -> None:

@@ -170,7 +170,7 @@ def test_foreign_parquet_is_a_trace_file_error(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match="is a Parquet file, but not a dsexplore trace"):
         dsexplore.load(path)
     with pytest.raises(TraceFileError, match="has no place for a digest"):
-        digest.seal(path)
+        digest.write_digest(path)
 
 
 def test_a_text_that_looks_like_the_digest_s_place_changes_nothing(tmp_path: Path, make: Make) -> None:
@@ -182,7 +182,7 @@ def test_a_text_that_looks_like_the_digest_s_place_changes_nothing(tmp_path: Pat
 def written(path: Path, tables: Tables, **changes: str | None) -> Path:
     """A trace file with other metadata."""
     metadata = {**files._metadata(tables), **{f"dsexplore.{key}": value for key, value in changes.items()}}
-    files._write_sealed(tables.events, {key: value for key, value in metadata.items() if value is not None}, path)
+    files._write_with_digest(tables.events, {key: value for key, value in metadata.items() if value is not None}, path)
     return path
 
 

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dsexplore.capture import frame_kinds
 from dsexplore.capture.recorder import record
 
 ROWS, COLUMNS = 16, 24
@@ -76,12 +75,8 @@ def reduced(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return all_reduce(x, "sum", mesh) * 1
 
 
-@pytest.mark.parametrize("first", ["explicit", "implicit", "direct"])
-def test_the_same_op_by_several_ways(
-    world: Callable[..., DeviceMesh], column: Any, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    """Whichever way an op took first, each event tells of its own."""
-    monkeypatch.setattr(frame_kinds, "_redistributes", {})
+def test_the_same_op_by_several_ways(world: Callable[..., DeviceMesh], column: Any) -> None:
+    """Each event has the cause and the line of its own way."""
     mesh = world("tp=4")
     ways: dict[str, Callable[[], Any]] = {
         "explicit": lambda: tensor(mesh, P).redistribute(mesh, [R]),
@@ -91,7 +86,7 @@ def test_the_same_op_by_several_ways(
     causes = {"explicit": "redistribute P→R", "implicit": "aten.relu P→R", "direct": ""}
     lines = {way: function.__code__.co_firstlineno for way, function in ways.items()}
     lines["direct"] = reduced.__code__.co_firstlineno + 2
-    order = [first, *ways, *ways]
+    order = [*ways, *ways]
     with record() as trace:
         for way in order:
             ways[way]()
