@@ -31,7 +31,7 @@ _COLOURS = re.compile(r"\033\[[0-9;]*m")
 
 
 def shown(operations: list[Operation], noise_level: int) -> list[Operation]:
-    """The operations that a noise level shows: 3 all, 2 all but `trivial_ops`, 1 of these the ones on DTensors, 0 none."""
+    """The operations of a noise level: 3 all, 2 all but `trivial_ops`, 1 of these the ones on DTensors, 0 none."""
     if noise_level > 2:
         return operations
     return [
