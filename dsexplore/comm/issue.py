@@ -101,14 +101,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _is_plain(spelling: Spelling, args: Sequence[Any]) -> bool:
     """Whether torch will issue the spelling's op at once, and on contiguous tensors of the CPU as they are."""
-    if not spelling.is_one_op or switches.off or _world.pg_coalesce_state:
+    if not spelling.is_one_op or switches.off or _world.pg_coalesce_state or _is_compiling():
         return False
     for position in spelling.tensors:
         value = args[position]
         for tensor in value if type(value) is list else (value,):
             if type(tensor) not in _PLAIN or not tensor.is_cpu or not tensor.is_contiguous():
                 return False
-    return not (_dispatch_modes() or _function_modes() or _is_compiling())
+    return not (_dispatch_modes() or _function_modes())
 
 
 def _issue_past_kernel(spelling: Spelling, args: tuple[Any, ...], live: Any, log_name: str) -> tuple[Any] | None:
@@ -141,21 +141,17 @@ def _issue_with_care(
     args, copies = stage(spelling, args)
     batch = coalesce.open_batch(live)
     call: Call | None = None
-    outer = current.label
     try:
-        if comms_logger.is_on and not _is_compiling():
+        if not comms_logger.is_on or _is_compiling():
+            work = spelling.call(*args)
+        else:
             call = comms_logger.begin(spelling, log_name, prof, debug, is_async or batch is not None)
-            if spelling.is_custom:
-                comms_logger.begin_custom(call, args, live)
-            current.label = call
-        work = spelling.call(*args)
+            work = _call_labelled(call, args, live)
     except Exception as error:
         if call is not None:
             comms_logger.fail(call, error, args, live)
         explain(error, spelling.name, live)
         raise
-    finally:
-        current.label = outer
     if batch is not None:
         batch.add(call, args, copies)
         return work
@@ -165,6 +161,17 @@ def _issue_with_care(
         comms_logger.end(call)
     copy_back(copies)
     return work
+
+
+def _call_labelled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
+    """Have the recorder label what the call issues."""
+    outer, current.label = current.label, call
+    try:
+        if call.spelling.is_custom:
+            comms_logger.begin_custom(call, args, live)
+        return call.spelling.call(*args)
+    finally:
+        current.label = outer
 
 
 def live_group(group: Any) -> Any:

@@ -1,0 +1,264 @@
+"""The log is a recording of labelled calls: what it says of a call is what a trace says of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as td
+from ipykernel.compiler import XCachingCompiler
+from IPython.core.interactiveshell import InteractiveShell
+from torch.distributed.device_mesh import init_device_mesh
+
+import dsexplore.comm as dist
+from dsexplore.capture import substrate
+from dsexplore.capture.labels import current
+from dsexplore.capture.recorder import is_recording, record
+from dsexplore.worlds.simulate import simulate
+
+Ranks = Callable[..., list[Any]]
+_SAID = ("op", "phase", "trigger", "owner", "axis", "group", "message_bytes", "wire_bytes", "dtype", "shape")
+_ALSO_SAID = ("raw_op", "is_async", "is_object", "implicit")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A gloo world of one rank in this process."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
+    td.init_process_group("gloo", store=td.HashStore(), rank=0, world_size=1)
+    yield
+    dist.configure(enabled=False)
+    td.destroy_process_group()
+
+
+def test_a_simulated_call_has_no_time_no_bandwidth_and_no_straggler(capsys: pytest.CaptureFixture[str]) -> None:
+    with simulate(world_size=8):
+        dist.configure(enabled=True)
+        dist.all_reduce(torch.ones(1024))
+        dist.all_reduce(torch.ones(1024), async_op=True).wait()
+        result = dist.comms_logger.log_all(show_straggler=True, return_dict=True)
+        raw = dist.comms_logger.get_raw_data()
+        table = dist.comms_logger.to_frame()
+        trace = dist.comms_logger.trace()
+    assert raw == {"all_reduce": {4096: [2, [], [], []]}}
+    assert table.select("count", "timed", "total_ms", "mean_ms", "algbw_gb_per_s", "busbw_gb_per_s").row(0) == (
+        2, 0, None, None, None, None,
+    )  # fmt: skip
+    line, *stragglers = capsys.readouterr().out.splitlines()[1:]
+    assert line.split()[-8:] == ["8", "4", "KiB", "2", "–", "–", "–", "–"]
+    assert len(stragglers) == 1  # the heading alone
+    assert result is not None
+    assert result["straggler_analysis"] == {}
+    assert trace.info.simulated
+    assert trace.events.select("start", "end").rows() == [(None, None)] * 2
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A notebook's shell."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
+    yield InteractiveShell.instance(compiler_class=XCachingCompiler)
+    InteractiveShell.clear_instance()
+
+
+def test_a_cell_has_the_same_name_in_a_log_and_in_a_trace(shell: InteractiveShell) -> None:
+    def run(cell: str) -> None:
+        assert shell.run_cell(cell, store_history=True).success
+
+    with simulate(world_size=4):
+        run("import torch, dsexplore.comm as dist\nfrom dsexplore.capture.recorder import record")
+        run("dist.configure(enabled=True)")
+        run("with record() as trace:\n    1\n    2\n    dist.all_reduce(torch.ones(2))")
+        (logged,) = dist.comms_logger.records
+        assert logged.source == "In[3]:4"
+        assert dist.comms_logger.trace().events["source"].to_list() == ["In[3]:4"]
+        assert shell.user_ns["trace"].events["source"].to_list() == ["In[3]:4"]
+
+
+class CountsPickling:
+    """An object that counts how often it is pickled."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.times += 1
+        return str, ("pickled",)
+
+
+@pytest.mark.usefixtures("alone")
+def test_objects_are_pickled_once_and_counted_by_what_is_sent() -> None:
+    thing, gathered = CountsPickling(), [None]
+    dist.configure(enabled=True)
+    with record() as trace:
+        dist.all_gather_object(gathered, thing)
+    assert thing.times == 1
+    (line,) = dist.comms_logger.records
+    assert (line.op, line.call.spelling.name) == ("all_gather", "all_gather_object")
+    assert line.bytes == trace.events["message_bytes"].sum() > 8
+    assert trace.events["is_object"].all()
+    assert line.times == (trace.events["start"].min(), trace.events["end"].max())
+
+
+def every_op(module: Any) -> None:
+    """Each op that one of torch's functions issues, by the names of that module."""
+    n, rank = td.get_world_size(), td.get_rank()
+    part, whole, parts = torch.ones(6), torch.ones(6 * n), [torch.ones(6) for _ in range(n)]
+    module.all_reduce(part)
+    module.broadcast(part, 0)
+    module.reduce(part, 0)
+    module.all_gather(parts, part)
+    module.all_gather_single(whole, part)
+    module.reduce_scatter(part, parts)
+    module.reduce_scatter_single(part, whole)
+    module.all_to_all_single(torch.empty(6 * n), whole)
+    module.all_to_all([torch.empty(6) for _ in range(n)], parts)
+    module.gather(part, parts if rank == 0 else None, 0)
+    module.scatter(part, parts if rank == 0 else None, 0)
+    module.barrier()
+    uneven = torch.ones(n * (n + 1) // 2)
+    takes = [rank + 1] * n
+    module.all_to_all_single(torch.empty(sum(takes)), uneven, takes, [k + 1 for k in range(n)])
+    module.send(part, 1) if rank == 0 else module.recv(part, 0)
+    for work in (module.all_reduce(part, async_op=True), module.broadcast(part, 0, async_op=True)):
+        work.wait()
+
+
+def logged_and_traced() -> list[Any]:
+    with record() as of_torch:
+        every_op(td)
+    dist.configure(enabled=True)
+    every_op(dist)
+    with record() as beside:
+        every_op(dist)
+    logged = dist.comms_logger.trace()
+    dist.configure(enabled=False)
+    columns = [*_SAID, *_ALSO_SAID]
+    count = len(of_torch)
+    assert logged.events["source"].to_list()[count:] == beside.events["source"].to_list()
+    times = [trace.events.select("start", "end").rows() for trace in (logged, beside)]
+    assert times[0][count:] == times[1]
+    assert all(start is not None and start < end for start, end in times[0])
+    return [trace.events.select(columns).rows() for trace in (of_torch, beside)] + [
+        logged.events.select(columns).rows()[:count],
+        logged.events.select(columns).rows()[count:],
+    ]
+
+
+@pytest.mark.processes
+def test_a_logged_call_is_what_a_trace_has_of_torchs(ranks: Ranks) -> None:
+    """Those that pass the kernels by, and those that do not."""
+    for of_torch, *others in ranks(2, logged_and_traced):
+        assert len(of_torch) == 16
+        assert all(rows == of_torch for rows in others)
+
+
+class Reducing(torch.nn.Module):
+    """A module that communicates in its forward, and in its backward."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.group = group
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Reduce the inputs over the group."""
+        inputs = inputs.clone()
+        dist.all_reduce(inputs, group=self.group)
+        return inputs * self.weight
+
+
+def test_logged_calls_have_module_axis_and_phase() -> None:
+    with simulate(world_size=4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        model = torch.nn.Sequential(Reducing(mesh.get_group("tp")))
+        model[0].weight.register_post_accumulate_grad_hook(
+            lambda weight: dist.all_reduce(weight.grad, group=mesh.get_group("dp"), log_name="gradients")
+        )
+        dist.configure(enabled=True)
+        model(torch.ones(4)).sum().backward()
+        events = dist.comms_logger.trace().events
+    assert events.select("axis", "trigger", "phase", "cause").rows() == [
+        ("tp", "Sequential.0", "forward", ""),
+        ("dp", "Sequential.0", "backward", "gradients"),
+    ]
+    modules = dist.comms_logger.trace().modules["module"].to_list()
+    assert modules == ["Sequential", "Sequential.0"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_log_goes_on_where_it_was_turned_off() -> None:
+    for _ in range(2):
+        dist.configure(enabled=True)
+        dist.all_reduce(torch.ones(2))
+        dist.configure(enabled=False)
+        dist.all_reduce(torch.ones(2))
+        assert not is_recording()
+    trace = dist.comms_logger.trace()
+    assert trace.events["seq"].to_list() == [0, 1]
+    assert trace.groups["group"].to_list() == ["0"]
+    assert dist.get_comm_operation_count() == 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_calls_of_torch_are_not_the_logs_and_a_trace_has_both() -> None:
+    dist.configure(enabled=True, prof_all=False, prof_ops=["barrier"])
+    with record() as trace:
+        td.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(3))
+        dist.barrier()
+    assert dist.get_logged_comm_ops() == ["barrier"]
+    assert trace.events["message_bytes"].to_list() == [8, 12, 0]
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_interrupted_call_leaves_no_label_and_passes_no_later_kernel_by() -> None:
+    @dist.timed_op
+    def interrupted(tensor: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    def interrupting(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    dist.configure(enabled=True)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(torch.ones(1))
+    assert current.label is None
+    with pytest.raises(KeyboardInterrupt):
+        substrate.pass_kernels_by(interrupting)
+    with record() as trace:
+        td.all_reduce(torch.ones(1))
+    assert len(trace) == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_compiled_code_stays_compiled_with_the_log_on() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        doubled = inputs * 2
+        dist.all_reduce(doubled)
+        return doubled + 1
+
+    dist.configure(enabled=True)
+    assert step(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_call_that_cannot_be_described_is_made_and_recorded_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsexplore.capture import recorder
+
+    monkeypatch.setattr(recorder, "user_line_alone", lambda _frame: 1 / 0)
+    dist.configure(enabled=True)
+    with pytest.warns(RuntimeWarning, match=r"could not describe c10d::allreduce_ before its kernel: ZeroDivision"):
+        dist.all_reduce(torch.ones(2))
+    assert [record.bytes for record in dist.comms_logger.records] == [8]
