@@ -1,0 +1,157 @@
+"""The tables of a trace say what the recording holds."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+
+from dsexplore.capture.groups import Group
+from dsexplore.capture.issued import Batches, Issued, Origin, Redistribute, is_async
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.ops import COMMUNICATION
+from dsexplore.capture.parameters import Layout, Parameter
+from dsexplore.capture.recorded_tables import events_table, groups_table, modules_table, parameters_table
+
+MODEL = nn.Identity()
+
+
+def entry(kind: str, root: ModuleEntry | None = None, path: str = "", label: str = "", calls: int = 0) -> ModuleEntry:
+    return ModuleEntry(weakref.ref(MODEL), kind, root, path, label=label, calls=calls)
+
+
+ROOT = entry("Net", label="Net#2", calls=7)
+BLOCK = entry("Block", ROOT, "layers.0", calls=5)
+LINEAR = entry("Linear", ROOT, "layers.0.up", calls=4)
+GROUP = Group("3", 4, (0, 2, 4, 6), "gloo", "mesh_tp", axis="tp", mesh="dp=2,tp=4", timing="work", own_rank=2)
+
+
+def issued(*messages: tuple[Any, ...], group: Group | None = GROUP, **origin: Any) -> Issued:
+    known = {"phase": "forward", "trigger": None, "owner": None, "sources": (), **origin}
+    return Issued("c10d::allreduce_", list(messages), group, 2, Origin(**known))
+
+
+REDUCED = ("all_reduce", 1024, torch.bfloat16, (16, 32))
+
+
+def test_a_root_has_no_parent_and_depths_count_from_it() -> None:
+    table = modules_table([ROOT, BLOCK, LINEAR], {id(ROOT): 3, id(LINEAR): 4})
+    assert list(table.iter_rows()) == [
+        ("Net#2", "", "Net", 0, 4),
+        ("Net#2.layers.0", "Net#2.layers", "Block", 2, 5),
+        ("Net#2.layers.0.up", "Net#2.layers.0", "Linear", 3, 0),
+    ]
+
+
+def test_each_message_is_a_row_of_its_own() -> None:
+    coalesced = issued(REDUCED, ("all_reduce", 8, torch.float32, (2,)), trigger=LINEAR, owner=BLOCK)
+    coalesced.batch = 9
+    table = events_table([coalesced, issued(("barrier", 0, None, ()), group=None)], [], 1)
+    columns = ("seq", "op", "message_bytes", "wire_bytes", "dtype", "shape", "trigger", "owner", "batch", "axis")
+    assert list(table.select(columns).iter_rows()) == [
+        (0, "all_reduce", 1024, 1536, "bfloat16", [16, 32], "Net#2.layers.0.up", "Net#2.layers.0", 9, "tp"),
+        (1, "all_reduce", 8, 12, "float32", [2], "Net#2.layers.0.up", "Net#2.layers.0", 9, "tp"),
+        (2, "barrier", 0, 0, "", [], "", "", None, ""),
+    ]
+    assert table["group_size"].to_list() == [4, 4, 1]
+    assert table["group"].to_list() == ["3", "3", ""]
+    assert table["rank"].to_list() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("steps", "numbers"),
+    [([], [0, 0, 0, 0]), ([2, 3], [0, 0, 1, 2]), ([0, 0], [2, 2, 2, 2]), ([4], [0, 0, 0, 0]), ([1, 1], [0, 2, 2, 2])],
+)
+def test_steps_are_numbered_by_what_was_issued_before_each(steps: list[int], numbers: list[int]) -> None:
+    assert events_table([issued(REDUCED)] * 4, steps, 1)["step"].to_list() == numbers
+
+
+def test_as_many_lines_are_named_as_were_wanted() -> None:
+    code = compile("1", "/elsewhere/train.py", "eval")
+    lines = ((code, 0),) * 3
+    assert events_table([issued(REDUCED, sources=lines)], [], 2)["source"].item() == " ← ".join(
+        ["/elsewhere/train.py:1"] * 2
+    )
+
+
+def test_a_parameter_names_the_one_that_is_the_same_tensor() -> None:
+    layout = Layout((8, 8), (4, 8), "float32", "S(0), R", "dp=2,tp=2", 256, 128)
+    first = Parameter(BLOCK, "weight", layout, True, None)
+    tied = Parameter(LINEAR, "weight", layout, False, first)
+    table = parameters_table([first, tied], 3)
+    assert list(table.select("rank", "module", "name", "shared_with", "requires_grad").iter_rows()) == [
+        (3, "Net#2.layers.0", "Net#2.layers.0.weight", "", True),
+        (3, "Net#2.layers.0.up", "Net#2.layers.0.up.weight", "Net#2.layers.0.weight", False),
+    ]
+    assert table["global_shape"].to_list() == [[8, 8], [8, 8]]
+    assert table["local_bytes"].to_list() == [128, 128]
+
+
+def test_groups_keep_their_ranks_in_order() -> None:
+    assert list(groups_table([GROUP]).iter_rows()) == [("3", "tp", "dp=2,tp=4", [0, 2, 4, 6], 4, "gloo", "work")]
+
+
+CHANGE = Redistribute("aten.add", (Shard(0),), (Replicate(),))
+
+
+@pytest.mark.parametrize(
+    ("cause", "redistribute", "text"),
+    [
+        ("", None, ""),
+        ("compiled", None, "compiled"),
+        ("", CHANGE, "aten.add S(0)→R"),
+        ("FSDP post_backward", CHANGE, "FSDP post_backward: aten.add S(0)→R"),
+    ],
+)
+def test_the_text_of_a_cause(cause: str, redistribute: Redistribute | None, text: str) -> None:
+    assert Origin("forward", None, None, (), cause, redistribute).cause_text == text
+
+
+def test_what_failed_has_that_as_its_cause() -> None:
+    one = issued(REDUCED, cause="compiled")
+    one.failure = "failed: RuntimeError"
+    assert events_table([one], [], 1)["cause"].item() == "failed: RuntimeError"
+
+
+class Span:
+    """Of a device that reached the end after 5 ns, if it did."""
+
+    def __init__(self, has_end: bool) -> None:
+        self.has_end = has_end
+
+    def read(self) -> tuple[int, int]:
+        assert self.has_end
+        return 10, 15
+
+
+def test_times_of_a_device_are_read_once_it_has_reached_the_end() -> None:
+    one: Any = issued(REDUCED)
+    one.span = Span(has_end=False)
+    assert events_table([one], [], 1).select("start", "end").row(0) == (None, None)
+    one.span.has_end = True
+    assert events_table([one], [], 1).select("start", "end").row(0) == (10, 15)
+    assert one.span is None
+
+
+def test_later_members_share_the_number_of_their_batch() -> None:
+    batches = Batches(count(5))
+    assert [batches.number_of(position) for position in (1, 2, 2, 1, 2, 0, 0)] == [5, 5, 5, 6, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("c10d::allreduce_", ([], None, None, None, True), True),
+        ("c10d::allreduce_", ([], None, None, None, False), False),
+        ("c10d::allreduce_", ([], None, None, None), True),
+        ("c10d::send", ([], None, 1, 0), True),
+        ("c10d::monitored_barrier_", ([], None, 1, 0), False),
+    ],
+)
+def test_an_op_is_async_unless_its_arguments_say_that_it_waits(op: str, args: tuple[Any, ...], expected: bool) -> None:
+    assert is_async(COMMUNICATION[op], args) is expected
