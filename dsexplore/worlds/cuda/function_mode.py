@@ -153,9 +153,17 @@ def _to(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return moved(func(*args, **kwargs), args, None)
 
 
+@handles(torch.device)
+def _make_device(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.device(0)``: torch reads a number as a device only where there is an accelerator."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], int):
+        return func("cuda", args[0])
+    return func(*args, **kwargs)
+
+
 @handles(torch._C._nn._parse_to)
 def _parse_to(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``module.to(0)``: torch reads a number as a device only where there is an accelerator."""
+    """``module.to(0)``, likewise."""
     if args and isinstance(args[0], int):
         args = (mode.read(args[0]), *args[1:])
     elif isinstance(kwargs.get("device"), int):

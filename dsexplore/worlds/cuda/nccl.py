@@ -6,6 +6,8 @@ A mesh keeps the device type that it was asked for, so torch goes the ways that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark
+from dsexplore.worlds.fake_tensors import outside_fake_mode
 from dsexplore.worlds.patches import Patches
 
 DEFAULT_BACKEND = "cpu:gloo,cuda:nccl"
@@ -62,16 +65,7 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
     for module in (dist, c10d):
         if not hasattr(module, "ProcessGroupNCCL"):
             patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
-    patches.attribute(
-        tensor_random._RNGStateTracker,
-        "_get_device_state",
-        lambda tracker: tracker._device_handle.get_rng_state(),
-    )
-    patches.attribute(
-        tensor_random.OffsetBasedRNGTracker,
-        "_get_device_state",
-        lambda tracker: tracker._device_handle.get_rng_state(),
-    )
+    _patch_random_ops(patches)
     to_local = DTensor.to_local
 
     def believed_local(tensor: DTensor, **kwargs: Any) -> Any:
@@ -81,3 +75,21 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         return local
 
     patches.attribute(DTensor, "to_local", believed_local)
+
+
+def _patch_random_ops(patches: Patches) -> None:
+    """Have DTensor's random ops read a state that is in CPU memory, and on fake tensors keep none."""
+    tracker = tensor_random.OffsetBasedRNGTracker
+    region = tracker._distribute_region
+
+    @contextmanager
+    def unless_fake(tracker: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            yield
+        else:
+            with region(tracker, *args, **kwargs):
+                yield
+
+    patches.attribute(tracker, "__init__", outside_fake_mode(tracker.__init__))
+    patches.attribute(tracker, "_distribute_region", unless_fake)
+    patches.attribute(tracker, "_get_device_state", lambda tracker: tracker._device_handle.get_rng_state())

@@ -15,7 +15,7 @@ from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
-from dsexplore.worlds.cuda.tensors import patch_tensors
+from dsexplore.worlds.cuda.tensors import patch_fake_tensors, patch_tensors
 from dsexplore.worlds.patches import Patches
 
 _open: Gpu | None = None
@@ -78,6 +78,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_autocast(patches)
     patch_files(patches, mode)
     patch_tensors(patches)
+    patch_fake_tensors(patches, mode)
     patch_groups(patches, mode)
     patch_backward(patches, mode)
     patch_threads(patches, mode)

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import _get_current_function_mode_stack
 
+from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark
 from dsexplore.worlds.patches import Patches
 
@@ -33,3 +36,31 @@ def patch_tensors(patches: Patches) -> None:
     patches.attribute(Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper))
     # torch reads the arguments before a mode sees the call, and our streams are none to it.
     patches.attribute(Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
+    """Have fake tensors answer scripts where they are believed to be, and the fake mode itself where they are.
+
+    ``FakeTensor.device`` is a property that no function mode sees; and in backward C++ calls the fake mode while the
+    function mode is entered.
+    """
+    device = FakeTensor.device
+    assert isinstance(device, property)
+    read: Callable[[Any], torch.device] = device.fget  # type: ignore[assignment]
+
+    def believed(tensor: Any) -> torch.device:
+        if tensor._dsexplore_cuda_device is not None and torch._C._is_torch_function_mode_enabled():
+            if mode in _get_current_function_mode_stack():
+                where: torch.device = tensor._dsexplore_cuda_device
+                return where
+        return read(tensor)
+
+    def build(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+        def without_function_modes(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                return dispatch(*args, **kwargs)
+
+        return without_function_modes
+
+    patches.attribute(FakeTensor, "device", property(believed))
+    patches.attribute(FakeTensorMode, "dispatch", build(FakeTensorMode.dispatch))
