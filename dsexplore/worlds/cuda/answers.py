@@ -18,7 +18,7 @@ import torch.cuda.streams
 from dsexplore.errors import UsageError
 from dsexplore.worlds.cuda.gpu import Gpu
 from dsexplore.worlds.cuda.gpu_memory import Memory
-from dsexplore.worlds.cuda.rng import Generator
+from dsexplore.worlds.cuda.rng import patch_generators
 from dsexplore.worlds.cuda.streams import CUDA_DEVICE_TYPE, Event, Stream
 from dsexplore.worlds.patches import Patches
 
@@ -140,8 +140,8 @@ class Runtime:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UsageError(
-            f"torch.cuda.cudart().{name} needs the CUDA runtime, and no GPU is here: leave that call out where "
-            "torch.cuda.get_device_properties().uuid is 0"
+            f"torch.cuda.cudart().{name} needs the CUDA runtime, and a CPU stands in for it: leave that call "
+            "out for this run"
         )
 
 
@@ -149,7 +149,8 @@ def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
     """Have ``torch.cuda`` and ``torch.accelerator`` answer as those devices."""
     for name, function in {**_cuda_functions(devices), **_accelerator_functions(devices)}.items():
         patches.attribute(torch._C, name, function)
-    generators = (Generator(shared=torch.default_generator),) * devices.count
+    patch_generators(patches, devices.count)
+    patches.attribute(torch._C, "__getattr__", _missing)
     for name, value in {
         "_initialized": True,
         "_cudart": Runtime(devices),
@@ -157,7 +158,6 @@ def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
         "_exchange_device": devices.exchange,
         "_maybe_exchange_device": devices.exchange,
         "_cached_device_count": devices.count,
-        "default_generators": generators,
         "Stream": Stream,
         "Event": Event,
     }.items():
@@ -167,8 +167,18 @@ def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
     patches.attribute(torch, "Stream", Stream)
     patches.attribute(torch, "Event", Event)
     patches.attribute(torch.cuda.nvtx, "_nvtx", Ranges())
+    patches.attribute(torch.backends.cuda, "is_built", lambda: True)
     runtime = "hip" if devices.gpu.vendor == "amd" else "cuda"
     patches.attribute(torch.version, runtime, devices.gpu.runtime)
+
+
+def _missing(name: str) -> Any:
+    """What ``torch._C`` does not have, because no CUDA build of torch is needed here."""
+    if name.startswith(("_cuda_", "_nccl_", "_accelerator_")):
+        raise AttributeError(
+            f"torch._C.{name} needs a GPU, and a CPU stands in for it: leave out the call of torch.cuda that asks"
+        )
+    raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
 
 
 class Ranges:

@@ -8,7 +8,7 @@ torch's dispatcher, where a CPU build has CUDA's autocast kernels too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ def patch_autocast(patches: Patches) -> None:
         library.impl(namespace_free, partial(_cast_and_call, op, _rule(base)), "AutocastCPU")
 
 
+@cache
 def cuda_ops() -> list[str]:
     """Names of the ops that CUDA's autocast casts, and CPU's does not."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -217,6 +217,14 @@ def _pin_memory(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dic
     return args[0]
 
 
+@handles(Tensor.__repr__)
+def _repr(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Written with the mode entered, so that the text names the device."""
+    with mode:
+        text: str = torch._tensor_str._str(*args, **kwargs)
+    return text
+
+
 @handles(Tensor.type)
 def _type(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``tensor.type()`` names ``torch.cuda.FloatTensor`` and the like, and takes such names."""
@@ -225,6 +233,8 @@ def _type(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if named is None:
         name: str = func(*args, **kwargs)
         return name if device is None else name.replace("torch.", "torch.cuda.", 1)
+    if isinstance(named, type) and named.__module__ == "torch.cuda":
+        named = f"torch.cuda.{named.__name__}"
     if isinstance(named, str) and named.startswith("torch.cuda."):
         device = mode.read("cuda")
         args, kwargs = (args[0], named.replace("torch.cuda.", "torch.", 1)), {}

@@ -7,7 +7,6 @@ at which the script asked. Counting looks at all of Python's objects, so it happ
 
 from __future__ import annotations
 
-import gc
 import warnings
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from dsexplore.worlds.cuda.marks import ATTRIBUTE
+from dsexplore.worlds.cuda.marks import ATTRIBUTE, tensors_alive
 
 SAID = (
     "torch.cuda's memory figures are estimates here, as no GPU is there: counted are tensors that Python holds "
@@ -63,11 +62,10 @@ class Memory:
             warnings.warn(SAID, stacklevel=2)
         sizes: dict[int, int] = {}
         with torch._C.DisableTorchFunction():
-            for tensor in gc.get_objects():
-                if issubclass(type(tensor), Tensor):
-                    where = getattr(tensor, ATTRIBUTE, None)
-                    if where is not None and where.index == device:
-                        sizes.update(_memory(tensor))
+            for tensor in tensors_alive():
+                where = getattr(tensor, ATTRIBUTE, None)
+                if where is not None and where.index == device:
+                    sizes.update(_memory(tensor))
         return sum(sizes.values())
 
 

@@ -12,7 +12,10 @@ import hashlib
 from typing import Any
 
 import torch
+import torch.cuda
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from dsexplore.worlds.patches import Patches
 
 STATE_BYTES = 16
 
@@ -120,3 +123,23 @@ class Generator(torch._C.Generator):
 def _mixed(seed: int, offset: int) -> int:
     digest = hashlib.blake2b(f"{seed}:{offset}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+class _AnyGenerator(type):
+    """``torch.Generator``, which makes ours where a script asks for one on ``cuda``."""
+
+    def __call__(cls, device: Any = "cpu") -> torch._C.Generator:
+        where = torch.device(device)
+        return Generator(where.index) if where.type == "cuda" else torch._C.Generator(where)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, torch._C.Generator)
+
+
+def patch_generators(patches: Patches, count: int) -> None:
+    """Have ``torch.Generator("cuda")`` and the default generators of that many CUDA devices draw on the CPU."""
+    patches.attribute(torch, "Generator", _AnyGenerator("Generator", (), {}))
+    patches.attribute(torch.cuda, "default_generators", (Generator(shared=torch.default_generator),) * count)

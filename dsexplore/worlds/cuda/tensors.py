@@ -34,8 +34,38 @@ def patch_tensors(patches: Patches) -> None:
 
     patches.attribute(Tensor, "_make_subclass", staticmethod(make_subclass))
     patches.attribute(Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper))
+    for dtype, name in _LEGACY.items():
+        patches.attribute(torch.cuda, name, _legacy(name, dtype))
     # torch reads the arguments before a mode sees the call, and our streams are none to it.
     patches.attribute(Tensor, "record_stream", lambda tensor, stream: None)
+
+
+_LEGACY = dict(
+    (
+        *((torch.float64, "DoubleTensor"), (torch.float32, "FloatTensor"), (torch.float16, "HalfTensor")),
+        *((torch.bfloat16, "BFloat16Tensor"), (torch.int64, "LongTensor"), (torch.int32, "IntTensor")),
+        *((torch.int16, "ShortTensor"), (torch.int8, "CharTensor"), (torch.uint8, "ByteTensor")),
+        (torch.bool, "BoolTensor"),
+    )
+)
+
+
+class _LegacyType(type):
+    """``torch.cuda.FloatTensor`` and its kin: classes only in what can be asked of them."""
+
+    dtype: torch.dtype
+    __module__ = "torch.cuda"
+
+    def __call__(cls, *args: Any) -> Tensor:
+        made: Tensor = getattr(torch, cls.__name__)(*args).cuda()
+        return made
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+
+def _legacy(name: str, dtype: torch.dtype) -> type:
+    return _LegacyType(name, (), {"dtype": dtype, "is_cuda": True})
 
 
 def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
@@ -46,14 +76,13 @@ def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
     """
     device = FakeTensor.device
     assert isinstance(device, property)
-    read: Callable[[Any], torch.device] = device.fget  # type: ignore[assignment]
+    read: Callable[[Any], torch.device] = device.fget
 
     def believed(tensor: Any) -> torch.device:
-        if tensor._dsexplore_cuda_device is not None and torch._C._is_torch_function_mode_enabled():
-            if mode in _get_current_function_mode_stack():
-                where: torch.device = tensor._dsexplore_cuda_device
-                return where
-        return read(tensor)
+        where: torch.device | None = tensor._dsexplore_cuda_device
+        if where is None or not torch._C._is_torch_function_mode_enabled():
+            return read(tensor)
+        return where if mode in _get_current_function_mode_stack() else read(tensor)
 
     def build(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         def without_function_modes(*args: Any, **kwargs: Any) -> Any:

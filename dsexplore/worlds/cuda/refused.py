@@ -1,0 +1,165 @@
+"""What a CPU cannot stand in for: CUDA graphs, kernels and extensions give one error that names them and a remedy.
+
+``torch.compile`` runs the code as it is, and says so once; attention kernels that only GPUs have give way to others.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+import torch.accelerator.graphs
+import torch.cuda.graphs
+import torch.nn.attention
+from torch import nn
+from torch.nn.attention import SDPBackend
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.patches import Patches
+
+GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
+KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
+EXTENSIONS = "take an implementation in Python for this run: no extension can be built or run for a GPU here"
+EAGER = (
+    "torch.compile is left out where a CPU stands in for a GPU: the code runs as it is written, so collectives that a "
+    "compiler would fuse or reorder are shown one by one"
+)
+
+
+def refuse(what: str, remedy: str) -> Callable[..., NoReturn]:
+    """A function that raises, whatever it is called with.
+
+    Args:
+        what: name of what is refused.
+        remedy: what to do instead.
+    """
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(f"{what} needs a GPU, and a CPU stands in for it: {remedy}")
+
+    return refused
+
+
+def patch_refused(patches: Patches) -> None:
+    """Refuse what needs a GPU, and leave the compiler out."""
+    for owner, name in (
+        (torch.cuda, "CUDAGraph"),
+        (torch.cuda, "graph"),
+        (torch.cuda, "make_graphed_callables"),
+        (torch.cuda.graphs, "CUDAGraph"),
+        (torch.cuda.graphs, "graph"),
+        (torch.cuda.graphs, "make_graphed_callables"),
+        (torch.accelerator, "Graph"),
+        (torch.accelerator.graphs, "Graph"),
+    ):
+        patches.attribute(owner, name, _Refused(name, (), {"what": f"torch.cuda.{name}", "remedy": GRAPHS}))
+    patches.attribute(torch.cuda, "_compile_kernel", refuse("a CUDA kernel in text", KERNELS))
+    patches.attribute(torch.cuda, "is_current_stream_capturing", lambda: False)
+    patches.attribute(nn.DataParallel, "__init__", _DATA_PARALLEL)
+    patches.function(nn.parallel.data_parallel, lambda _original: _DATA_PARALLEL)
+    patches.function(torch.compile, _leave_out_compiler)
+    patches.function(torch.nn.attention._sdpa_kernel, _with_math)
+    _on_import(patches, "torch.utils.cpp_extension", _refuse_extensions)
+    _on_import(patches, "triton.runtime.jit", _refuse_kernels)
+
+
+class _Refused(type):
+    """A class that still can be named in annotations and `isinstance`, but has no instances."""
+
+    what: str
+    remedy: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse(cls.what, cls.remedy)()
+
+
+_DATA_PARALLEL = refuse(
+    "nn.DataParallel, which drives all GPUs of a node from one process,",
+    "use torch.nn.parallel.DistributedDataParallel, one process for each GPU, as torch recommends",
+)
+
+
+def _leave_out_compiler(original: Callable[..., Any]) -> Callable[..., Any]:
+    said = False
+
+    def compile_nothing(model: Any = None, **options: Any) -> Any:
+        nonlocal said
+        if not said and not options.get("disable"):
+            said = True
+            warnings.warn(EAGER, stacklevel=3)
+        return (lambda function: function) if model is None else model
+
+    return compile_nothing
+
+
+def _with_math(original: Callable[..., None]) -> Callable[..., None]:
+    def choose(backends: Any, set_priority: bool = False) -> None:
+        chosen = list(backends)
+        original(chosen if SDPBackend.MATH in chosen else [*chosen, SDPBackend.MATH], set_priority)
+
+    return choose
+
+
+def _refuse_extensions(patches: Patches, module: ModuleType) -> None:
+    for name in ("load", "load_inline", "CUDAExtension"):
+        patches.attribute(module, name, refuse(f"torch.utils.cpp_extension.{name}", EXTENSIONS))
+
+
+def _refuse_kernels(patches: Patches, module: ModuleType) -> None:
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        name = getattr(getattr(kernel, "fn", None), "__qualname__", "of unknown name")
+        refuse(f"the Triton kernel {name}", KERNELS)()
+
+    patches.attribute(module.JITFunction, "run", run)
+
+
+class _Finder(MetaPathFinder):
+    """Changes one module as soon as it is imported."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name, self._change = name, change
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, whose loader makes the change."""
+        if fullname != self._name:
+            return None
+        for finder in [finder for finder in sys.meta_path if finder is not self]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _ChangingLoader(spec.loader, self._change)
+                return spec
+        return None
+
+
+class _ChangingLoader(Loader):
+    def __init__(self, loader: Loader, change: Callable[[ModuleType], None]) -> None:
+        self._loader, self._change = loader, change
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Whatever the module's own loader creates."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module with its own loader, then change it."""
+        spec = module.__spec__
+        assert spec is not None
+        module.__loader__ = spec.loader = self._loader
+        self._loader.exec_module(module)
+        self._change(module)
+
+
+def _on_import(patches: Patches, name: str, change: Callable[[Patches, ModuleType], None]) -> None:
+    if name in sys.modules:
+        change(patches, sys.modules[name])
+        return
+    finder = _Finder(name, lambda module: change(patches, module))
+    sys.meta_path.insert(0, finder)
+    patches.callback(sys.meta_path.remove, finder)
