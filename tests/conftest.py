@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -107,7 +106,7 @@ def held() -> dict[str, Any]:
         "global hooks": global_hooks(),
         "kernels": {name: torch._C._dispatch_dump(name) for name in communication_ops()},
         "process groups": [group.group_name for group in c10d._world.pg_map],
-        "names of torch": [*map(names_of, (torch._C, torch.cuda, torch.Tensor))],
+        "names of torch": names_of_gpus(),
         "a GPU": (torch.cuda.is_available(), torch.version.cuda, torch.version.hip, torch.Stream, torch.cuda.Stream),
         "default device": torch.get_default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
@@ -123,10 +122,11 @@ def held() -> dict[str, Any]:
     }
 
 
-def names_of(owner: Any) -> set[str]:
-    """What a class or module holds, but for modules, which are imported whenever they are needed, and what pickle
-    notes on a class when it first meets it."""
-    return {n for n, value in vars(owner).items() if n != "__slotnames__" and not isinstance(value, ModuleType)}
+def names_of_gpus() -> set[str]:
+    """What ``torch._C`` and `torch.Tensor` hold for GPUs; other names come with whatever is imported."""
+    names = {"torch._C": vars(torch._C), "torch.Tensor": vars(torch.Tensor)}
+    of_gpus = ("_cuda_", "_accelerator_", "_get_accelerator", "__getattr__", "_dsexplore", "_make_", "record_stream")
+    return {f"{owner}.{name}" for owner, held in names.items() for name in held if name.startswith(of_gpus)}
 
 
 def autocast_of(device: str) -> tuple[bool, torch.dtype, bool]:

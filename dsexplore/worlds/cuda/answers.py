@@ -214,6 +214,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 def _cuda_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
     gpu, memory = devices.gpu, devices.memory
     arch = gpu.gcn_arch_name.split(":")[0] or f"sm_{gpu.major}{gpu.minor}"
+    major, minor, patch = map(int, gpu.nccl.split("."))
     settings: dict[str, Any] = {"fraction": 1.0, "sync": 0, "metadata": "", "caching": True}
     nothing = _constant(None)
     return {
@@ -229,6 +230,8 @@ def _cuda_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
         "_cuda_sleep": nothing,
         "_cuda_getArchFlags": _constant(arch),
         "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
+        "_nccl_version": lambda: major << 32 | minor << 16 | patch,
+        "_nccl_version_suffix": lambda: b"",
         "_cuda_getCurrentStream": devices.stream,
         "_cuda_getDefaultStream": lambda index: (0, index, CUDA_DEVICE_TYPE),
         "_cuda_getCurrentRawStream": lambda index: devices.stream(index)[0],

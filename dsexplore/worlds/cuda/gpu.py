@@ -6,6 +6,7 @@ keys and is named by its path.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -37,6 +38,7 @@ class Gpu:
         shared_memory_per_multiprocessor: bytes of one multiprocessor.
         gcn_arch_name: AMD's name of the architecture; empty elsewhere.
         runtime: version of CUDA, or of HIP, that ``torch.version`` reports.
+        nccl: version of NCCL, or of RCCL, that ``torch.cuda.nccl`` reports: three numbers with dots.
         sources: for each number, or group of numbers, where it was read and when.
     """
 
@@ -54,6 +56,7 @@ class Gpu:
     shared_memory_per_block_optin: int
     shared_memory_per_multiprocessor: int
     runtime: str
+    nccl: str
     sources: dict[str, str]
     gcn_arch_name: str = ""
 
@@ -97,6 +100,8 @@ def _checked(data: dict[str, Any], path: Path) -> Gpu:
     for key, value in data.items():
         if type(value) is not kinds[key] or (isinstance(value, int) and value < 0):
             raise UsageError(f"the GPU file {path} has {key} = {value!r}: give {_WORDS[kinds[key]]}")
+    if not re.fullmatch(r"\d+\.\d+\.\d+", data["nccl"]):
+        raise UsageError(f"the GPU file {path} has nccl = {data['nccl']!r}: give three numbers with dots, as '2.29.7'")
     if data["vendor"] not in ("nvidia", "amd"):
         raise UsageError(f"the GPU file {path} has vendor = {data['vendor']!r}: give 'nvidia' or 'amd'")
     return Gpu(**data)

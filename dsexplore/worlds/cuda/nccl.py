@@ -7,7 +7,7 @@ A mesh keeps the device type that it was asked for, so torch goes the ways that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,15 +81,21 @@ def _patch_random_ops(patches: Patches) -> None:
     """Have DTensor's random ops read a state that is in CPU memory, and on fake tensors keep none."""
     tracker = tensor_random.OffsetBasedRNGTracker
     region = tracker._distribute_region
+    make = outside_fake_mode(tracker.__init__)
+
+    def init(self: Any, mesh: Any, *synchronise: bool, **keywords: bool) -> None:
+        # On fake tensors torch leaves out that the ranks agree on a state, and says so with a second positional False.
+        make(self, mesh, *(() if synchronise and _is_fake() else synchronise), **keywords)
 
     @contextmanager
-    def unless_fake(tracker: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    def unless_fake(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with nullcontext() if _is_fake() else region(self, *args, **kwargs):
             yield
-        else:
-            with region(tracker, *args, **kwargs):
-                yield
 
-    patches.attribute(tracker, "__init__", outside_fake_mode(tracker.__init__))
+    patches.attribute(tracker, "__init__", init)
     patches.attribute(tracker, "_distribute_region", unless_fake)
-    patches.attribute(tracker, "_get_device_state", lambda tracker: tracker._device_handle.get_rng_state())
+    patches.attribute(tracker, "_get_device_state", lambda self: self._device_handle.get_rng_state())
+
+
+def _is_fake() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

@@ -54,8 +54,8 @@ class Generator(torch._C.Generator):
 
     def initial_seed(self) -> int:
         """The seed that was last set."""
-        self._settle()
-        return self._seed
+        cpu_seed: int = self._draw("initial_seed")
+        return self._seed if cpu_seed == self._cpu_seed else cpu_seed  # another: the CPU generator itself was seeded
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset, 16 bytes."""
@@ -99,8 +99,7 @@ class Generator(torch._C.Generator):
         """Name the present point of the CPU generator by seed and offset, if numbers were drawn since it had a name."""
         if self._at == self._point():
             return
-        cpu_seed = self._draw("initial_seed")
-        seed = self._seed if cpu_seed == self._cpu_seed else cpu_seed  # another: the CPU generator itself was seeded
+        seed = self.initial_seed()
         with unset_fake_temporarily():
             drawn = torch.randint(1 << 40, (), generator=self if self._shared is None else self._shared)
             self._reseed(seed, 4 * int(drawn))  # CUDA's offsets are multiples of 4

@@ -16,7 +16,7 @@ from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
 from dsexplore.worlds.cuda.refused import patch_refused
-from dsexplore.worlds.cuda.tensors import patch_fake_tensors, patch_tensors
+from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_tensors
 from dsexplore.worlds.patches import Patches
 
 _open: Gpu | None = None
@@ -80,6 +80,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_files(patches, mode)
     patch_tensors(patches)
     patch_fake_tensors(patches, mode)
+    patch_checkpoint(patches)
     patch_groups(patches, mode)
     patch_refused(patches)
     patch_backward(patches, mode)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import checkpoint
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark
@@ -54,7 +55,6 @@ class _LegacyType(type):
     """``torch.cuda.FloatTensor`` and its kin: classes only in what can be asked of them."""
 
     dtype: torch.dtype
-    __module__ = "torch.cuda"
 
     def __call__(cls, *args: Any) -> Tensor:
         made: Tensor = getattr(torch, cls.__name__)(*args).cuda()
@@ -65,7 +65,7 @@ class _LegacyType(type):
 
 
 def _legacy(name: str, dtype: torch.dtype) -> type:
-    return _LegacyType(name, (), {"dtype": dtype, "is_cuda": True})
+    return _LegacyType(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
 
 
 def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
@@ -93,3 +93,16 @@ def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
 
     patches.attribute(FakeTensor, "device", property(believed))
     patches.attribute(FakeTensorMode, "dispatch", build(FakeTensorMode.dispatch))
+
+
+def patch_checkpoint(patches: Patches) -> None:
+    """Have ``torch.utils.checkpoint`` compare where tensors truly are: forward packs them below the mode."""
+
+    def build(original: Callable[..., Any]) -> Callable[..., Any]:
+        def metadata(tensor: Tensor) -> Any:
+            with torch._C.DisableTorchFunction():
+                return original(tensor)
+
+        return metadata
+
+    patches.function(checkpoint._default_meta_extractor, build)

@@ -217,6 +217,7 @@ class TestGpus:
             ("minor = 0", "minor = -1", "has minor = -1"),
             ('vendor = "nvidia"', 'vendor = "acme"', "has vendor = 'acme'"),
             ("minor = 0", "minor =", "cannot be read"),
+            ("2.29.7", "2.29", "has nccl = '2.29': give three numbers"),
         ],
     )
     def test_a_file_that_is_wrong_is_named(self, tmp_path: Path, old: str, new: str, named: str) -> None:

@@ -1,0 +1,91 @@
+"""What needs a GPU gives one error that names it and the remedy; the compiler is left out, and said so once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.cuda.refused import EAGER, _on_import, refuse
+from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore.worlds.patches import Patches
+
+
+def load_extension() -> None:
+    from torch.utils import cpp_extension
+
+    cpp_extension.load(name="kernels", sources=["kernels.cu"])
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: torch.cuda.CUDAGraph(), r"torch\.cuda\.CUDAGraph needs a GPU.*capture no CUDA graph"),
+        (lambda: torch.cuda.graph(None), r"torch\.cuda\.graph needs a GPU"),
+        (lambda: torch.cuda.make_graphed_callables(nn.Linear(1, 1), ()), "make_graphed_callables needs a GPU"),
+        (
+            lambda: nn.DataParallel(nn.Linear(1, 1)),
+            r"nn\.DataParallel.*use .*DistributedDataParallel",
+        ),
+        (lambda: torch.cuda._compile_kernel("", "f"), "CUDA kernel in text needs a GPU.*attn_implementation='sdpa'"),
+        (load_extension, r"torch\.utils\.cpp_extension\.load needs a GPU.*in Python"),
+    ],
+)
+def test_names_what_is_refused_and_what_to_do(
+    call: Callable[[], Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # setuptools, which cpp_extension imports, adds to it
+    with cuda_stand_in(), pytest.raises(UsageError, match=named):
+        call()
+
+
+def test_refused_classes_can_still_be_named() -> None:
+    with cuda_stand_in():
+        assert not isinstance(3, torch.cuda.CUDAGraph)
+        assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_the_compiler_is_left_out_and_said_so_once() -> None:
+    with cuda_stand_in(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        module = nn.Linear(2, 2).cuda()
+        assert torch.compile(module, mode="max-autotune") is module
+        module.compile()
+
+        @torch.compile(fullgraph=True)
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        assert double(module(torch.ones(1, 2, device="cuda"))).device == torch.device("cuda", 0)
+    assert [(str(warning.message), warning.filename) for warning in said] == [(EAGER, __file__)]
+
+
+def test_a_module_imported_later_is_changed_for_as_long_as_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels_of_test.py").write_text("def launch():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = list(sys.meta_path)
+
+    def change(patches: Patches, module: ModuleType) -> None:
+        patches.attribute(module, "launch", refuse("a kernel", "take another"))
+
+    for _ in range(2):  # the second time it is imported already
+        patches = Patches()
+        _on_import(patches, "kernels_of_test", change)
+        module = importlib.import_module("kernels_of_test")
+        with pytest.raises(UsageError, match="a kernel needs a GPU, and a CPU stands in for it: take another"):
+            module.launch()
+        patches.undo()
+        assert module.launch() == 1
+        assert sys.meta_path == finders
+    del sys.modules["kernels_of_test"]

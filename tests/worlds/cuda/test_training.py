@@ -1,0 +1,96 @@
+"""Everyday scripts for GPUs, run as they are on simulated ranks, send what they send on GPUs."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import dsexplore
+
+SCRIPTS = Path(__file__).parents[2] / "frameworks"
+Sent = list[tuple[Any, ...]]
+
+
+def sent_by(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str, rank: int = 9, fake: bool = False) -> Sent:
+    """What a script sends on one of 64 ranks: op, message bytes and group size, in order."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with dsexplore.commtrace(world_size=64, rank=rank, device="cuda", fake=fake) as trace:
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    return list(trace.to_frame().select("op", "message_bytes", "group_size").iter_rows())
+
+
+def test_data_parallel_sends_its_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent = sent_by("ddp.py", monkeypatch, str(tmp_path / "checkpoint.pt"), rank=0)
+    gradients = 4 * ((64 * 256 + 256) + 2 * 256 + (256 * 10 + 10))
+    assert [row for row in sent if row[0] == "all_reduce"] == 3 * [("all_reduce", gradients, 64), ("all_reduce", 4, 64)]
+    assert sent[-1][0] == "barrier"
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["model"]["0.weight"].device.type == "cpu"  # a file that any machine can read
+
+
+def test_sharded_and_tensor_parallel_is_the_same_on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = sent_by("fsdp2.py", monkeypatch)
+    layer = (64 * 256 + 256) // 4 + 256 * 64 // 4 + 64
+    assert [op for op, _, size in sent if size == 16].count("all_gather") == 2 * (3 + 3)
+    assert {row for row in sent if row[0] == "all_gather"} == {("all_gather", 2 * layer, 16)}
+    assert {row for row in sent if row[0] == "reduce_scatter"} == {("reduce_scatter", 4 * layer, 16)}
+    assert sent.count(("all_reduce", 2 * 8 * 64, 4)) == 2 * (3 + 2)  # the first layer's input has no gradient
+    assert sent_by("fsdp2.py", monkeypatch, fake=True) == sent
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_shard_goes_to_another_dim_by_all_to_all(fake: bool) -> None:
+    with dsexplore.commtrace(world_size=8, device="cuda", fake=fake) as trace:
+        mesh = init_device_mesh("cuda", (8,))
+        tensor = DTensor.from_local(torch.ones(8, 8, device="cuda"), mesh, [Shard(0)])
+        assert tensor.redistribute(placements=[Shard(1)]).to_local().device.type == tensor.device.type == "cuda"
+    assert trace.to_frame().select("op", "wire_bytes").rows() == [("all_to_all", 8 * 8 * 4 * 7 // 8)]
+
+
+def test_torch_finds_the_devices_that_it_asks_for(tmp_path: Path) -> None:
+    with dsexplore.simulate(world_size=8, rank=3, device="cuda") as mesh:
+        assert (mesh.device_type, dist.get_backend(), torch.cuda.current_device()) == ("cuda", "nccl", 3)
+        device = torch.device("cuda", 3)
+        replica = DistributedDataParallel(module=nn.Linear(2, 2).cuda(), device_ids=[3])
+        assert replica(torch.ones(1, 2)).device == replica.module.weight.device == device
+        sharded = FullyShardedDataParallel(nn.Linear(4, 4).cuda(), device_id=torch.cuda.current_device())
+        sharded(torch.ones(1, 4, device="cuda")).sum().backward()
+        assert sharded.compute_device == device
+        state = {"model": {"weight": torch.ones(3, device="cuda")}}
+        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+        state["model"]["weight"].zero_()
+        dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+        assert state["model"]["weight"].tolist() == [1, 1, 1]
+        assert state["model"]["weight"].device == device
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        dist.barrier(group=dist.new_group([0, 3], backend="nccl", pg_options=options), device_ids=[3])
+
+
+def test_values_are_those_of_the_cpu() -> None:
+    def trained(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        x = torch.randn(4, 8, device=device)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    with dsexplore.simulate(world_size=2, device="cuda"):
+        on_cuda = trained("cuda")
+    for one, other in zip(on_cuda, trained("cpu"), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
