@@ -202,6 +202,14 @@ def test_a_model_without_placements_is_whole_on_every_rank():
         assert dsexplore.sharding(nn.Linear(4, 2)).mesh.size == 6
 
 
+def test_plain_tensors_beside_placed_ones_are_noted_with_their_number():
+    with simulate(mesh="dp=2") as mesh:
+        placed = distribute_tensor(torch.zeros(4), mesh, [Shard(0)], src_data_rank=None)
+        for plain, text in ((1, "1 plain tensor without"), (2, "2 plain tensors without")):
+            shown = dsexplore.sharding({"placed": placed, **{f"plain{i}": torch.zeros(2) for i in range(plain)}})
+            assert shown.notes == (f"{text} placements: each of the 2 ranks has a whole one of its own.",)
+
+
 def test_tied_frozen_and_wrapped_parameters():
     model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False), "norm": nn.LayerNorm(4)})
     model["head"].weight = model["embed"].weight
@@ -300,6 +308,10 @@ LAZY = nn.LazyLinear(4)
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=2")["v"], "no tensor 'v' here"),
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=2").to_frame(ranks=2), "rank 2 is not on the mesh dp=2"),
         (lambda: dsexplore.sharding((4,), "S(0)", "dp=3000000").to_frame(), "to_frame(ranks=range(8))"),
+        (
+            lambda: dsexplore.sharding(dict.fromkeys("ab", ((4,), "S(0)")), mesh="dp=1000001").to_frame(),
+            "2 tensors on 1,000,001 ranks are 2,000,002 rows",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shown_is_refused_with_what_to_do(call, message):
