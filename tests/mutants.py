@@ -26,6 +26,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -255,8 +256,10 @@ class Copies:
                 subprocess.run(command, cwd=copy, check=True)
             self._free.put(copy)
 
-    def test(self, tests: Sequence[str], limit: float, changed: Mutant | None = None) -> tuple[str, str]:
-        """Run tests in a copy with a changed file, or in an unchanged one.
+    def test(
+        self, tests: Sequence[str], limit: float, changed: Mutant | None = None, *, stop_early: bool = True
+    ) -> tuple[str, str]:
+        """Run tests in a copy with a changed file, or in an unchanged one, until one fails.
 
         Returns:
             ``passed``, ``failed``, ``time limit`` or ``stopped``, and the end of what pytest printed.
@@ -265,13 +268,13 @@ class Copies:
         try:
             if changed is not None:
                 (copy / changed.path).write_text(changed.code(), encoding="utf-8")
-            return self._pytest(copy, tests, limit)
+            return self._pytest(copy, [*tests, *(["-x"] if stop_early else [])], limit)
         finally:
             if changed is not None:
                 (copy / changed.path).write_text(changed.original, encoding="utf-8")
             self._free.put(copy)
 
-    def _pytest(self, copy: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    def _pytest(self, copy: Path, arguments: Sequence[str], limit: float) -> tuple[str, str]:
         environment = {
             **os.environ,
             "PYTHONPATH": str(copy),
@@ -283,14 +286,13 @@ class Copies:
             str(self._python),
             "-m",
             "pytest",
-            "-x",
             "-q",
             "--tb=line",
             "-m",
             "not browser",
             "--timeout",
             "120",
-            *tests,
+            *arguments,
         ]
         with tempfile.TemporaryFile("w+") as output:
             with self._lock:
@@ -312,7 +314,7 @@ class Copies:
                 end(run)
                 self._running.discard(run)
             output.seek(0)
-            return outcome, output.read()[-4000:]
+            return outcome, output.read()[-20000:]
 
     def stop(self) -> None:
         """End the tests that run, and start no others."""
@@ -357,23 +359,38 @@ Suite = tuple[str, ...]
 """The test files of a room."""
 
 
-def unchanged_seconds(copies: Copies, suites: Iterable[Suite], processes: int) -> dict[Suite, float]:
-    """Run test files on the unchanged package, so that a failure later is the mutant's; returns how long they take."""
-    seconds = {}
+@dataclasses.dataclass(frozen=True)
+class Unchanged:
+    """How the tests of a room end on the unchanged package."""
+
+    seconds: float
+    failing: tuple[str, ...]
+    """Tests that fail anyway: they are left out, since they would notice every mutant."""
+
+
+def test_unchanged(copies: Copies, suites: Iterable[Suite], processes: int) -> dict[Suite, Unchanged]:
+    """Run test files on the unchanged package, and print what fails there."""
+    found = {}
 
     def one(suite: Suite) -> None:
         began = time.monotonic()
-        outcome, text = copies.test(suite, FIRST_LIMIT)
-        if outcome == "failed" or outcome == "time limit":
-            copies.stop()
-            raise SystemExit(f"the tests do not pass on the unchanged package ({outcome}):\n{text}")
-        seconds[suite] = time.monotonic() - began
-        print(f"{seconds[suite]:6.1f} s  unchanged     {os.path.commonpath(suite)}", flush=True)
+        outcome, text = copies.test(suite, FIRST_LIMIT, stop_early=False)
+        failing = tuple(FAILED_TEST.findall(text))
+        if outcome == "stopped":
+            return
+        if outcome == "time limit" or (outcome == "failed" and not failing):
+            raise SystemExit(f"the tests of the unchanged package do not run ({outcome}):\n{text}")
+        found[suite] = Unchanged(time.monotonic() - began, failing)
+        print(f"{found[suite].seconds:6.1f} s  unchanged     {os.path.commonpath(suite)}", flush=True)
+        for test in failing:
+            print(f"          left out, since it fails on the unchanged package: {test}", flush=True)
 
     each(one, suites, copies, processes)
-    return seconds
+    return found
 
 
+FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
+"""A line of pytest's summary."""
 FIRST_LIMIT = 1800
 """Seconds for the tests of a room on the unchanged package."""
 
@@ -393,11 +410,13 @@ def run_all(mutants: Sequence[Mutant], folder: Path, python: Path, processes: in
     copies = Copies(folder, python, processes)
     tests = {mutant.path: tests_of(mutant.path) for mutant in mutants}
     suites = {path: tuple(sorted(files)) for path, files in tests.items()}
-    seconds = unchanged_seconds(copies, dict.fromkeys(suites.values()), processes)
+    unchanged = test_unchanged(copies, dict.fromkeys(suites.values()), processes)
 
     def one(mutant: Mutant) -> None:
+        before = unchanged[suites[mutant.path]]
+        left_out = [f"--deselect={test}" for test in before.failing]
         began = time.monotonic()
-        outcome, _ = copies.test(tests[mutant.path], 60 + 3 * seconds[suites[mutant.path]], mutant)
+        outcome, _ = copies.test([*tests[mutant.path], *left_out], 60 + 3 * before.seconds, mutant)
         if outcome != "stopped":
             result = keep(mutant, outcome, time.monotonic() - began)
             where = f"{mutant.path}:{mutant.line}  {mutant.operator}"
