@@ -6,73 +6,153 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_rate, parse_size
 
 if TYPE_CHECKING:
     from dsexplore.aio.result import SweepResult
 
 DESCRIPTION = (
     "Measure the disk under PATH and print the aio block for a DeepSpeed config. PATH is a directory, where one "
-    "scratch file is made and removed, or an existing file, which is only read."
+    "scratch file is made that has no name, or an existing file, which is only read. Several paths are measured one "
+    "after the other, and the fastest is named. An option that takes several values comes after PATH."
 )
+_AXES: dict[str, Callable[[str], int]] = {"block_size": parse_size, "queue_depth": int, "thread_count": int}
+_SWITCHES = ("single_submit", "overlap_events")
+_LEAST_FILE = 8 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dsexplore aio`` to a parser."""
     parser.description = DESCRIPTION
-    parser.add_argument("path", metavar="PATH", help="a directory on the disk to measure, or a file to read")
-    parser.add_argument("--size", default="1GiB", help="size of the scratch file and of the tensor (default: 1GiB)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to spend (default: 60)")
-    parser.add_argument("--grid", action="store_true", help="measure every setting, however long it takes")
-    parser.add_argument("--read-share", type=float, default=0.5, help="share of reads, 0 to 1 (default: 0.5)")
-    parser.add_argument("--mode", choices=("tensor", "ring"), default="tensor", help="one large buffer, or a ring")
-    parser.add_argument(
-        "--write-mode", choices=("overwrite", "fresh", "fallocated"), default="overwrite", help="what writes go to"
-    )
-    parser.add_argument("--backend", choices=("linux-aio", "io_uring", "threads"), help="default: the first that runs")
-    parser.add_argument("--buffered", action="store_true", help="through the page cache")
-    parser.add_argument(
-        "--reference", action="append", default=[], choices=("fio", "deepspeed"), help="run it beside; repeatable"
-    )
-    parser.add_argument("--save", metavar="FILE", help="write all measurements to FILE as JSON")
-    parser.add_argument("--html", metavar="FILE", help="write a page with all results to FILE")
-    parser.add_argument("--json", action="store_true", help="print all measurements as JSON, and nothing else")
+    add = parser.add_argument
+    add("path", metavar="PATH", nargs="*", help="a directory on the disk to measure, or a file to read")
+    add("--size", default="1GiB", help="size of the scratch file (default: 1GiB)")
+    add("--seconds", type=float, default=60.0, help="time to spend on each path (default: 60)")
+    add("--grid", action="store_true", help="measure every setting, however long it takes")
+    add("--tensor", nargs="+", metavar="SIZE", help="sizes of your tensors (default: 32MiB 512MiB)")
+    add("--max-written", default="64GiB", metavar="SIZE", help="bytes that may be written, or none (default: 64GiB)")
+    add("--processes", type=int, default=1, metavar="N", help="move tensors by N processes at once, as ranks do")
+    add("--read-share", type=float, default=0.5, help="share of reads, 0 to 1 (default: 0.5)")
+    add("--read-only", action="store_true", help="write nothing: read PATH, or the largest file in the directory PATH")
+    add("--mode", choices=("tensor", "ring"), default="tensor", help="one large buffer, or a ring")
+    add("--write-mode", choices=("overwrite", "fresh", "fallocated"), default="overwrite", help="what writes go to")
+    add("--backend", choices=("linux-aio", "io_uring", "threads"), help="default: the first that runs")
+    add("--buffered", action="store_true", help="through the page cache")
+    settings = parser.add_argument_group("settings to compare with the default; one value each is one setting")
+    for name, kind in _AXES.items():
+        settings.add_argument(_option(name), nargs="+", type=kind, metavar="N", help=f"values of {name} to try")
+    for name in _SWITCHES:
+        settings.add_argument(_option(name), nargs="+", choices=("true", "false"), help=f"values of {name} to try")
+    settings.add_argument("--config", metavar="FILE", help="the aio block of a ds_config as the one setting")
+    add("--reference", action="append", default=[], choices=("fio", "deepspeed"), help="run it beside; repeatable")
+    add("--save", metavar="FILE", help="write all measurements to FILE as JSON; FILE-1, FILE-2 for several paths")
+    add("--html", metavar="FILE", help="write a page with all results to FILE; numbered likewise")
+    add("--json", action="store_true", help="print all measurements as JSON, and nothing else")
+    add("--fio-job", action="store_true", help="print the setting to take as a job file of fio, too")
+    add("--compare", nargs=2, metavar="FILE", help="measure nothing: compare two results that --save wrote")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what ``dsexplore aio`` was asked; the exit status: 0, 1 for an error, 130 if interrupted."""
-    from dsexplore.aio.sweeping import sweep
-
     try:
-        _check_files(args)
-        result = sweep(
-            args.path,
-            args.size,
-            None if args.grid else args.seconds,
-            read_share=args.read_share,
-            mode=args.mode,
-            write_mode=args.write_mode,
-            backend=args.backend,
-            direct=not args.buffered,
-            references=args.reference,
-            progress=False if args.json else None,
-        )
-        unsaved = _save(result, args)
-        _print(result, as_json=args.json)
-        if unsaved is not None:
-            raise unsaved
+        if args.compare:
+            _compare(*args.compare)
+            return 0
+        return _sweep_all(args)
     except BrokenPipeError:  # the reader of a pipe has ended, as head does; the results are saved by now
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it flushes
+        return 0
     except (OSError, UsageError) as error:
         print(f"dsexplore aio: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("dsexplore aio: interrupted before anything was measured", file=sys.stderr)
         return 130
-    return 130 if result.interrupted else 0
+
+
+def _sweep_all(args: argparse.Namespace) -> int:
+    """Measure each path and print what was found; the exit status."""
+    if not args.path:
+        raise UsageError("give a PATH to measure, or --compare with two saved results")
+    _check_files(args)
+    axes = _axes(args)
+    results: list[SweepResult] = []
+    unsaved = None
+    for number, path in enumerate(args.path, 1):
+        result = _sweep(args, path, axes)
+        results.append(result)
+        unsaved = _save(result, args, f"-{number}" if len(args.path) > 1 else "") or unsaved
+        if not args.json:
+            _print(result, args, heading=len(args.path) > 1)
+        if result.interrupted:
+            break
+    if args.json:
+        kept = [_as_json(result) for result in results]
+        print(json.dumps(kept[0] if len(args.path) == 1 else kept, indent=1), flush=True)
+    elif len(results) > 1:
+        print(_fastest(results), flush=True)
+    if unsaved is not None:
+        raise unsaved
+    return 130 if results[-1].interrupted else 0
+
+
+def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
+    """The values to try, as far as the command line names them."""
+    given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
+    given |= {name: [word == "true" for word in getattr(args, name)] for name in _SWITCHES if getattr(args, name)}
+    if not args.config:
+        return given
+    if given:
+        raise UsageError(f"--config names one setting already: leave {_option(next(iter(given)))} out, or --config")
+    config = AioConfig.from_file(args.config)
+    return {name: [getattr(config, name)] for name in (*_AXES, *_SWITCHES)}
+
+
+def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) -> SweepResult:
+    from dsexplore.aio.setup import checked_size
+    from dsexplore.aio.sweeping import sweep
+
+    most = None if args.max_written == "none" else args.max_written
+    if args.read_only and Path(path).is_dir():
+        path = _largest_file(path)
+    if not args.json and Path(path).is_dir() and args.read_share < 1:
+        limit = "without limit" if most is None else f"up to {format_bytes(checked_size(most))}"
+        print(f"dsexplore aio: this writes {limit} to {path} (--max-written)", file=sys.stderr)
+    return sweep(
+        path,
+        args.size,
+        None if args.grid else args.seconds,
+        read_share=args.read_share,
+        mode=args.mode,
+        write_mode=args.write_mode,
+        backend=args.backend,
+        direct=not args.buffered,
+        references=args.reference,
+        tensor=args.tensor,
+        max_written=most,
+        processes=args.processes,
+        progress=False if args.json else None,
+        **axes,  # type: ignore[arg-type]  # its keys are those of the axes
+    )
+
+
+def _largest_file(folder: str) -> str:
+    """The file to read in a directory that must not be written."""
+    files = [path for path in Path(folder).iterdir() if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size, default=None)
+    if largest is None or largest.stat().st_size < _LEAST_FILE:
+        raise UsageError(f"--read-only {folder}: no file in it has {format_bytes(_LEAST_FILE)} or more to read")
+    return str(largest)
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -89,23 +169,58 @@ def _check_files(args: argparse.Namespace) -> None:
             raise UsageError(f"{option} {file}: nothing may be written to {folder}")
 
 
-def _save(result: SweepResult, args: argparse.Namespace) -> OSError | None:
+def _save(result: SweepResult, args: argparse.Namespace, suffix: str) -> OSError | None:
     """Save what was measured, before anything else can fail; the error of what could not be saved."""
     failed = None
     for save, file in ((result.save, args.save), (result.to_html, args.html)):
         try:
             if file:
-                save(file)
+                save(Path(file).with_stem(f"{Path(file).stem}{suffix}"))
         except OSError as error:
             failed = error
     return failed
 
 
-def _print(result: SweepResult, *, as_json: bool) -> None:
-    if as_json:
-        verdict = {"aio": result.to_ds_config()["aio"] if result.rounds else None}
-        print(json.dumps({**verdict, **result.to_json()}, indent=1), flush=True)
-        return
-    print(result, flush=True)
+def _as_json(result: SweepResult) -> dict[str, Any]:
+    """The block, the settings tied with the fastest, and all measurements."""
+    if not result.rounds:
+        return {"aio": None, **result.to_json()}
+    tied = [config.to_ds_config()["aio"] for config in result.best().tied]
+    return {**result.to_ds_config(), "tied": tied, **result.to_json()}
+
+
+def _print(result: SweepResult, args: argparse.Namespace, *, heading: bool) -> None:
+    if heading:
+        print(f"{result.disk.path}:")
+    print(result)
     if result.rounds:
-        print(json.dumps(result.to_ds_config(), indent=2), flush=True)
+        print(json.dumps(result.to_ds_config(), indent=2))
+        if args.fio_job:
+            print(f"\n{result.to_fio_job()}", end="")
+    sys.stdout.flush()
+
+
+def _fastest(results: Sequence[SweepResult]) -> str:
+    """The paths by what the setting to take gives on each, the fastest first."""
+    rates = {result.disk.path: result.best().rate for result in results if result.rounds}
+    if not rates:
+        return "No path was compared."
+    ranked = sorted(rates, key=lambda path: -rates[path])
+    return "Fastest first: " + "; ".join(f"{path} {format_rate(rates[path])}" for path in ranked)
+
+
+def _compare(first: str, second: str) -> None:
+    """Print each setting that two saved results share, with both rates and the first over the second."""
+    from dsexplore.aio.result import SweepResult
+
+    one, other = SweepResult.load(first), SweepResult.load(second)
+    for name, result in ((first, one), (second, other)):
+        print(f"{name}: {result.lines()[0]}, {result.conditions.started}")
+    print(f"{'':<6}{'setting':<62}{'GB/s':>8}{'other':>8}{'ratio':>8}")
+    for row in one.compare_rows(other):
+        names = (*_AXES, *_SWITCHES)
+        config = AioConfig(**{name: row[name] for name in names})
+        print(f"{row['operation']:<6}{config!s:<62}{row['gb_s']:8.2f}{row['other_gb_s']:8.2f}{row['ratio']:8.3f}")
+    for name, result in ((first, one), (second, other)):
+        if result.rounds:
+            print(f"{name}: {result.best().sentence()}")

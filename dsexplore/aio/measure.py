@@ -163,6 +163,7 @@ class Bench:
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
         before_read: called before each read slice.
         huge: memory on huge pages; False for ordinary ones.
+        turn: where in the file the first slice begins; processes that read one file begin at different places.
         clock: seconds; looked at by several threads.
     """
 
@@ -177,6 +178,7 @@ class Bench:
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
         huge: bool = True,
+        turn: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.backend, self.mode, self.size = backend, mode, size // PAGE * PAGE
@@ -185,7 +187,7 @@ class Bench:
         self._renew, self._before_read, self._clock = renew, before_read, clock
         self._pools: OrderedDict[tuple[int, int], Pool] = OrderedDict()
         self._arena, self._huge = Buffer(size if mode == "tensor" else 0, huge=huge), huge
-        self._turn = 0
+        self._turn = turn
         self._check = Buffer(1 << 20)
 
     @property
@@ -217,10 +219,11 @@ class Bench:
             OSError: a request failed, or a byte read or written is not what it should be.
             UsageError: the file must not be written.
         """
-        task = Task(config, operation, seconds, self._whole_pages(transfer), whole, most)
+        task = Task(config, operation, seconds, self.whole_pages(transfer), whole, most)
         return sample_of([self.run(task)], task)
 
-    def _whole_pages(self, transfer: int | None) -> int:
+    def whole_pages(self, transfer: int | None) -> int:
+        """The size of a tensor that the file holds, in whole pages."""
         return self.size if transfer is None else min(transfer, self.size) // PAGE * PAGE
 
     def run(self, task: Task, gate: Callable[[], None] | None = None) -> Slice:

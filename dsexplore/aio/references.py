@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
@@ -67,30 +69,9 @@ def run_fio(
     Raises:
         OSError: fio cannot be started, or fails; the message is fio's.
     """
-    part = size // config.thread_count // config.block_size * config.block_size
-    batch = 1 if config.single_submit else config.queue_depth
-    command = [
-        "fio",
-        "--name=reference",
-        f"--filename={path}",
-        f"--rw={operation}",
-        f"--bs={config.block_size}",
-        f"--iodepth={config.queue_depth}",
-        f"--iodepth_batch_submit={batch}",
-        f"--iodepth_batch_complete_min={1 if config.overlap_events else config.queue_depth}",
-        f"--numjobs={config.thread_count}",
-        f"--size={part}",
-        f"--offset_increment={part}",
-        f"--direct={int(direct)}",
-        "--ioengine=libaio",
-        f"--iomem={iomem}",
-        "--thread",
-        "--group_reporting",
-        "--time_based",
-        f"--runtime={max(int(seconds * 1000), 1)}ms",
-        "--allow_file_create=0",
-        "--output-format=json",
-    ]
+    options = {**_fio_options(size, config, seconds, direct=direct), "iomem": iomem, "allow_file_create": "0"}
+    words = [f"--{key}={value}" if value else f"--{key}" for key, value in options.items()]
+    command = ["fio", "--name=reference", f"--filename={path}", f"--rw={operation}", *words, "--output-format=json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
     if done.returncode != 0:
         raise OSError(5, f"fio ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}", path)
@@ -98,6 +79,42 @@ def run_fio(
     side = job[operation]
     busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"]  # percent of the jobs' time; milliseconds
     return float(side["bw_bytes"]), busy * 2**30 / max(side["io_bytes"], 1)
+
+
+def fio_job(path: str, size: int, config: AioConfig, operations: Sequence[str], *, direct: bool, seconds: float) -> str:
+    """A job file that lets fio do as `run_fio` does, one direction after the other.
+
+    In a directory, fio makes a file ``dsexplore.fio`` of ``size`` bytes; an existing file is used as it is.
+    """
+    options = _fio_options(size, config, seconds, direct=direct)
+    if Path(path).is_dir():
+        options |= {"filename": str(Path(path) / "dsexplore.fio"), "filesize": str(size), "unlink": "1"}
+    else:
+        options |= {"filename": path, "allow_file_create": "0"}
+    lines = ["[global]", *(f"{key}={value}" if value else key for key, value in options.items())]
+    for operation in operations:
+        lines += ["", f"[{operation}]", f"rw={operation}", "stonewall"]
+    return "\n".join([*lines, ""])
+
+
+def _fio_options(size: int, config: AioConfig, seconds: float, *, direct: bool) -> dict[str, str]:
+    """What a setting means to fio; an option without a value is a switch."""
+    part = size // config.thread_count // config.block_size * config.block_size
+    return {
+        "ioengine": "libaio",
+        "direct": str(int(direct)),
+        "bs": str(config.block_size),
+        "iodepth": str(config.queue_depth),
+        "iodepth_batch_submit": str(1 if config.single_submit else config.queue_depth),
+        "iodepth_batch_complete_min": str(1 if config.overlap_events else config.queue_depth),
+        "numjobs": str(config.thread_count),
+        "size": str(part),
+        "offset_increment": str(part),
+        "thread": "",
+        "group_reporting": "",
+        "time_based": "",
+        "runtime": f"{max(int(seconds * 1000), 1)}ms",
+    }
 
 
 class DeepSpeedHandle:

@@ -14,6 +14,7 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.choice import Best, Cost, choose, paired
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Sample
+from dsexplore.aio.references import fio_job
 from dsexplore.aio.result_rows import setting_rows, shared_rows, slice_rows
 from dsexplore.aio.rounds import Measured, Rounds, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
 from dsexplore.aio.statistics import median, ratio_interval
@@ -187,6 +188,11 @@ class SweepResult(Displayable):
         """The ``"aio"`` block of the best setting, to put into a ds_config."""
         return self.best().config.to_ds_config()
 
+    def to_fio_job(self) -> str:
+        """The best setting as a job file of fio, with one job for each direction measured, of 10 s."""
+        how, disk = self.conditions, self.disk
+        return fio_job(disk.path, how.size, self.best().config, self.operations, direct=disk.direct, seconds=10.0)
+
     def to_frame(self, *, slices: bool = False) -> polars.DataFrame:
         """One row per setting and operation, or with ``slices=True`` one per slice measured.
 
@@ -207,6 +213,10 @@ class SweepResult(Displayable):
         """
         import polars
 
+        return polars.DataFrame(self.compare_rows(other))
+
+    def compare_rows(self, other: SweepResult) -> list[dict[str, Any]]:
+        """The rows of `compare`, as dicts; raises as `compare`."""
         if not isinstance(other, SweepResult):
             raise TypeError(
                 f"compare() takes a SweepResult, not {type(other).__name__}: load one with SweepResult.load"
@@ -214,7 +224,7 @@ class SweepResult(Displayable):
         rows = shared_rows(self.measured, other.measured)
         if not rows:
             raise UsageError("the two sweeps measured no setting in common: sweep with the same axes")
-        return polars.DataFrame(rows).sort("operation", "ratio")
+        return sorted(rows, key=lambda row: (row["operation"], row["ratio"]))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as JSON; returns the path."""
@@ -283,7 +293,8 @@ class SweepResult(Displayable):
 
     def lines(self) -> list[str]:
         """The disk, the setting to take and what it gives in each direction, one statement a line."""
-        lines = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}"]
+        together = f", {self.conditions.processes} processes at once" if self.conditions.processes > 1 else ""
+        lines = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}{together}"]
         if self.interrupted:
             lines.append("Interrupted: the results so far.")
         if self.spent:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsexplore.aio import search
-from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.aio_config import AioConfig, as_integer
 from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
@@ -38,6 +38,7 @@ _LEAST_SIZE = CONTROL.bytes_in_flight
 _SLICE = (0.02, 0.15)
 """Seconds of one slice: at least, at most."""
 _SLICES_PER_SWEEP = 250
+_MOST_PROCESSES = 256
 _TENSORS = (32 << 20, 512 << 20)
 """Bytes of the tensors that are moved if the caller names none, as far as the file holds them."""
 
@@ -55,8 +56,9 @@ class Plan:
         tensor: int | str | Sequence[int | str] | None,
         max_written: int | str | None,
         axes: dict[str, Sequence[Any]],
+        processes: int = 1,
     ) -> None:
-        self.size = _parsed(size)
+        self.size = checked_size(size)
         if self.size < _LEAST_SIZE:
             raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
         if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
@@ -73,7 +75,11 @@ class Plan:
         self.mode: Mode = "ring" if mode == "ring" else "tensor"
         self.write_mode = write_mode
         self.transfers = (self.size,) if mode == "ring" else self._tensors(tensor)
-        self.most_written = None if max_written is None else _parsed(max_written)
+        count = as_integer(processes)
+        if count is None or not 1 <= count <= _MOST_PROCESSES:
+            raise UsageError(f"processes {processes!r} is no number of processes: give 1 to {_MOST_PROCESSES}")
+        self.processes = count
+        self.most_written = None if max_written is None else checked_size(max_written)
         budget = 60.0 if seconds is None else seconds
         self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1]) / len(self.transfers)
 
@@ -81,7 +87,7 @@ class Plan:
         """The sizes of tensors to move, in bytes, the smallest first."""
         if given is None:
             return tuple(sorted({min(size, self.size) for size in _TENSORS}))
-        wanted = [_parsed(size) for size in ([given] if isinstance(given, (int, str)) else given)]
+        wanted = [checked_size(size) for size in ([given] if isinstance(given, (int, str)) else given)]
         for size in wanted or [0]:
             if not PAGE <= size <= self.size:
                 raise UsageError(
@@ -90,21 +96,27 @@ class Plan:
                 )
         return tuple(sorted(set(wanted)))
 
+    def by_each(self) -> str:
+        """Words for errors, where there are several processes."""
+        return f" by each of {self.processes} processes" if self.processes > 1 else ""
+
     def writes(self, own: bool) -> bool:
         """Whether anything is written while settings are compared; ``own``: to a file of the sweep."""
         return own and self.read_share < 1
 
     def check_budget(self) -> None:
         """Refuse a limit below what one round writes at least."""
-        least = self.size + (2 * _LEAST_SIZE if self.writes(own=True) else 0)
+        least = self.processes * (self.size + 2 * _LEAST_SIZE if self.writes(own=True) else self.size)
         if self.most_written is not None and self.most_written < least:
             raise UsageError(
                 f"max_written {format_bytes(self.most_written)} is too small: the file of {format_bytes(self.size)} is "
-                f"written once, so give at least {format_bytes(least)}, a smaller size, or an existing file to read"
+                f"written once{self.by_each()}, so give at least {format_bytes(least)}, a smaller size, or an existing "
+                "file to read"
             )
 
 
-def _parsed(size: int | str) -> int:
+def checked_size(size: int | str) -> int:
+    """A number of bytes, as a number or as ``"1GiB"``; raises `UsageError`."""
     try:
         return parse_size(size)
     except ValueError as error:
@@ -125,14 +137,16 @@ class Setup:
         if own:
             _check_memory(plan)
             plan.check_budget()
-            scratch = stack.enter_context(Scratch(path, plan.size * (1 if plan.write_mode == "overwrite" else 2)))
+            files = plan.processes * (1 if plan.write_mode == "overwrite" else 2)
+            scratch = stack.enter_context(Scratch(path, plan.size * files))
             self.path = scratch.path
         else:
             self.path = os.path.realpath(path)
             self.size = _usable_size(self.path, plan.size)
         self.transfers = tuple(sorted({min(transfer, self.size) for transfer in plan.transfers}))
         if own:
-            report(Progress(0.0, f"writing {format_bytes(self.size)} of random data{self._announced()}"))
+            each = f"{plan.processes} × " if plan.processes > 1 else ""
+            report(Progress(0.0, f"writing {each}{format_bytes(self.size)} of random data{self._announced()}"))
             self._fill(scratch.fd, seed)
         self.disk: Disk = replace(disk_of(self.path, direct=direct), path=path)
         source = Target(self.path, write=False, direct=direct and self.disk.direct)
@@ -155,6 +169,7 @@ class Setup:
             write_target=self.written,
             renew=self.renew,
             before_read=None if source.direct else (lambda: _drop(source)),
+            turn=seed,
         )
         stack.callback(self.bench.close)
         if plan.mode == "tensor":
@@ -218,6 +233,7 @@ class Setup:
             transfers=self.transfers,
             data_share=self.data_share,
             most_written=self.plan.most_written,
+            processes=self.plan.processes,
         )
 
 
@@ -253,8 +269,8 @@ def _check_memory(plan: Plan) -> None:
     except OSError:
         return
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    if plan.mode == "tensor" and free is not None and plan.size > free // 2:
+    if plan.mode == "tensor" and free is not None and plan.size * plan.processes > free // 2:
         raise UsageError(
-            f"size {format_bytes(plan.size)} as one tensor is more than half of the {format_bytes(free)} of free "
-            "memory: give a smaller size, or mode='ring'"
+            f"size {format_bytes(plan.size)} as one tensor{plan.by_each()} is more than half of the "
+            f"{format_bytes(free)} of free memory: give a smaller size, or mode='ring'"
         )

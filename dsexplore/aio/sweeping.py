@@ -14,6 +14,7 @@ from typing import Any
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
+from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode, Operation, Sample
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.result import Reference, SweepResult
@@ -46,6 +47,7 @@ def sweep(
     references: str | Sequence[str] = (),
     tensor: int | str | Sequence[int | str] | None = None,
     max_written: int | str | None = "64GiB",
+    processes: int = 1,
     progress: bool | Report | None = None,
     seed: int = 0,
     **axes: Sequence[Any],
@@ -65,6 +67,8 @@ def sweep(
         tensor: bytes of your tensors, one or several sizes, each moved to its end before the next begins; the setting
             to take has to do well at each. None: 32 MiB and 512 MiB.
         max_written: bytes that may be written in all; the sweep ends before it writes more. None: no limit.
+        processes: how many move tensors at the same time, as the ranks of a job do, each on a file of ``size`` of its
+            own, or all on the existing file. Rates are those of all together.
         progress: a bar (None: in a terminal or notebook, where someone sees it), or a function that takes a `Progress`.
         seed: of the data and of the order in which settings are measured.
         axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
@@ -76,7 +80,7 @@ def sweep(
         OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
         UsageError: an argument out of range.
     """
-    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes)
+    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, processes)
     references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
     if not path:
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
@@ -87,7 +91,11 @@ def sweep(
     with ExitStack() as stack:
         report = stack.enter_context(reporting(progress))
         setup = Setup(stack, os.fspath(path), plan, engine, direct, seed, report)
-        run = _Run(setup, plan, report, random.Random(seed), begun)
+        bench: Bench | BenchTogether = setup.bench
+        if plan.processes > 1:
+            workers = start_workers(stack, plan.processes - 1, os.fspath(path), plan, engine, direct)
+            bench = BenchTogether(setup.bench, workers)
+        run = _Run(setup, bench, plan, report, random.Random(seed), begun)
         result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
         try:
             run.search()
@@ -114,12 +122,20 @@ class _Spent(Exception):
 class _Run:
     """Measures round after round, with the control in each."""
 
-    def __init__(self, setup: Setup, plan: Plan, report: Report, shuffle: random.Random, begun: float) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        bench: Bench | BenchTogether,
+        plan: Plan,
+        report: Report,
+        shuffle: random.Random,
+        begun: float,
+    ) -> None:
         self.measured: list[Measured] = []
         self.spent = False
         """Whether something was left out because no more may be written."""
         self.bytes_written = 0
-        self._setup, self._plan, self._report, self._shuffle = setup, plan, report, shuffle
+        self._setup, self._bench, self._plan, self._report, self._shuffle = setup, bench, plan, report, shuffle
         self._begun = begun
         self._ready = self.elapsed()
         """Seconds that making the file took: they count, but leave at least half of the time to the search."""
@@ -134,7 +150,7 @@ class _Run:
 
     def written(self) -> int:
         """Bytes written since the sweep began."""
-        return self._setup.bytes_written + self._setup.bench.bytes_written + self.bytes_written
+        return self._setup.bytes_written + self._bench.bytes_written + self.bytes_written
 
     def _left(self) -> float:
         """Bytes that may still be written."""
@@ -144,7 +160,7 @@ class _Run:
     def _by_slice(self) -> float:
         """Bytes that a slice may write, so that enough of them can."""
         limit = self._plan.most_written
-        begun = self._setup.bytes_written
+        begun = self._plan.processes * self._setup.bytes_written
         return math.inf if limit is None else (limit - begun) / (_FEWEST_SLICES * len(self._setup.transfers))
 
     def _may_write(self, slices: int, nbytes: int = 0) -> bool:
@@ -159,7 +175,7 @@ class _Run:
 
     def search(self) -> None:
         """Find the best setting: descent or grid, then the finals."""
-        plan, bench = self._plan, self._setup.bench
+        plan, bench = self._plan, self._bench
         every = search.grid(plan.axes, bench.fits)
         if not every:
             raise UsageError(
@@ -233,9 +249,9 @@ class _Run:
 
     def _measure(self, config: AioConfig, operation: Operation, transfer: int) -> Sample:
         """One slice; in the finals, tensors are moved to their end."""
-        bench, whole, most = self._setup.bench, self._phase == "finals", math.inf
+        bench, whole, most = self._bench, self._phase == "finals", math.inf
         if operation == "write":
-            least = 2 * config.bytes_in_flight
+            least = 2 * config.bytes_in_flight * self._plan.processes
             if self._left() < least:
                 raise _Spent
             most = min(max(self._by_slice(), least), self._left())

@@ -79,14 +79,14 @@ def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> N
     bench = Bench("threads", source, SIZE + 5)
     starts = set()
     for bench._turn in range(6):
-        task = Task(SMALL, "read", 1.0, bench._whole_pages((5 << 20) + 1))
+        task = Task(SMALL, "read", 1.0, bench.whole_pages((5 << 20) + 1))
         parts = list(itertools.islice(bench._transfers(task), 4))
         assert sorted(part.start for part in parts[:3]) == [0, 5 << 20, 10 << 20]
         assert parts[3] == parts[0]
         assert {len(part) for part in parts} == {5 << 20}
         starts.add(parts[0].start)
     assert len(starts) == 3
-    whole_file = Task(SMALL, "read", 1.0, bench._whole_pages(None))
+    whole_file = Task(SMALL, "read", 1.0, bench.whole_pages(None))
     for bench._turn in range(6):
         assert next(bench._transfers(replace(whole_file, whole=True))) == range(SIZE)
         first, *others = itertools.islice(bench._transfers(whole_file), 3)

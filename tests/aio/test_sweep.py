@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import errno
 import itertools
-import json
 import math
 import os
 import random
@@ -16,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsexplore.aio import AioConfig, SweepResult, command, search, sweep, sweeping
+from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweeping
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.sweep_progress import Progress
@@ -288,83 +285,6 @@ def test_an_interrupt_before_anything_was_measured(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, **QUICK)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
-
-
-def run_command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(words))
-
-
-def test_the_command_prints_the_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(str(tmp_path), "--size", "32MiB", "--seconds", "1", "--save", str(tmp_path / "r.json")) == 0
-    text = capsys.readouterr().out
-    assert "direct I/O); tensor mode by" in text or "page cache); tensor mode by" in text
-    assert AioConfig.from_dict(json.loads(text[text.index("{") :]))
-    assert SweepResult.load(tmp_path / "r.json").measured
-
-
-def test_the_command_prints_json_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(str(tmp_path), "--size", "32MiB", "--seconds", "1", "--json") == 0
-    captured = capsys.readouterr()
-    loaded = json.loads(captured.out)
-    assert captured.err == ""
-    assert AioConfig.from_dict(loaded["aio"])
-    assert SweepResult.from_json(loaded).measured
-
-
-def test_the_command_tells_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(str(tmp_path / "none"), "--seconds", "1") == 1
-    assert capsys.readouterr().err.startswith("dsexplore aio: ")
-    assert run_command(str(tmp_path), "--size", "1k") == 1
-    assert "too small" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--save", "--html"])
-def test_the_command_checks_first_where_results_go(
-    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeping, "sweep", pytest.fail)
-    assert run_command(str(tmp_path), option, str(tmp_path / "none" / "result")) == 1
-    told = capsys.readouterr().err
-    assert told == f"dsexplore aio: {option} {tmp_path}/none/result: there is no folder {tmp_path}/none\n"
-    assert run_command(str(tmp_path), option, str(tmp_path)) == 1
-    told = capsys.readouterr().err
-    assert told == f"dsexplore aio: {option} {tmp_path} is a folder: give the name of a file in it\n"
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert run_command(str(tmp_path), option, str(tmp_path / "result")) == 1
-    told = capsys.readouterr().err
-    assert told == f"dsexplore aio: {option} {tmp_path}/result: nothing may be written to {tmp_path}\n"
-
-
-def test_the_command_prints_what_it_cannot_save(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "r.json")
-
-    monkeypatch.setattr(SweepResult, "save", full)
-    words = (str(tmp_path), "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path / "r.json"))
-    assert run_command(*words, "--html", str(tmp_path / "r.html")) == 1
-    captured = capsys.readouterr()
-    assert '"block_size"' in captured.out
-    assert captured.err.splitlines()[-1] == "dsexplore aio: [Errno 28] No space left on device: 'r.json'"
-    assert (tmp_path / "r.html").exists()
-
-
-def test_a_reader_that_ends_early_loses_nothing(tmp_path: Path) -> None:
-    """As ``dsexplore aio PATH --save FILE | head -0`` does."""
-    program = "import sys; from dsexplore.cli import main; sys.exit(main())"
-    words = ["aio", str(tmp_path), "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path / "r.json")]
-    command = [sys.executable, "-c", program, *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    with process.stderr:
-        assert process.stderr.read() == ""
-    assert process.wait(60) == 0
-    assert SweepResult.load(tmp_path / "r.json").measured
 
 
 def test_importing_and_sweeping_need_no_torch(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Several processes measure one setting at the same time, each on a file of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dsexplore.aio import AioConfig, bench_processes, sweep
+from dsexplore.aio.bench_processes import Worker, start_workers
+from dsexplore.errors import UsageError
+
+pytestmark = [pytest.mark.usefixtures("open_files"), pytest.mark.processes, pytest.mark.timeout(120)]
+
+QUICK = {"size": "16MiB", "seconds": 1.0, "queue_depth": [2], "block_size": [1 << 18], "thread_count": [1]}
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not waited for."""
+    return {int(word) for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()}
+
+
+def test_all_processes_move_bytes_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = []
+    joined = bench_processes.sample_of
+
+    def noted(parts, task):  # type: ignore[no-untyped-def]
+        slices.append(parts)
+        return joined(parts, task)
+
+    monkeypatch.setattr(bench_processes, "sample_of", noted)
+    before = children()
+    result = sweep(tmp_path, **QUICK, processes=3)  # type: ignore[arg-type]
+    assert children() == before
+    assert list(tmp_path.iterdir()) == []
+    assert result.conditions.processes == 3
+    assert len(slices) == len(result.measured)
+    for parts, m in zip(slices, result.measured, strict=True):
+        assert len(parts) == 3
+        assert max(part.begun for part in parts) < min(part.ended for part in parts)
+        assert m.sample.bytes == sum(part.bytes for part in parts)
+        assert m.sample.seconds == max(part.ended for part in parts) - min(part.begun for part in parts)
+        assert m.sample.cpu_seconds == pytest.approx(sum(part.cpu_seconds for part in parts))
+    assert result.bytes_written > 3 * (16 << 20)
+
+
+def test_what_all_write_is_counted_and_bounded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"16 MiB is written once by each of 2 processes, so give at least 64 MiB"):
+        sweep(tmp_path, **QUICK, processes=2, max_written="40MiB")  # type: ignore[arg-type]
+    said: list[str] = []
+    words = {**QUICK, "seconds": 20, "progress": lambda p: said.append(p.text)}
+    result = sweep(tmp_path, **words, processes=2, max_written="400MiB")  # type: ignore[arg-type]
+    assert said[0] == "writing 2 × 16 MiB of random data, up to 400 MiB in all"
+    assert (32 << 20) < result.bytes_written <= 400 << 20
+    assert result.spent
+
+
+def test_an_existing_file_is_read_by_all(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(os.urandom(9 << 20))
+    result = sweep(path, **QUICK, processes=2)  # type: ignore[arg-type]
+    assert (result.operations, result.bytes_written) == (["read"], 0)
+
+
+@pytest.mark.parametrize("count", [0, 257, 1.5, "two", True])
+def test_numbers_of_processes_that_make_no_sense(tmp_path: Path, count: object) -> None:
+    with pytest.raises(UsageError, match=f"processes {count!r} is no number of processes: give 1 to 256"):
+        sweep(tmp_path, **QUICK, processes=count)  # type: ignore[arg-type]
+
+
+def test_a_process_that_cannot_work_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+
+    def elsewhere(stack, count, path, *rest):  # type: ignore[no-untyped-def]
+        return start_workers(stack, count, str(tmp_path / "none"), *rest)
+
+    monkeypatch.setattr("dsexplore.aio.sweeping.start_workers", elsewhere)
+    with pytest.raises(OSError, match="process 1: No such file or directory") as caught:
+        sweep(tmp_path, **QUICK, processes=2)  # type: ignore[arg-type]
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(tmp_path / "none"))
+    assert children() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    sent: list[Worker] = []
+    send = Worker.send
+
+    def kill_at_third(self: Worker, message: object) -> None:
+        sent.append(self)
+        if len(sent) == 6:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        send(self, message)
+
+    monkeypatch.setattr(Worker, "send", kill_at_third)
+    with pytest.raises(OSError, match="process 1 of the sweep ended with -9"):
+        sweep(tmp_path, **QUICK, processes=2)  # type: ignore[arg-type]
+    assert children() == before
+
+
+def test_an_interrupt_ends_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, calls = children(), []
+    receive = Worker.receive
+
+    def interrupted(self: Worker) -> object:
+        calls.append(self)
+        if len(calls) > 8:
+            raise KeyboardInterrupt
+        return receive(self)
+
+    monkeypatch.setattr(Worker, "receive", interrupted)
+    begun = time.monotonic()
+    result = sweep(tmp_path, **{**QUICK, "seconds": 60}, processes=2)  # type: ignore[arg-type]
+    assert result.interrupted
+    assert result.measured
+    assert children() == before
+    assert time.monotonic() - begun < 30
+    assert AioConfig() in {m.sample.config for m in result.measured} | {AioConfig()}
