@@ -56,7 +56,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
         "op": pick(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
         "axis": axis,
         "group": axis,
-        "phase": pick(list(schema.PHASES[:4])),
+        "phase": pick(list(schema.PHASES[1:5])),
         "trigger": owner,
         "owner": owner,
         "cause": "",
@@ -69,6 +69,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
         "is_async": False,
         "is_object": False,
         "batch": None,
+        **dict.fromkeys(schema.ADDED[2]),
         "start": None,
         "end": None,
     }

@@ -52,7 +52,7 @@ def synthetic(count: int, layers: int = 126, seed: int = 0) -> Trace:
         "step": np.arange(count, dtype=np.int32) // 5_000,
         "seq": np.arange(count),
         **{name: np.array([each[i] for each in KINDS])[kind] for name, i in (("op", 0), ("raw_op", 1), ("axis", 2))},
-        "phase": np.array(schema.PHASES[:4])[draw.integers(0, 4, count)],
+        "phase": np.array(schema.PHASES[1:5])[draw.integers(0, 4, count)],
         "trigger": owner,
         "owner": owner,
         "group": np.array([f"mesh_{each[2]}" for each in KINDS])[kind],
@@ -68,7 +68,7 @@ def synthetic(count: int, layers: int = 126, seed: int = 0) -> Trace:
         ],
         "is_async": np.ones(count, bool),
         "is_object": np.zeros(count, bool),
-        "batch": pl.Series([None] * count, dtype=pl.Int64),
+        **{name: pl.Series([None] * count, dtype=schema.EVENTS[name]) for name in ("batch", *schema.ADDED[2])},
         "start": start,
         "end": start + draw.integers(1_000, 1_000_000, count),
     }

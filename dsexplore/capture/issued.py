@@ -12,6 +12,7 @@ from dsexplore.capture.groups import Group
 from dsexplore.capture.labels import Label
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import Communication, Message
+from dsexplore.capture.parties import Parties
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.timing import CudaSpan
 from dsexplore.trace.schema import Phase
@@ -69,6 +70,8 @@ class Issued:
     """Whether the op returned before it was done."""
     label: Label | None = None
     """Names the call of a layer over torch that issued it; None outside such a call."""
+    parties: Parties | None = None
+    """Between whom it goes; None where all ranks of the group are alike."""
     batch: int | None = None
     """The number that the members of one coalesced call share; None outside one."""
     start: int | None = None

@@ -37,6 +37,44 @@ def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tup
     return None, "other"
 
 
+def phase_of_fsdp(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
+    """The phase of what FSDP sends when a schedule calls it, outside the stages' modules and autograd.
+
+    A schedule gathers a stage's parameters ahead of the stage's next computation, and reduces its gradients when the
+    stage's last microbatch has gone backward.
+
+    Args:
+        frames: local names of the schedule's frames, innermost first.
+        cause: what FSDP was doing, ``"FSDP post_backward"``.
+
+    Returns:
+        ``other`` where neither FSDP nor the schedule says.
+    """
+    if cause.endswith("backward"):
+        return "backward"
+    if cause.endswith("forward"):
+        return "forward"
+    action: Any = next((names["action"] for names in frames if names.get("action") is not None), None)
+    running = next((names for names in frames if "time_step" in names), None)
+    if action is None or running is None:
+        return "other"
+    schedule: Any = running["self"]
+    for later in schedule.pipeline_order_with_comms[schedule.rank][running["time_step"] + 1 :]:
+        for part in getattr(later, "sub_actions", None) or (later,):
+            if part.stage_index == action.stage_index and part.computation_type.name in _COMPUTATIONS:
+                return _COMPUTATIONS[part.computation_type.name]
+    return "other"
+
+
+_COMPUTATIONS: dict[str, Phase] = {
+    "FORWARD": "forward",
+    "FULL_BACKWARD": "backward",
+    "BACKWARD_INPUT": "backward",
+    "BACKWARD_WEIGHT": "backward",
+}
+"""By the name of a schedule's action: the phase that it computes."""
+
+
 def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
     """The schedule's stages on this rank."""
     for names in frames:

@@ -11,6 +11,7 @@ from dsexplore.capture.groups import Group
 from dsexplore.capture.issued import Issued
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.parameters import Parameter
+from dsexplore.capture.parties import Parties
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
@@ -55,10 +56,33 @@ def events_table(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
         "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],
         "batch": [one.batch for one in collectives],
+        **_parties(issued),
         "start": [one.start for one in collectives],
         "end": [one.end for one in collectives],
     }
     return pl.DataFrame(columns, schema=schema.EVENTS)
+
+
+def _parties(issued: Sequence[Issued]) -> dict[str, pl.Series]:
+    """Peer, root and split sizes per message: ranks of the group become global ones."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("peer", "root", "send_splits", "recv_splits")}
+    for one in issued:
+        known = one.parties or _ALIKE
+        for i in range(len(one.messages)):
+            columns["peer"].append(_global_rank(one, known.peers[i]) if i < len(known.peers) else None)
+            columns["root"].append(_global_rank(one, known.root))
+            columns["send_splits"].append(known.send_splits)
+            columns["recv_splits"].append(known.recv_splits)
+    return {name: pl.Series(values, dtype=schema.EVENTS[name]) for name, values in columns.items()}
+
+
+_ALIKE = Parties()
+
+
+def _global_rank(one: Issued, rank: int | None) -> int | None:
+    if rank is None or one.group is None:
+        return rank
+    return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
 
 
 def _step_numbers(steps: Sequence[int], count: int) -> list[int]:

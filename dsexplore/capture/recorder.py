@@ -36,6 +36,7 @@ from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
+from dsexplore.capture.parties import PARTIES
 from dsexplore.capture.recorded_tables import events_table, groups_table, modules_table, parameters_table
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
@@ -240,7 +241,11 @@ class Recorder:
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = None
         if reading.schedule:
-            stage, reading.phase = pipelines.place(reading.schedule, messages[0][0], args)
+            if reading.owner is not None:
+                reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
+            else:
+                stage, reading.phase = pipelines.place(reading.schedule, messages[0][0], args)
+        read_parties = PARTIES.get(raw_op)
         return Issued(
             raw_op,
             messages,
@@ -249,6 +254,7 @@ class Recorder:
             self._origin(reading, stage),
             label=current.label,
             is_async=frame_kinds.BLOCKING not in reading.marks and is_async(entry, args),
+            parties=read_parties(args) if read_parties is not None else None,
             batch=self._batches.number_of(reading.batch_position)
             if reading.batch_position or "coalesced" in raw_op
             else None,

@@ -237,7 +237,7 @@ def _read_batch(reading: StackReading, frame: FrameType) -> None:
 
 def _read_pipeline(reading: StackReading, frame: FrameType) -> None:
     if not reading.phase_is_known:
-        reading.cause = "pipeline schedule"
+        reading.cause = reading.cause if reading.owner is not None else "pipeline schedule"
         reading.schedule += (frame.f_locals,)
 
 

@@ -25,10 +25,11 @@ _OUTSIDE_ARGUMENTS = frozenset({"rank", "op", "start", "end"})
 
 
 def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write the events with a header line, shapes as ``8x1024``, nulls as empty fields; returns the path."""
+    """Write the events with a header line and return the path: shapes ``8x1024``, split sizes ``3 5``, nulls empty."""
     shape = pl.col("shape").cast(pl.List(pl.String)).list.join("x")
+    splits = pl.col("send_splits", "recv_splits").cast(pl.List(pl.String)).list.join(" ")
     with writing(path) as unfinished:
-        tables.events.with_columns(shape).write_csv(unfinished)
+        tables.events.with_columns(shape, splits).write_csv(unfinished)
     return Path(path)
 
 

@@ -198,8 +198,9 @@ def _read(file: Path) -> Tables:
     """
     digest.check_digest(file)
     metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
-    _check_version(file, metadata.get(_PREFIX + "format", ""))
+    version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
     events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
+    events = _with_later_columns(events, version)
     side = {name: _guarded(file, lambda name=name: _from_text(metadata[_PREFIX + name])) for name in _SIDE_TABLES}
     info = _guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     for name, table in (("events", events), *side.items()):
@@ -207,7 +208,7 @@ def _read(file: Path) -> Tables:
     return Tables(events=events, info=info, **side)
 
 
-def _check_version(file: Path, written: str) -> None:
+def _checked_version(file: Path, written: str) -> int:
     if not written.isascii() or not written.isdigit():
         raise TraceFileError(f"{file} is damaged: its format version is {written!r}; copy or record it again")
     if int(written) > schema.FORMAT_VERSION:
@@ -215,6 +216,17 @@ def _check_version(file: Path, written: str) -> None:
             f"{file} has trace format {written}, newer than format {schema.FORMAT_VERSION} that this dsexplore reads: "
             "upgrade dsexplore"
         )
+    return int(written)
+
+
+def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
+    """The events of a file of that version, with the columns that later versions added: null, as nothing is known."""
+    later = {name for added, names in schema.ADDED.items() if added > version for name in names}
+    if not later or later & set(events.columns):
+        return events
+    added = [pl.lit(None, dtype=schema.EVENTS[name]).alias(name) for name in sorted(later)]
+    known = [name for name in schema.EVENTS if name in later or name in events.columns]
+    return events.with_columns(added).select(*known, *(name for name in events.columns if name not in schema.EVENTS))
 
 
 def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:

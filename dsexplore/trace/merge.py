@@ -3,7 +3,8 @@
 Events and parameters carry their rank and are put together, in the order of ranks. Modules and groups have
 none: a module becomes one row, with the largest number of calls of all ranks, and parents stay before children.
 Process groups are named by each process for itself, so two ranks may use one name for different groups; then the
-later one is renamed ``name@rank``, in its events too.
+later one is renamed ``name@rank``, in its events too. Messages that one rank sends and the other does not
+receive stand in the notes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import polars as pl
 
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
+from dsexplore.trace import unmatched
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.user_warnings import warn
 
@@ -67,13 +69,15 @@ def merge_tables(parts: Sequence[Tables], cut: str = "") -> Tables:
     if len(parts) == 1:
         return replace(parts[0], info=info)
     parts = _distinct_groups(parts)
-    return Tables(
+    merged = Tables(
         events=pl.concat([part.events for part in parts]),
         parameters=pl.concat([part.parameters for part in parts]),
         modules=merge_modules([part.modules for part in parts]),
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,
     )
+    found = unmatched.notes(merged)
+    return replace(merged, info=replace(info, notes=tuple(dict.fromkeys((*info.notes, *found))))) if found else merged
 
 
 def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -43,9 +43,16 @@ EVENTS: dict[str, pl.DataType] = {
     "is_async": pl.Boolean(),
     "is_object": pl.Boolean(),  # part of an object collective (all_gather_object and friends)
     "batch": pl.Int64(),  # members of one coalesced call share it; null outside one
+    "peer": pl.Int32(),  # send, recv: the rank at the other end; null elsewhere, and for a recv from any rank
+    "root": pl.Int32(),  # broadcast, reduce, gather, scatter: the rank that has the whole; null elsewhere
+    "send_splits": pl.List(pl.Int64()),  # uneven all_to_all: elements for each rank of the group; null where even
+    "recv_splits": pl.List(pl.Int64()),  # the same of what is received
     "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
     "end": pl.Int64(),
 }
+
+ADDED: dict[int, tuple[str, ...]] = {2: ("peer", "root", "send_splits", "recv_splits")}
+"""By format version: the columns of the events that files of earlier versions lack."""
 
 PARAMETERS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),

@@ -19,6 +19,7 @@ from dsexplore.trace.merge import merge_as_they_come, merge_modules
 from dsexplore.trace.select import select
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
+from dsexplore.trace.unmatched import unmatched
 
 
 class Trace(Displayable):
@@ -139,6 +140,14 @@ class Trace(Displayable):
         """
         total = len(traces) if isinstance(traces, Sized) else None
         return Trace(merge_as_they_come((trace.tables for trace in traces), "merging", total))
+
+    def unmatched(self) -> pl.DataFrame:
+        """Messages between recorded ranks that are sent and not received, or the other way round, or of other sizes.
+
+        One row each, with both ranks, sizes and source lines; empty where all sends have their receives. A merged
+        trace says the first of them in its notes. See `dsexplore.trace.unmatched`.
+        """
+        return unmatched(self.tables)
 
     def diff(self, other: Trace) -> TraceDiff:
         """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.

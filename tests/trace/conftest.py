@@ -33,6 +33,10 @@ DEFAULT = {
     "is_async": True,
     "is_object": False,
     "batch": None,
+    "peer": None,
+    "root": None,
+    "send_splits": None,
+    "recv_splits": None,
     "start": None,
     "end": None,
 }

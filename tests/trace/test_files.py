@@ -188,7 +188,7 @@ def written(path: Path, tables: Tables, **changes: str | None) -> Path:
 
 def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
     path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
-    with pytest.raises(TraceFileError, match=r"has trace format 2, newer than format 1 .*: upgrade dsexplore"):
+    with pytest.raises(TraceFileError, match=r"has trace format 3, newer than format 2 .*: upgrade dsexplore"):
         dsexplore.load(path)
 
 
@@ -252,3 +252,18 @@ def test_several_processes_need_a_directory(monkeypatch: pytest.MonkeyPatch) -> 
     files.check_destination("trace/")
     with pytest.raises(UsageError, match=r"'t\.parquet' names one file, but 2 processes record: .* 't/'"):
         files.check_destination("t.parquet")
+
+
+def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:
+    """Written before events had peers, roots and split sizes, and traces a target: those are null, and empty."""
+    trace = Trace.load(Path(__file__).parent / "data" / "format_1.parquet")
+    assert trace.events.select("op", "phase", "axis").rows() == [
+        ("all_reduce", "other", "tp"),
+        ("send", "other", ""),
+        ("broadcast", "other", ""),
+        ("barrier", "other", ""),
+    ]
+    assert dict(trace.events.schema) == schema.EVENTS
+    assert trace.events.select("peer", "root", "send_splits", "recv_splits").null_count().row(0) == (4, 4, 4, 4)
+    assert trace.info.target == ""
+    assert_same(Trace.load(trace.save(tmp_path / "again.parquet")).tables, trace.tables)

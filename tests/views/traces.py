@@ -29,6 +29,10 @@ _EVENT = {
     "is_async": False,
     "is_object": False,
     "batch": None,
+    "peer": None,
+    "root": None,
+    "send_splits": None,
+    "recv_splits": None,
     "start": None,
     "end": None,
 }

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -166,6 +167,50 @@ def test_a_stages_own_collectives_are_not_the_schedules(
     assert totals(reduces, "phase", "trigger", "cause") == {
         ("forward", "Reducing", ""): (MICROBATCHES, MICROBATCHES * sizes.batch * sizes.d * sizes.float)
     }
+
+
+class TestWithShardedParameters:
+    """Stages of two fully sharded linear layers, on 2 pipeline ranks × 2 data parallel ranks; m microbatches."""
+
+    def run(self, world: Any, schedule: Any, per_rank: int, reshard: bool, rank: int = 0) -> Trace:
+        mesh = world("pp=2,dp=2", rank)
+
+        def build() -> nn.Module:
+            model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+            for layer in model:
+                fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=reshard)
+            return fully_shard(model, mesh=mesh["dp"], reshard_after_forward=reshard)
+
+        return run(mesh["pp"], build, schedule, (3, 5), per_rank)
+
+    @pytest.mark.parametrize("rank", [0, 3])
+    @pytest.mark.parametrize("reshard", [True, False])
+    @pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
+    def test_phases(self, world: Any, totals: Any, schedule: Any, reshard: bool, rank: int) -> None:
+        """One reduce_scatter per layer, in backward, whatever the schedule; with resharding after forward, gathers of a
+        layer in both phases, else one in forward."""
+        trace = self.run(world, schedule, 1, reshard, rank)
+        counts = {key: count for key, (count, _) in totals(trace.where(axis="dp"), "phase", "op").items()}
+        assert counts.pop(("backward", "reduce_scatter")) == 2
+        assert {phase for phase, _ in counts} == ({"forward", "backward"} if reshard else {"forward"})
+        assert {op for _, op in counts} == {"all_gather"}
+        if not reshard:
+            assert counts == {("forward", "all_gather"): 2}
+        elif schedule is ScheduleGPipe:
+            assert counts["forward", "all_gather"] == 2 * MICROBATCHES
+        assert set(trace.where(op="reduce_scatter").events["cause"]) == {"FSDP post_backward"}
+
+    @pytest.mark.parametrize("reshard", [True, False])
+    def test_stages_that_a_schedule_gathers_ahead(self, world: Any, column: Any, reshard: bool) -> None:
+        """Two stages of two layers: gathered before their first forward, by the schedule; reduced once, in backward."""
+        trace = self.run(world, ScheduleInterleaved1F1B, 2, reshard)
+        sharded = trace.where(axis="dp")
+        assert column(sharded, "phase", "op")[0] == ("forward", "all_gather")
+        assert set(column(sharded, "phase")) == {"forward", "backward"}
+        by_schedule = [row for row in column(sharded, "phase", "op", "cause") if row[-1] == "FSDP"]
+        assert by_schedule == [("forward", "all_gather", "FSDP")] * 4
+        reduced = trace.where(op="reduce_scatter")
+        assert column(reduced, "phase", "cause") == [("backward", "FSDP post_backward")] * 4
 
 
 REAL = 2
