@@ -54,7 +54,8 @@ class Passed:
     @cached_property
     def sums(self) -> Sums:
         """Their count and bytes by module, axis and phase."""
-        return self._codes.sums(self.mask)
+        sums = None if self.filters.implicit else self._codes.sums_of(self.filters.facets, self._matched)
+        return self._codes.sums(self.mask) if sums is None else sums
 
 
 def lists(codes: EventCodes) -> list[list[object]]:

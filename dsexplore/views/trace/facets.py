@@ -22,7 +22,7 @@ class Facet:
 
     labels: list[Any]
     """Distinct values, sorted; phases in the order a step runs them."""
-    codes: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.integer[Any]]
 
     def test(self, wanted: Any) -> npt.NDArray[np.bool_]:
         """The mask of rows that hold a value, or one of a list of values."""

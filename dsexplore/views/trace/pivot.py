@@ -8,6 +8,7 @@ preorder, so a subtree is a slice of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +64,13 @@ class Sums:
         parts = [self.pivot.within(*span) for span in spans]
         return sum(int(self.counts[part].sum()) for part in parts), sum(int(self.bytes[part].sum()) for part in parts)
 
+    def only(self, kept: Mask) -> Sums:
+        """The sums of some (module, axis, phase), and zero for the others; ``kept``: (m,)."""
+        return Sums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0))
+
 
 def find_pivot(
-    owner: Codes, axis: npt.NDArray[np.int32], phase: npt.NDArray[np.int32], most: int = 10_000_000
+    owner: Codes, axis: npt.NDArray[np.integer[Any]], phase: npt.NDArray[np.integer[Any]], most: int = 10_000_000
 ) -> Pivot:
     """The distinct (module, axis, phase) of events.
 

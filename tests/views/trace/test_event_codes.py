@@ -54,8 +54,19 @@ def test_filters_let_through_what_where_does(trace: Trace, facets: Any, module: 
     wanted = {**facets, **({"module": module} if module else {}), **({"implicit": True} if implicit else {})}
     events = trace.where(**wanted).events if wanted else trace.events
     assert trace.events.filter(pl.Series(passed.mask)).equals(events)
-    assert passed.sums.counts.sum() == len(events)
-    assert passed.sums.bytes.sum() == events["message_bytes"].sum()
+    counted = codes.sums(passed.mask)
+    assert np.array_equal(passed.sums.counts, counted.counts)
+    assert np.array_equal(passed.sums.bytes, counted.bytes)
+    assert counted.counts.sum() == len(events)
+    assert counted.bytes.sum() == events["message_bytes"].sum()
+
+
+def test_sums_of_a_filter_by_module_axis_and_phase_are_read_off_the_total(trace: Trace) -> None:
+    codes = EventCodes(trace.tables)
+    assert codes.sums_of({"phase": "forward", "axis": "dp"}, None) is not None
+    assert codes.sums_of({"op": "all_gather"}, None) is None
+    elsewhere = not trace.events["trigger"].equals(trace.events["owner"])
+    assert (codes.sums_of({}, codes.matched("layers.0")) is None) is elsewhere
 
 
 def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
