@@ -136,3 +136,25 @@ def test_the_makefile_has_both_commands() -> None:
         )
         assert wanted in shown.stdout
         assert "--constraint constraints.txt" in shown.stdout or (ROOT / ".venv" / f".{target}").exists()
+
+
+@pytest.mark.parametrize("guide", ["CONTRIBUTING.md", "README.md"])
+def test_every_file_that_a_guide_names_is_there(guide: str) -> None:
+    """Paths begin at the root, in the package, or in the folder of the path before them."""
+    quoted = re.findall(r"`([\w./-]+)`", (ROOT / guide).read_text(encoding="utf-8"))
+    paths = [text for text in quoted if text.endswith(("/", ".py", ".md", ".txt", ".toml"))]
+    folder, missing = ROOT, []
+    for path in paths:
+        place = next((start / path for start in (ROOT, ROOT / "dsexplore", folder) if (start / path).exists()), None)
+        if place is None:
+            missing.append(path)
+        else:
+            folder = place.parent
+    assert paths
+    assert not missing
+
+
+def test_every_make_target_that_a_guide_names_is_there() -> None:
+    guides = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "README.md"))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make (\w+)", guides, re.MULTILINE)) <= targets
