@@ -16,11 +16,22 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from dsexplore.worlds.invented_values import READS, Inventor, note
+
+_GROUPED = torch.ops.aten._grouped_mm.default
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 class SimulationMode(FakeTensorMode):
-    """A `FakeTensorMode` for programs of plain fake tensors and DTensors."""
+    """A `FakeTensorMode` for programs of plain fake tensors and DTensors.
+
+    Attributes:
+        inventor: invents the values that a program reads.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.inventor = Inventor()
 
     def dispatch(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -28,7 +39,23 @@ class SimulationMode(FakeTensorMode):
         """What an op returns on fake tensors; ops on DTensors are DTensor's own to take apart."""
         if DTensor in types:
             return NotImplemented
-        return super().dispatch(func, types, args, kwargs or {})
+        kwargs = kwargs or {}
+        read = READS.get(func)
+        if read is not None and _needs_invention(args):
+            return read(self.inventor, args, kwargs)
+        if func is _GROUPED and args[0].dtype != torch.bfloat16:
+            return self._grouped(func, types, args, kwargs)
+        result = super().dispatch(func, types, args, kwargs)
+        note(func, args, kwargs, result)
+        return result
+
+    def _grouped(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """A grouped product of another type than bfloat16, which torch's shape function asks for."""
+        narrow = [torch.empty_like(arg, dtype=torch.bfloat16) for arg in args[:2]]
+        wide: Any = super().dispatch(func, types, (*narrow, *args[2:]), kwargs)
+        return torch.empty_like(wide, dtype=kwargs.get("out_dtype") or args[0].dtype)
 
     def _prep_args_for_hash(self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]) -> None:
         """Append to ``result`` all that tells these arguments from others."""
@@ -46,6 +73,11 @@ class SimulationMode(FakeTensorMode):
                 self._prep_args_for_hash(result, arg, state, id_hashed_objects)
             else:
                 super()._prep_args_for_hash(result, (arg,), state, id_hashed_objects)
+
+
+def _needs_invention(args: Sequence[Any]) -> bool:
+    """Whether torch has no value of its own for what is read: it keeps those of small constants."""
+    return isinstance(args[0], FakeTensor) and args[0].constant is None
 
 
 def _is_plain(tensor: FakeTensor) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar, overload
 
 import torch
@@ -25,9 +26,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.data import DataLoader
 
 from dsexplore.worlds.fake_dispatch import SimulationMode
+from dsexplore.worlds.invented_values import Inventor, known_of
 from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.remarks import Remarks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -151,10 +155,66 @@ def patch_sharding(patches: Patches) -> None:
     patches.attribute(fsdp_param, "_chunk_with_empty", Chunks)
 
 
+def patch_reading(patches: Patches, inventor: Inventor) -> None:
+    """Let a program read fake tensors in the ways that do not come by an op: as text, as lists, as arrays."""
+    text, array, numpy, listed = (
+        getattr(torch.Tensor, name) for name in ("__format__", "__array__", "numpy", "tolist")
+    )
+
+    def formatted(self: torch.Tensor, format_spec: str) -> str:
+        if isinstance(self, FakeTensor) and self.dim() == 0 and format_spec:
+            return format(self.item(), format_spec)
+        return str(text(self, format_spec))
+
+    def as_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        return inventor.array(self) if isinstance(self, FakeTensor) else numpy(self, force=force)
+
+    def as_array(self: torch.Tensor, dtype: Any = None) -> Any:
+        if not isinstance(self, FakeTensor):
+            return array(self, dtype)
+        made = inventor.array(self)
+        return made if dtype is None else made.astype(dtype, copy=False)
+
+    def as_list(self: torch.Tensor) -> Any:
+        known = known_of(self)
+        if known is None:
+            return listed(self)
+        with unset_fake_temporarily():
+            return listed(known)
+
+    for name, function in (
+        ("__format__", formatted),
+        ("__array__", as_array),
+        ("numpy", as_numpy),
+        ("tolist", as_list),
+    ):
+        patches.attribute(torch.Tensor, name, function)
+
+
+def patch_loaders(patches: Patches, remarks: Remarks) -> None:
+    """Let a `DataLoader` read in this process: fake tensors have no memory that its workers could share."""
+    init: Callable[..., None] = DataLoader.__init__
+    parameters = signature(init)
+    alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+
+    @wraps(init)
+    def without_workers(loader: DataLoader[Any], /, *args: Any, **kwargs: Any) -> None:
+        given = parameters.bind(loader, *args, **kwargs).arguments
+        if given.get("num_workers", 0):
+            remarks.say("a DataLoader has no workers on fake tensors, and reads in the script's own process")
+            given = {**given, **alone, "multiprocessing_context": None}
+        given.pop("self")
+        init(loader, **given)
+
+    patches.attribute(DataLoader, "__init__", without_workers)
+
+
 @contextmanager
-def fake_mode() -> Iterator[FakeTensorMode]:
+def fake_mode(inventor: Inventor | None = None) -> Iterator[FakeTensorMode]:
     """A `FakeTensorMode` that can be left even if the user's program entered a mode and did not leave it."""
     mode = SimulationMode(allow_non_fake_inputs=True)
+    if inventor is not None:
+        mode.inventor = inventor
     mode.__enter__()
     try:
         yield mode

@@ -34,6 +34,11 @@ class Remarks:
             file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<simulated world>", 0)
             warnings.warn_explicit(text, RuntimeWarning, file, line)
 
+    def line(self) -> str:
+        """The line of the user's program that runs now, ``"train.py:31"``; empty where none does."""
+        frame = user_frame(sys._getframe(1))
+        return "" if frame is None else source_text(frame.f_code, frame.f_lasti)
+
     def note(self, text: str) -> None:
         """Make a remark for the traces alone."""
         self._lines.setdefault(text, {})

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--ranks", metavar="RANKS", help="several ranks, each in a process of its own: 0,8 or all")
     option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
+    option(
+        *("--value",),
+        dest="values",
+        action="append",
+        default=[],
+        metavar="LINE=NUMBER",
+        help="what a read of a fake tensor returns there, as train.py:31=0.5; repeatable",
+    )
     option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
     option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
     option("--html", type=Path, metavar="FILE", help="write the report there")
@@ -97,12 +106,27 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         rank=options.rank or 0,
         ranks_per_node=options.ranks_per_node,
         fake=options.fake,
+        values=_values(options.values),
         device="cpu" if options.gpu == "cpu" else "cuda",
         gpu=options.gpu,
         steps=options.steps,
         save=options.save,
         command=command,
     )
+
+
+def _values(given: Sequence[str]) -> dict[str, float]:
+    """``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``."""
+    values = {}
+    for text in given:
+        line, _, number = text.rpartition("=")
+        try:
+            values[line] = float(number)
+        except ValueError:
+            line = ""
+        if ":" not in line:
+            raise UsageError(f"--value {text}: write a line of the script and a number, like train.py:31=0.5")
+    return values
 
 
 def _world_size(options: argparse.Namespace) -> int | None:

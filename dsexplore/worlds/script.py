@@ -31,6 +31,7 @@ class Setting:
     steps: int | None = None
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
+    values: Mapping[str, float] | None = None
     command: str = ""
     """The command that made the trace, for its notes."""
 
@@ -47,6 +48,7 @@ class Setting:
             ranks_per_node=self.ranks_per_node,
             device=self.device,
             gpu=self.gpu,
+            values=self.values,
             target="cuda" if self.device == "cuda" else "cpu",
         )
 
@@ -74,6 +76,7 @@ def run(
     module: bool = False,
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
+    values: Mapping[str, float] | None = None,
 ) -> Trace:
     """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
 
@@ -96,6 +99,7 @@ def run(
         module: whether ``script`` is run as ``python -m`` does.
         save: a directory or file where the trace is written when the script ends, however it ends.
         stack_depth: frames of the script to keep per event.
+        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
 
     Returns:
         The `Trace`; its step numbers count the script's optimizer steps.
@@ -105,7 +109,7 @@ def run(
         BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then.
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
-    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth)
+    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth, values)
     played = play(program, setting)
     if played.error is not None:
         raise played.error

@@ -37,6 +37,7 @@ from dsexplore.worlds import closed, fake_tensors
 from dsexplore.worlds.checkpoints import patch_checkpoints
 from dsexplore.worlds.ddp import patch_ddp
 from dsexplore.worlds.futures import patch_futures
+from dsexplore.worlds.invented_values import Inventor
 from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.nothing_sent import Use
@@ -69,6 +70,7 @@ def simulate(
     device: str = "cpu",
     gpu: str = "h100",
     target: Target = "cuda",
+    values: Mapping[str, float] | None = None,
 ) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and give its device mesh.
 
@@ -86,6 +88,8 @@ def simulate(
         gpu: which GPU ``torch.cuda`` describes then.
         target: whose traffic to show where torch goes another way on a CPU: ``"cuda"``, GPUs with NCCL, or ``"cpu"``,
             CPUs with gloo; see `dsexplore.worlds.target_traffic`.
+        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``, and how many elements
+            there are where values decide; elsewhere they are invented, which the trace's notes say.
 
     Yields:
         A ``torch.distributed.device_mesh.DeviceMesh`` of that device over all ranks.
@@ -93,7 +97,14 @@ def simulate(
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
     """
-    world = World(world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu, target=target)
+    world = World(
+        *(world_size, mesh, rank, fake),
+        ranks_per_node=ranks_per_node,
+        device=device,
+        gpu=gpu,
+        target=target,
+        values=values,
+    )
     try:
         yield world.open()
     finally:
@@ -126,6 +137,7 @@ class World:
         device: str = "cpu",
         gpu: str = "h100",
         target: Target = "cuda",
+        values: Mapping[str, float] | None = None,
     ) -> None:
         self.size, self.spec = resolve(world_size, mesh, rank)
         self.rank, self.fake = rank, fake
@@ -135,6 +147,7 @@ class World:
         self.device, self.gpu = device, gpu
         self.target = check_target(target)
         self.remarks = Remarks()
+        self._inventor = Inventor(self.remarks, values)
         self._exit = ExitStack()
         self._watch = closed.Watch()
         self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
@@ -179,7 +192,7 @@ class World:
         )
         self._meshes, _ = self._watch.made
         if self.fake:
-            self._exit.enter_context(fake_tensors.fake_mode())
+            self._exit.enter_context(fake_tensors.fake_mode(self._inventor))
         return mesh
 
     def expect_set_up(self) -> None:
@@ -207,6 +220,8 @@ class World:
         fake_tensors.patch_sharding(patches)
         if self.fake:
             fake_tensors.patch_conversion(patches)
+            fake_tensors.patch_reading(patches, self._inventor)
+            fake_tensors.patch_loaders(patches, self.remarks)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module, self.fake)
         patch_pipeline(patches)

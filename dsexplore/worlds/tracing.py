@@ -22,6 +22,7 @@ def commtrace(
     rank: int = 0,
     fake: bool = False,
     target: Target | None = None,
+    values: Mapping[str, float] | None = None,
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     ranks_per_node: int | None = None,
@@ -40,6 +41,7 @@ def commtrace(
         rank: the simulated rank to play.
         fake: run on fake tensors.
         target: whose traffic the simulated world shows, ``"cuda"`` unless said, or ``"cpu"``; see `simulate`.
+        values: what reads of fake tensors return on certain lines; see `simulate`.
         save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
@@ -59,7 +61,12 @@ def commtrace(
             shown: Target = target or "cuda"
             opened.enter_context(
                 simulate(
-                    world_size, mesh, rank, fake, ranks_per_node=ranks_per_node, device=device, gpu=gpu, target=shown
+                    *(world_size, mesh, rank, fake),
+                    ranks_per_node=ranks_per_node,
+                    device=device,
+                    gpu=gpu,
+                    target=shown,
+                    values=values,
                 )
             )
         opened.enter_context(translated())

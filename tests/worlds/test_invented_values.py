@@ -1,0 +1,204 @@
+"""Fake tensors and everyday scripts: what is read is invented, plausible, and said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import dsexplore
+from dsexplore import cli
+from dsexplore.worlds.invented_values import READ, SIZED
+from dsexplore.worlds.simulate import simulate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
+
+
+@pytest.fixture
+def fake() -> Iterator[None]:
+    with simulate(4, fake=True):
+        yield
+
+
+@pytest.mark.usefixtures("fake")
+class TestReads:
+    @pytest.mark.parametrize(
+        ("read", "expected"),
+        [
+            (lambda loss: loss.item(), 1.0),
+            (lambda loss: float(loss), 1.0),
+            (lambda loss: int(loss), 1),
+            (lambda loss: loss.tolist(), 1.0),
+            (lambda loss: loss.detach().cpu().numpy().item(), 1.0),
+            (lambda loss: f"{loss:.2f} {loss:g}", "1.00 1"),
+            (lambda loss: "%.1f" % loss, "1.0"),  # noqa: UP031 # as loggers do
+            (lambda loss: f"{loss}"[:10], "FakeTensor"),
+            (lambda loss: math.exp(loss.item()), math.e),
+            (lambda loss: bool(loss), True),
+            (lambda loss: bool(loss.isfinite()), True),
+            (lambda loss: bool(torch.isfinite(loss.expand(3)).all()), True),
+            (lambda loss: bool(loss.isnan()), False),
+            (lambda loss: bool(loss.isinf() | loss.isnan()), False),
+            (lambda loss: bool(torch.isnan(torch.randn(9)).any()), False),
+            (lambda loss: not torch.isfinite(loss), False),
+            (lambda loss: bool(loss != loss), False),  # how scripts ask for NaN
+            (lambda loss: torch.equal(loss, loss), True),
+            (lambda loss: loss.to(torch.complex64).item(), 1 + 0j),
+        ],
+    )
+    def test_of_a_loss(self, read: Callable[[torch.Tensor], Any], expected: object) -> None:
+        assert read(nn.Linear(4, 4)(torch.randn(2, 4)).sum()) == expected
+
+    @pytest.mark.parametrize(
+        ("make", "expected"),
+        [
+            (lambda: torch.linspace(0, 1, 5), [0, 0.25, 0.5, 0.75, 1]),
+            (lambda: torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+            (lambda: torch.arange(6).view(2, 3)[1], [3, 4, 5]),
+            (lambda: torch.zeros(2), [0, 0]),
+            (lambda: torch.full((2,), 7), [7, 7]),
+            (lambda: torch.ones(2) * 3 - 1, [2, 2]),
+            (lambda: torch.zeros(2).fill_(4.0), [4, 4]),
+            (lambda: torch.zeros(2).add_(torch.randn(2)), [1, 1]),  # nothing is known any more
+        ],
+    )
+    def test_what_was_given_is_known(self, make: Callable[[], torch.Tensor], expected: list[Any]) -> None:
+        assert make().tolist() == expected
+        assert np.asarray(make()).tolist() == expected
+
+    def test_iterating_gives_each_value(self) -> None:
+        assert [x.item() for x in torch.linspace(0, 3, 4)] == [0, 1, 2, 3]
+        assert sorted(torch.randperm(20).tolist()) == list(range(20))
+
+    def test_a_gradient_scaler_steps_and_keeps_its_scale(self) -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cpu")
+        steps = []
+        optimizer.register_step_post_hook(lambda *_: steps.append(None))
+        scaler.scale(model(torch.randn(2, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        scaler.step(optimizer)
+        scaler.update()
+        assert (len(steps), scaler.get_scale()) == (1, 65536.0)
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(torch.randn(()))
+
+
+class Rows(Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.randn(3), "y": index, "z": np.ones(2, dtype="float32")}
+
+
+@pytest.mark.usefixtures("fake")
+class TestDataLoader:
+    def test_shuffles_without_workers(self) -> None:
+        data = TensorDataset(torch.randn(16, 4), torch.randint(0, 3, (16,)))
+        for workers in (0, 2):
+            loader = DataLoader(data, 4, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+            assert [x.shape for x, _ in loader] == [(4, 4)] * 4
+
+    def test_collates_rows_of_a_distributed_sampler(self) -> None:
+        data = Rows()
+        (batch,) = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+        assert {name: tuple(each.shape) for name, each in batch.items()} == {"x": (4, 3), "y": (4,), "z": (4, 2)}
+
+
+TOKENS, EXPERTS, TOP = 64, 4, 2
+EACH = TOKENS * TOP // EXPERTS
+
+
+def routed() -> torch.Tensor:
+    return torch.topk(torch.randn(TOKENS, EXPERTS).softmax(-1), TOP).indices
+
+
+@pytest.mark.usefixtures("fake")
+class TestRouting:
+    """Each of the ways in which mixtures of experts send tokens gives each expert as many."""
+
+    def test_by_where(self) -> None:
+        assert [torch.where(routed() == expert)[0].shape[0] for expert in range(EXPERTS)] == [EACH] * EXPERTS
+
+    def test_by_a_mask(self) -> None:
+        mask = (routed() == 3).any(-1)
+        assert mask.any()
+        x = torch.randn(TOKENS, 8)
+        assert x[routed().flatten()[:TOKENS] == 3].shape == (TOKENS // EXPERTS, 8)
+
+    def test_by_one_hot_as_transformers_does(self) -> None:
+        mask = F.one_hot(routed(), num_classes=EXPERTS).permute(2, 1, 0)
+        hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+        assert len(hit) == EXPERTS
+        assert [torch.where(mask[each].squeeze(0))[1].shape[0] for each in hit] == [EACH] * EXPERTS
+
+    def test_by_counts(self) -> None:
+        assert torch.bincount(routed().flatten(), minlength=EXPERTS).tolist() == [EACH] * EXPERTS
+        splits = torch.histc(routed().float(), bins=EXPERTS, min=0, max=EXPERTS).int().tolist()
+        received = torch.empty(sum(splits), 8)
+        dist.all_to_all_single(received, torch.randn(sum(splits), 8), splits, splits)
+        assert sum(torch.bincount(routed().flatten(), minlength=6).tolist()) == TOKENS * TOP  # does not divide
+
+    def test_by_repeats_and_unique(self) -> None:
+        assert torch.repeat_interleave(torch.arange(3), torch.tensor([1, 2, 3])).shape == (6,)
+        values, counts = torch.unique(routed(), return_counts=True)
+        assert (values.shape, sum(counts.tolist())) == ((EXPERTS,), TOKENS * TOP)
+        assert torch.masked_select(torch.randn(8), torch.randn(8) > 0).shape == (4,)
+
+    def test_by_a_grouped_product_in_fp32(self) -> None:
+        weights = torch.randn(EXPERTS, 8, 16, requires_grad=True)
+        ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
+        made = torch._grouped_mm(torch.randn(TOKENS, 8), weights, offs=ends)
+        assert (made.shape, made.dtype) == ((TOKENS, 16), torch.float32)
+        made.sum().backward()
+        assert weights.grad is not None
+
+
+SCRIPT = """\
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+loss = torch.randn(3).sum()
+for step in range(3):
+    if loss.item() > 2:
+        dist.all_reduce(loss)
+    print(f"{loss:.1f}")
+kept = torch.randn(8)[torch.randn(8) > 0]
+dist.all_gather_into_tensor(kept.new_empty(2 * len(kept)), kept)
+"""
+
+
+class TestReport:
+    def test_reads_are_said_once_with_their_lines_and_can_be_given(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.py"
+        path.write_text(SCRIPT)
+        trace = dsexplore.run(path, world_size=2, fake=True)
+        read, sized = trace.info.notes
+        assert read == f"{READ} ({path}:5, {path}:7)"
+        assert sized == f"{SIZED} ({path}:8)"
+        assert trace.events.select("op", "message_bytes").rows() == [("all_gather", 2 * 4 * 4)]
+        given = dsexplore.run(path, world_size=2, fake=True, values={"train.py:5": 3.0, "train.py:8": 6})
+        assert given.by_op().select("op", "count", "message_bytes").rows() == [
+            ("all_gather", 1, 2 * 6 * 4),
+            ("all_reduce", 3, 12),
+        ]
+
+    def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "train.py"
+        path.write_text(SCRIPT)
+        status = cli.main(["run", "--world-size", "2", "--fake", "--value", "train.py:7=2.5", str(path)])
+        printed = capsys.readouterr().out
+        assert (status, printed.splitlines()[:3]) == (0, ["2.5"] * 3)
+        assert "values of fake tensors were read" in printed
+        assert cli.main(["run", "--world-size", "2", "--value", "train.py=x", str(path)]) == 2
+        assert "--value train.py=x: write a line of the script and a number" in capsys.readouterr().err
