@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from small_models import D, FeedForward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,26 +17,12 @@ from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import file_name, source_text
 
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 8)
-        self.down = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
+PARTS = ("", ".w1", ".w3", ".w2")
 
 
-class Model(nn.Module):
-    def __init__(self, depth: int = 2) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block() for _ in range(depth)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def stacked(depth: int = 2) -> nn.Sequential:
+    """That many feed-forward layers."""
+    return nn.Sequential(*(FeedForward() for _ in range(depth)))
 
 
 @pytest.fixture
@@ -51,56 +38,49 @@ def calls(modules: Modules) -> dict[str, int]:
 
 
 def test_names_begin_with_the_models_class(modules: Modules) -> None:
-    Model()(torch.ones(1, 4))
+    stacked()(torch.ones(1, D))
     assert calls(modules) == {
-        "Model": 1,
-        "Model.layers": 0,
-        "Model.layers.0": 1,
-        "Model.layers.0.up": 1,
-        "Model.layers.0.down": 1,
-        "Model.layers.1": 1,
-        "Model.layers.1.up": 1,
-        "Model.layers.1.down": 1,
+        "Sequential": 1,
+        **{f"Sequential.{i}{part}": 1 for i in range(2) for part in PARTS},
     }
 
 
 def test_a_part_that_ran_first_joins_its_model(modules: Modules) -> None:
-    model = Model()
-    model.layers[1](torch.ones(1, 4))
-    assert list(calls(modules)) == ["Block", "Block.up", "Block.down"]
-    model(torch.ones(1, 4))
+    model = stacked()
+    model[1](torch.ones(1, D))
+    assert list(calls(modules)) == ["FeedForward", "FeedForward.w1", "FeedForward.w3", "FeedForward.w2"]
+    model(torch.ones(1, D))
     assert list(calls(modules)) == [
-        "Model",
-        "Model.layers",
-        *(f"Model.layers.{i}{part}" for i in range(2) for part in ("", ".up", ".down")),
+        "Sequential",
+        *(f"Sequential.{i}{part}" for i in range(2) for part in PARTS),
     ]
-    assert calls(modules)["Model.layers.1.up"] == 2
+    assert calls(modules)["Sequential.1.w1"] == 2
     holders = [parameter.module.name for parameter in modules.parameters() if parameter.name == "weight"]
-    assert holders == [f"Model.layers.{i}.{part}" for i in range(2) for part in ("up", "down")]
+    assert holders == [f"Sequential.{i}{part}" for i in range(2) for part in PARTS[1:]]
 
 
 def test_two_models_of_one_class_are_told_apart(modules: Modules) -> None:
-    Model(1)(torch.ones(1, 4))
-    Model(1)(torch.ones(1, 4))
-    nn.Linear(4, 4)(torch.ones(1, 4))
-    assert [name for name in calls(modules) if "." not in name] == ["Model", "Model#2", "Linear"]
+    stacked(1)(torch.ones(1, D))
+    stacked(1)(torch.ones(1, D))
+    nn.Linear(D, D)(torch.ones(1, D))
+    assert [name for name in calls(modules) if "." not in name] == ["Sequential", "Sequential#2", "Linear"]
 
 
 def test_a_shared_module_has_one_name_and_all_its_calls(modules: Modules) -> None:
-    model = Model()
-    model.layers[1] = model.layers[0]
-    model(torch.ones(1, 4))
-    assert calls(modules)["Model.layers.0"] == 2
-    assert "Model.layers.1" not in calls(modules)
+    model = stacked()
+    model[1] = model[0]
+    model(torch.ones(1, D))
+    assert calls(modules)["Sequential.0"] == 2
+    assert "Sequential.1" not in calls(modules)
 
 
 def test_tied_parameters_say_whose_they_are(modules: Modules) -> None:
-    model = Model(1)
-    model.layers[0].down.weight = nn.Parameter(model.layers[0].up.weight.t().contiguous())
-    other = nn.Linear(4, 4)
-    tied = nn.Sequential(other, nn.Linear(4, 4))
+    model = stacked(1)
+    model[0].w2.weight = nn.Parameter(model[0].w1.weight.t().contiguous())
+    other = nn.Linear(D, D)
+    tied = nn.Sequential(other, nn.Linear(D, D))
     tied[1].weight = other.weight
-    tied(torch.ones(1, 4))
+    tied(torch.ones(1, D))
     shared = {f"{p.module.name}.{p.name}": p.shared_with for p in modules.parameters()}
     assert shared["Sequential.0.weight"] is None
     assert shared["Sequential.1.weight"] is not None
@@ -110,20 +90,20 @@ def test_tied_parameters_say_whose_they_are(modules: Modules) -> None:
 def test_wrappers_are_no_part_of_a_name(modules: Modules) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    model = Model()
-    model.layers[0] = checkpoint_wrapper(model.layers[0])
-    model(torch.ones(1, 4))
-    assert list(calls(modules)).count("Model.layers.0") == 1
-    assert calls(modules)["Model.layers.0"] == 1
+    model = stacked()
+    model[0] = checkpoint_wrapper(model[0])
+    model(torch.ones(1, D))
+    assert list(calls(modules)).count("Sequential.0") == 1
+    assert calls(modules)["Sequential.0"] == 1
     assert not any("_checkpoint" in name for name in calls(modules))
 
 
 def test_a_module_added_after_the_first_call_is_found(modules: Modules) -> None:
-    model = Model(1)
-    model(torch.ones(1, 4))
-    model.layers.append(Block())
-    model(torch.ones(1, 4))
-    assert calls(modules)["Model.layers.1.up"] == 1
+    model = stacked(1)
+    model(torch.ones(1, D))
+    model.append(FeedForward())
+    model(torch.ones(1, D))
+    assert calls(modules)["Sequential.1.w1"] == 1
 
 
 def node_names(modules: Modules, output: torch.Tensor) -> list[str]:
@@ -140,19 +120,20 @@ def node_names(modules: Modules, output: torch.Tensor) -> list[str]:
 
 
 def test_autograd_nodes_belong_to_the_module_that_made_them(modules: Modules) -> None:
-    out = Model(1)(torch.ones(1, 4)) * 2
+    out = stacked(1)(torch.ones(1, D)) * 2
     names = node_names(modules, out)
-    assert names[:2] == ["Mul -", "Addmm Model.layers.0.down"]
-    assert "Relu Model.layers.0" in names
-    assert "Addmm Model.layers.0.up" in names
+    assert names[:2] == ["Mul -", "Mm Sequential.0.w2"]
+    assert "Silu Sequential.0" in names
+    assert "Mm Sequential.0.w1" in names
 
 
 def test_a_gradient_accumulator_belongs_to_the_holder_of_its_parameter(modules: Modules) -> None:
-    model = Model(1)
-    accumulator = (model(torch.ones(1, 4))).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    model = stacked(1)
+    transposed = model(torch.ones(1, D)).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+    accumulator = transposed.next_functions[0][0]
     found = modules.call_of_node(accumulator, called_here=True).module
     assert found is not None
-    assert found.name == "Model.layers.0.down"
+    assert found.name == "Sequential.0.w2"
 
 
 def test_an_exception_inside_a_module_leaves_no_open_call(modules: Modules) -> None:
@@ -184,9 +165,9 @@ def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Mo
 
 
 def test_recomputed_forwards_count_as_calls(modules: Modules) -> None:
-    block = Block()
-    checkpoint(block, torch.ones(1, 4, requires_grad=True), use_reentrant=False).sum().backward()
-    assert calls(modules)["Block.up"] == 2
+    block = FeedForward()
+    checkpoint(block, torch.ones(1, D, requires_grad=True), use_reentrant=False).sum().backward()
+    assert calls(modules)["FeedForward.w1"] == 2
 
 
 def test_threads_do_not_share_a_stack(modules: Modules) -> None:
@@ -212,8 +193,8 @@ def test_threads_do_not_share_a_stack(modules: Modules) -> None:
 def test_models_are_not_kept_alive_and_hooks_are_removed() -> None:
     hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
     hooks.install()
-    model = Model()
-    model(torch.ones(1, 4))
+    model = stacked()
+    model(torch.ones(1, D))
     hooks.uninstall()
     assert not any(part._forward_hooks or part._forward_hooks_always_called for part in model.modules())
     assert not torch.nn.modules.module._global_forward_pre_hooks
@@ -221,20 +202,20 @@ def test_models_are_not_kept_alive_and_hooks_are_removed() -> None:
     del model
     gc.collect()
     assert gone() is None
-    assert calls(hooks.modules)["Model.layers.0"] == 1
+    assert calls(hooks.modules)["Sequential.0"] == 1
 
 
 def test_copies_made_meanwhile_are_left_without_hooks() -> None:
     hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
     hooks.install()
-    model = Model()
-    model(torch.ones(1, 4))
+    model = stacked()
+    model(torch.ones(1, D))
     copied = copy.deepcopy(copy.deepcopy(model))
     saved = pickle.dumps(model)
     hooks.uninstall()
     assert not any(part._forward_hooks or part._forward_hooks_always_called for part in copied.modules())
-    copied(torch.ones(1, 4))
-    pickle.loads(saved)(torch.ones(1, 4))
+    copied(torch.ones(1, D))
+    pickle.loads(saved)(torch.ones(1, D))
 
 
 def test_outputs_are_not_replaced(modules: Modules) -> None:
@@ -247,14 +228,14 @@ def test_outputs_are_not_replaced(modules: Modules) -> None:
 
 
 def test_a_node_knows_the_line_that_called_its_module(modules: Modules) -> None:
-    block = Block()
+    block = FeedForward()
     lines = []
-    for out in (block(torch.ones(1, 4)), block(torch.ones(1, 4))):
+    for out in (block(torch.ones(1, D)), block(torch.ones(1, D))):
         ((code, offset),) = modules.call_of_node(out.grad_fn, called_here=False).sources
         file, _, line = source_text(code, offset).rpartition(":")
-        assert file == file_name(__file__)
+        assert file == file_name(FeedForward.forward.__code__.co_filename)
         lines.append(int(line))
-    assert lines[0] == Block.forward.__code__.co_firstlineno + 1
+    assert lines[0] == FeedForward.forward.__code__.co_firstlineno + 1
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -268,9 +249,9 @@ def test_script_modules_are_followed(modules: Modules) -> None:
 def test_a_module_is_still_told_of_once_another_lies_where_it_lay(modules: Modules) -> None:
     """Some of ten blocks made one after the other, each gone by then, have the same address."""
     for _ in range(10):
-        Block()(torch.ones(1, 4))
-    labels = ["Block", *(f"Block#{number}" for number in range(2, 11))]
-    assert calls(modules) == {name: 1 for label in labels for name in (label, f"{label}.up", f"{label}.down")}
+        FeedForward()(torch.ones(1, D))
+    labels = ["FeedForward", *(f"FeedForward#{number}" for number in range(2, 11))]
+    assert calls(modules) == {name: 1 for label in labels for name in (f"{label}{part}" for part in PARTS)}
 
 
 def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:

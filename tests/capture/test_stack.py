@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
+from small_models import D, FeedForward
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -30,7 +32,7 @@ from dsexplore.capture.recorder import record
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)
-ROWS, COLUMNS = 8, 24
+ROWS, COLUMNS = 8, D
 
 World = Callable[..., DeviceMesh]
 Program = Callable[[], Any]
@@ -75,35 +77,9 @@ def sharded(mesh: DeviceMesh, **options: Any) -> DTensor:
     return DTensor.from_local(torch.ones(ROWS, COLUMNS, **options), mesh, [S0] * mesh.ndim, run_check=False)
 
 
-class FeedForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w2 = nn.Linear(COLUMNS, 4 * COLUMNS), nn.Linear(4 * COLUMNS, COLUMNS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(self.w1(x).relu())
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(COLUMNS), FeedForward()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(self.norm(x))
-
-
-class Stack(nn.Module):
-    """Two blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+def stack() -> nn.Sequential:
+    """Two feed-forward layers, each behind its norm."""
+    return nn.Sequential(*(nn.Sequential(OrderedDict(norm=nn.LayerNorm(COLUMNS), mlp=FeedForward())) for _ in range(2)))
 
 
 @pytest.fixture
@@ -118,22 +94,23 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         "norm": SequenceParallel(sequence_dim=0),
         "mlp": PrepareModuleInput(input_layouts=(S0,), desired_input_layouts=(R,)),
         "mlp.w1": ColwiseParallel(),
+        "mlp.w3": ColwiseParallel(),
         "mlp.w2": RowwiseParallel(output_layouts=S0),
     }
-    for block in model.blocks:
+    for block in model:
         parallelize_module(block, mesh, plan)
     return model
 
 
 def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    for block in model.blocks:
+    for block in model:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
 @pytest.fixture
 def model(world: World) -> nn.Module:
-    return tensor_parallel(Stack(), world("tp=4"))
+    return tensor_parallel(stack(), world("tp=4"))
 
 
 @pytest.fixture
@@ -160,22 +137,22 @@ def test_tensor_and_sequence_parallel(model: nn.Module, x: torch.Tensor) -> None
 
 
 def test_fsdp(world: World, x: torch.Tensor) -> None:
-    model = fully_sharded(Stack(), world("dp=4"))
+    model = fully_sharded(stack(), world("dp=4"))
     events = events_of(lambda: model(x).sum().backward())
     assert set(events["cause"]) == {"FSDP pre_forward", "FSDP pre_backward", "FSDP prefetch", "FSDP post_backward"}
-    assert set(events["owner"]) == {"Stack.blocks.0", "Stack.blocks.1"}
+    assert set(events["owner"]) == {"Sequential.0", "Sequential.1"}
 
 
 def test_fsdp_of_a_tensor_parallel_model(world: World, x: torch.Tensor) -> None:
     mesh = world("dp=2,tp=4")
-    model = fully_sharded(tensor_parallel(Stack(), mesh["tp"]), mesh["dp"])
+    model = fully_sharded(tensor_parallel(stack(), mesh["tp"]), mesh["dp"])
     events = events_of(lambda: model(x).sum().backward())
     of_both = events.filter(pl.col("cause").str.starts_with("FSDP post_backward: redistribute"))
     assert set(of_both["axis"]) == {"tp"}
 
 
 def test_fsdp_with_recomputation(world: World, x: torch.Tensor) -> None:
-    model = fully_sharded(Stack(), world("dp=4"))
+    model = fully_sharded(stack(), world("dp=4"))
     events = events_of(lambda: checkpoint(model, x, use_reentrant=False).sum().backward())
     assert set(events["phase"]) == {"forward", "backward"}  # FSDP gathers for backward before recomputation begins
 
@@ -185,8 +162,8 @@ def test_fsdp_that_gathers_as_the_program_says(world: World, x: torch.Tensor) ->
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return super().__call__(*args, **kwargs)
 
-    model = fully_sharded(Stack(), world("dp=4"))
-    for block in model.blocks:
+    model = fully_sharded(stack(), world("dp=4"))
+    for block in model:
         block.set_custom_all_gather(Gather())
     events = events_of(lambda: model(x).sum().backward())
     lines = events.filter(pl.col("op") == "all_gather", phase="forward")["source"].unique()
