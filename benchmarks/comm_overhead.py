@@ -18,7 +18,9 @@ from dsexplore.units import format_bytes
 
 BLOCKS = {8: 50, 64 * 1024: 25, 4 * 1024 * 1024: 2}
 """Message sizes in bytes, and how many calls make a block."""
-GOALS = {"off": 1.02, "on": 1.15}
+GOAL_OFF = 1.02
+GOALS_ON = {8: 1.25, 64 * 1024: 1.15, 4 * 1024 * 1024: 1.15}
+"""By message size in bytes: what one more Python function costs weighs most in the shortest call."""
 WAYS = ("torch", "off", "on")
 WARM_UP = 10
 
@@ -46,7 +48,7 @@ def measure(size: int, turns: int, block: int) -> dict[str, float]:
     dist.comms_logger.enabled = False
     assert dist.get_comm_operation_count() == (turns + WARM_UP) * block, "the log does not hold each call once"
     kept = {way: times[WARM_UP:] for way, times in taken.items()}
-    ratios = {way: median(a / b for a, b in zip(kept[way], kept["torch"], strict=True)) for way in GOALS}
+    ratios = {way: median(a / b for a, b in zip(kept[way], kept["torch"], strict=True)) for way in WAYS[1:]}
     return {"torch": median(kept["torch"]) / block / 1e3, **ratios}
 
 
@@ -62,11 +64,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=300, help="blocks of each way")
     parser.add_argument("--repeat", type=int, default=3, help="runs for each size; the median counts")
     options = parser.parse_args()
-    print(f"all_reduce, 2 gloo processes; goals: off ≤ {GOALS['off']}, on ≤ {GOALS['on']}")
+    goals = ", ".join(f"≤ {goal} at {format_bytes(size)}" for size, goal in GOALS_ON.items())
+    print(f"all_reduce, 2 gloo processes; goals: off ≤ {GOAL_OFF}; on {goals}")
     for size, block in BLOCKS.items():
         runs = [one_run(size, options.turns, block) for _ in range(options.repeat)]
         torch_us, off, on = (median(run[way] for run in runs) for way in WAYS)
-        met = "met" if off <= GOALS["off"] and on <= GOALS["on"] else "missed"
+        met = "met" if off <= GOAL_OFF and on <= GOALS_ON[size] else "missed"
         print(f"{format_bytes(size):>8}: torch {torch_us:8.1f} µs   off × {off:.3f}   on × {on:.3f}   goals {met}")
 
 

@@ -1,7 +1,8 @@
 """torch.distributed with DeepSpeed's names and a log: ``import dsexplore.comm as dist``.
 
-Takes the place of ``import deepspeed.comm as dist`` and of ``import torch.distributed as dist``: the calls below
-are torch's, logged, switchable and with errors that tell where; every other name of torch.distributed is torch's.
+Takes the place of ``import deepspeed.comm as dist`` and of ``import torch.distributed as dist``. The calls below are
+torch's; they can be logged and switched off, and their errors name the op, the group and the rank. Every other name of
+torch.distributed is torch's.
 """
 
 from __future__ import annotations

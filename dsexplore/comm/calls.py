@@ -1,4 +1,4 @@
-"""The collectives on tensors, with torch's parameters, DeepSpeed's names for them, and three of the log.
+"""The collectives on tensors, with torch's parameters, DeepSpeed's names for them, and three for the log.
 
 ``prof=True`` records a call though the log does not record all; ``log_name`` is the name it is recorded under;
 ``debug`` is the caller's name where the log runs in debug mode (found by itself when left out).
@@ -237,7 +237,7 @@ def gather(
     log_name: str = "gather",
     debug: str | None = None,
 ) -> Any:
-    """Collect each rank's ``tensor`` in ``gather_list`` on rank ``dst``; global rank 0 unless told otherwise."""
+    """Collect each rank's ``tensor`` in ``gather_list`` on rank ``dst``; global rank 0 by default."""
     args = (tensor, gather_list, dst, group, async_op, group_dst)
     return issue(s.GATHER, args, group, async_op, prof, log_name, debug)
 
@@ -253,7 +253,7 @@ def scatter(
     log_name: str = "scatter",
     debug: str | None = None,
 ) -> Any:
-    """Give each rank one tensor of the ``scatter_list`` of rank ``src``; global rank 0 unless told otherwise."""
+    """Give each rank one tensor of the ``scatter_list`` of rank ``src``; global rank 0 by default."""
     args = (tensor, scatter_list, src, group, async_op, group_src)
     return issue(s.SCATTER, args, group, async_op, prof, log_name, debug)
 

@@ -56,7 +56,7 @@ class Batch:
         return label
 
     def fail(self, error: Exception, group: Any) -> None:
-        """It raised before torch launched the calls."""
+        """Log calls that torch never launched, as the block raised before."""
         for call, args in self.deferred.values():
             comms_logger.fail(call, error, args, group)
 

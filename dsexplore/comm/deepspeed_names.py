@@ -64,7 +64,7 @@ def reduce_scatter_fn(
 
 
 def enable_symm_mem_for_group(group_name: str) -> Any:
-    """Let the group use symmetric memory."""
+    """Make symmetric memory available to the group."""
     return _backend("enable_symm_mem_for_group").enable_symm_mem_for_group(group_name)
 
 

@@ -68,7 +68,7 @@ def discover(
 
 
 def _complete_without_mpi4py(environment: Mapping[str, str]) -> bool:
-    """Whether Open MPI's variables tell all; they do not tell the master's address to several nodes."""
+    """Whether Open MPI's variables suffice to meet; they hold no address of a master on another node."""
     return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _single_node(environment))
 
 

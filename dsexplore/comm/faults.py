@@ -1,4 +1,4 @@
-"""Errors of collectives, told with the op, the group and the rank they happened on."""
+"""Errors of collectives, with the op, the group and the rank that they happened on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SHOWN_RANKS = 16
 
 
 def explain(error: Exception, call: str, group: Any) -> None:
-    """Put op, group and rank, and what to do, into an error's message; its type stays, for ``except`` clauses."""
-    if getattr(error, "_told_by_dsexplore", False):
+    """Put op, group and rank, and what to do, into an error's message. Its type stays, for ``except`` clauses."""
+    if getattr(error, "_explained_by_dsexplore", False):
         return
     text = str(error)
     error.args = (f"{call} on {describe(group)} failed on {_this_rank()}: {text}{_advice(text)}",)
-    error._told_by_dsexplore = True  # type: ignore[attr-defined]
+    error._explained_by_dsexplore = True  # type: ignore[attr-defined]
 
 
 def check_peers(peers: tuple[Any, Any], call: str, group: Any) -> None:

@@ -26,7 +26,9 @@ def copy_back(copies: Sequence[CopyBack]) -> None:
 
 
 class Handle(td.Work):
-    """torch's handle of an asynchronous call, whose errors tell where; tensors are copied back when it is over.
+    """torch's handle of an asynchronous call, whose errors name op, group and rank.
+
+    When the call is over, what was received in place of tensors that are not contiguous is copied back.
 
     Args:
         work: torch's handle: a work or a future.
@@ -51,7 +53,7 @@ class Handle(td.Work):
                 future.add_done_callback(self._future_is_done)
 
     def _future_is_done(self, future: Any) -> None:
-        """Have the call's line ended and printed by the work's own thread, without waiting for the caller."""
+        """End and print the call's line, in the thread that completed the work, without waiting for the caller."""
         assert self._call is not None
         try:
             future.value()

@@ -3,8 +3,8 @@
 With the log off, nothing switched off and contiguous tensors, a synchronous call goes straight on; all else goes
 through `_issue_with_care`; but a plain call with the log on, which `_issue_past_kernel` makes.
 
-Tensors that are not contiguous: gloo reads and writes their storage as if they were, without a word. So they
-go through contiguous copies, which are copied back when the op is over.
+Tensors that are not contiguous: gloo reads and writes their storage as if they were, without a word. Contiguous
+copies are sent in their place, and copied back when the op is over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def issue(
     log_name: str | None = None,
     debug: str | None = None,
 ) -> Any:
-    """Make a call: ``spelling.call(*args)``, with switches, log, handles, and errors that tell where.
+    """Make a call: ``spelling.call(*args)``, with switches, the log, handles, and errors that name op, group and rank.
 
     Args:
         spelling: what is called.
@@ -164,7 +164,7 @@ def _issue_with_care(
 
 
 def _call_labelled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
-    """Have the recorder label what the call issues."""
+    """Make a call whose collectives the recorder labels as they reach its kernels."""
     outer, current.label = current.label, call
     try:
         if call.spelling.is_custom:

@@ -62,7 +62,7 @@ def init_distributed(
     if dist_init_required is False and not is_initialized():
         hint = "initialise torch.distributed before, or leave dist_init_required out"
         raise UsageError(f"dist_init_required=False, but there is no process group: {hint}")
-    if not is_initialized() and auto_mpi_discovery and not _told_by_caller(init_method, rank, world_size):
+    if not is_initialized() and auto_mpi_discovery and not _names_its_ranks(init_method, rank, world_size):
         discovery.apply(distributed_port, verbose)
     if timeout is None:
         timeout = constants.default_pg_timeout
@@ -73,7 +73,7 @@ def init_distributed(
         _log.info("initialised with backend %s, %d ranks", td.get_backend(), td.get_world_size())
 
 
-def _told_by_caller(init_method: str | None, rank: int, world_size: int) -> bool:
+def _names_its_ranks(init_method: str | None, rank: int, world_size: int) -> bool:
     return init_method is not None and (not init_method.startswith("env://") or (rank >= 0 and world_size > 0))
 
 

@@ -212,7 +212,7 @@ class CommsLogger:
         Args:
             call: which.
             error: what was raised.
-            args: of the call, which tell what it would have moved, had it issued anything.
+            args: of the call: what it would have moved is read from them, where it issued nothing.
             group: the process group.
         """
         if not call.issued and group is not None:

@@ -77,7 +77,7 @@ class P2POp(td.P2POp):
     """A send or receive for `batch_isend_irecv`; ``op`` is `isend` or `irecv` of this package or of torch."""
 
     def __new__(cls, op: Callable[..., Any], *args: Any, **named: Any) -> P2POp:
-        """Let torch check the arguments."""
+        """Make torch's object, which checks the arguments."""
         return super().__new__(cls, _TORCH.get(op, op), *args, **named)  # type: ignore[no-any-return]
 
     def __init__(self, op: Callable[..., Any], *args: Any, **named: Any) -> None:

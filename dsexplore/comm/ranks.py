@@ -37,7 +37,7 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: Any = None) -> int:
-    """This rank's number in the group (None: the world); −1 outside it."""
+    """The number of this rank in the group (None: the world); −1 outside it."""
     require_initialised("get_rank")
     return td.get_rank(group)
 
@@ -61,7 +61,7 @@ def get_world_group() -> Any:
 
 
 def get_local_rank() -> int:
-    """This rank's number on its machine, as the launcher tells it; 0 where it does not."""
+    """The number of this rank on its machine, from the launcher's environment; 0 without one."""
     require_initialised("get_local_rank")
     return get_local_rank_from_launcher()
 

@@ -18,7 +18,7 @@ from dsexplore.capture.ops import COMMUNICATION, Communication, Message
 from dsexplore.comm.bandwidth import plain_op
 
 AsOp = Callable[[Sequence[Any]], Sequence[Any]]
-"""From a call's positional arguments to the first ones of its c10d op, among them those that tell the message."""
+"""From a call's positional arguments to the first ones of its c10d op, from which the message is read."""
 
 
 @dataclass(frozen=True, slots=True)

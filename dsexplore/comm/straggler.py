@@ -102,7 +102,7 @@ def _deepspeed_figures(size: int, pairs: Sequence[tuple[float, float]]) -> dict[
 
 
 def rank_log(records: Iterable[Record], rank: int) -> RankLog:
-    """The part of a log that other ranks are told."""
+    """What a rank sends of its log to the others."""
     series: dict[Key, list[tuple[int, float | None]]] = defaultdict(list)
     for record in records:
         if record.op not in _POINT_TO_POINT and not record.switched_off:
@@ -131,8 +131,8 @@ def straggler_report(logs: Sequence[RankLog]) -> StragglerReport:
         series = {rank: by_rank[rank].series.get(key, ()) for rank in ranks if rank in by_rank}
         counts = {rank: len(calls) for rank, calls in series.items()}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
-            differences.append(f"{name} on group {group} was logged {told} times; the first calls are compared")
+            logged = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
+            differences.append(f"{name} on group {group} was logged {logged} times; the first calls are compared")
         ops.append(_match(key, series, differences))
     return StragglerReport(tuple(op for op in ops if op.matched), tuple(differences), tuple(by_rank))
 
@@ -146,8 +146,8 @@ def _match(key: Key, series: Mapping[int, Sequence[tuple[int, float | None]]], d
         sizes = {size for size, _ in calls}
         times = {rank: seconds for rank, (_, seconds) in zip(series, calls, strict=True) if seconds is not None}
         if len(sizes) > 1:
-            told = ", ".join(f"rank {rank} {size} B" for rank, (size, _) in zip(series, calls, strict=True))
-            differences.append(f"{name} on group {group}, call {number}: sizes differ: {told}")
+            sent = ", ".join(f"rank {rank} {size} B" for rank, (size, _) in zip(series, calls, strict=True))
+            differences.append(f"{name} on group {group}, call {number}: sizes differ: {sent}")
         if len(times) < len(series):
             continue
         shortest = min(times.values())

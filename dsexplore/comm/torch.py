@@ -121,149 +121,46 @@ class TorchBackend(Backend):
         """
         return coalescing_manager(group, async_ops=async_op)
 
-    def all_reduce(self, tensor: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.all_reduce`."""
-        return calls.all_reduce(tensor, op, group, async_op)
-
-    def inference_all_reduce(self, tensor: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.inference_all_reduce`."""
-        return calls.inference_all_reduce(tensor, op, group, async_op)
-
-    def all_reduce_coalesced(self, tensors: Any, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.all_reduce_coalesced`."""
-        return calls.all_reduce_coalesced(tensors, op, group, async_op)
-
-    def reduce(self, tensor: Any, dst: int, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.reduce`."""
-        return calls.reduce(tensor, dst, op, group, async_op)
-
-    def reduce_scatter(
-        self, output: Any, input_list: Any, op: Any = _SUM, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.reduce_scatter`."""
-        return calls.reduce_scatter(output, input_list, op, group, async_op)
-
     def reduce_scatter_tensor(
-        self, output_tensor: Any, input_tensor: Any, op: Any = _SUM, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.reduce_scatter_tensor`."""
-        return calls.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
-
-    def broadcast(self, tensor: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.broadcast`."""
-        return calls.broadcast(tensor, src, group, async_op)
-
-    def broadcast_object_list(self, object_list: Any, src: int, group: Any = None, device: Any = None) -> Any:
-        """See `dsexplore.comm.objects.broadcast_object_list`."""
-        return objects.broadcast_object_list(object_list, src, group, device)
-
-    def all_gather(self, tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.all_gather`."""
-        return calls.all_gather(tensor_list, tensor, group, async_op)
-
-    def all_gather_into_tensor(
-        self, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.all_gather_into_tensor`."""
-        return calls.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-
-    def all_gather_base(self, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        """See `dsexplore.comm.calls.all_gather_base`."""
-        return calls.all_gather_base(output_tensor, input_tensor, group, async_op)
-
-    def all_gather_coalesced(
-        self, output_tensors: Any, input_tensors: Any, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.all_gather_coalesced`."""
-        return calls.all_gather_coalesced(output_tensors, input_tensors, group, async_op)
-
-    def all_gather_object(self, object_list: Any, obj: Any, group: Any = None) -> Any:
-        """See `dsexplore.comm.objects.all_gather_object`."""
-        return objects.all_gather_object(object_list, obj, group)
-
-    def all_to_all_single(
         self,
-        output: Any,
-        input: Any,  # noqa: A002 - DeepSpeed's name
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
+        output_tensor: Any,
+        input_tensor: Any,
+        op: Any = td.ReduceOp.SUM,
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """See `dsexplore.comm.calls.all_to_all_single`."""
-        return calls.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        """See `dsexplore.comm.calls.reduce_scatter_tensor`, whose second parameter has torch's name."""
+        return calls.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
-    def all_to_all(
-        self, output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.all_to_all`."""
-        return calls.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
-
-    def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> None:
-        """See `dsexplore.comm.p2p.send`."""
-        p2p.send(tensor, dst, group, tag)
-
-    def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
-        """See `dsexplore.comm.p2p.recv`."""
-        return p2p.recv(tensor, src, group, tag)
-
-    def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
-        """See `dsexplore.comm.p2p.isend`."""
-        return p2p.isend(tensor, dst, group, tag)
-
-    def irecv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
-        """See `dsexplore.comm.p2p.irecv`."""
-        return p2p.irecv(tensor, src, group, tag)
-
-    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Any]:
-        """See `dsexplore.comm.p2p.batch_isend_irecv`."""
-        return p2p.batch_isend_irecv(p2p_op_list)
-
-    def gather(
-        self, tensor: Any, gather_list: Any = None, dst: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.gather`."""
-        return calls.gather(tensor, gather_list, dst, group, async_op)
-
-    def scatter(
-        self, tensor: Any, scatter_list: Any = None, src: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.scatter`."""
-        return calls.scatter(tensor, scatter_list, src, group, async_op)
-
-    def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        """See `dsexplore.comm.calls.barrier`."""
-        return calls.barrier(group, async_op, device_ids)
-
-    def monitored_barrier(
-        self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> Any:
-        """See `dsexplore.comm.calls.monitored_barrier`."""
-        return calls.monitored_barrier(group, timeout, wait_all_ranks)
-
-    def get_rank(self, group: Any = None) -> int:
-        """This rank's number in the group; −1 outside it."""
-        return ranks.get_rank(group)
-
-    def get_world_size(self, group: Any = None) -> int:
-        """The group's size; −1 outside it."""
-        return ranks.get_world_size(group)
-
-    def get_backend(self, group: Any = None) -> str:
-        """Name of the group's backend."""
-        return ranks.get_backend(group)
-
-    def new_group(self, ranks: Any = None, *args: Any, **named: Any) -> Any:
-        """See `dsexplore.comm.ranks.new_group`."""
-        return ranks.new_group(ranks, *args, **named)
-
-    def get_global_rank(self, group: Any, group_rank: int) -> int:
-        """The rank in the world of a rank of the group."""
-        return ranks.get_global_rank(group, group_rank)
-
-    def get_world_group(self) -> Any:
-        """The group of all ranks."""
-        return ranks.get_world_group()
+    all_reduce = staticmethod(calls.all_reduce)
+    inference_all_reduce = staticmethod(calls.inference_all_reduce)
+    all_reduce_coalesced = staticmethod(calls.all_reduce_coalesced)
+    reduce = staticmethod(calls.reduce)
+    reduce_scatter = staticmethod(calls.reduce_scatter)
+    broadcast = staticmethod(calls.broadcast)
+    broadcast_object_list = staticmethod(objects.broadcast_object_list)
+    all_gather = staticmethod(calls.all_gather)
+    all_gather_into_tensor = staticmethod(calls.all_gather_into_tensor)
+    all_gather_base = staticmethod(calls.all_gather_base)
+    all_gather_coalesced = staticmethod(calls.all_gather_coalesced)
+    all_gather_object = staticmethod(objects.all_gather_object)
+    all_to_all_single = staticmethod(calls.all_to_all_single)
+    all_to_all = staticmethod(calls.all_to_all)
+    gather = staticmethod(calls.gather)
+    scatter = staticmethod(calls.scatter)
+    barrier = staticmethod(calls.barrier)
+    monitored_barrier = staticmethod(calls.monitored_barrier)
+    send = staticmethod(p2p.send)
+    recv = staticmethod(p2p.recv)
+    isend = staticmethod(p2p.isend)
+    irecv = staticmethod(p2p.irecv)
+    batch_isend_irecv = staticmethod(p2p.batch_isend_irecv)
+    get_rank = staticmethod(ranks.get_rank)
+    get_world_size = staticmethod(ranks.get_world_size)
+    get_backend = staticmethod(ranks.get_backend)
+    get_global_rank = staticmethod(ranks.get_global_rank)
+    get_world_group = staticmethod(ranks.get_world_group)
+    new_group = staticmethod(ranks.new_group)
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a group, or all."""
@@ -276,7 +173,7 @@ class TorchBackend(Backend):
         return init_device_mesh(device_type, mesh_shape, mesh_dim_names=mesh_dim_names)
 
     def enable_symm_mem_for_group(self, group_name: str) -> Any:
-        """Let the group use symmetric memory."""
+        """Make symmetric memory available to the group."""
         from torch.distributed import GroupName
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
@@ -287,7 +184,7 @@ class TorchBackend(Backend):
 
 
 def _device_to_bind(backend: str | None) -> torch.device | None:
-    """The GPU that NCCL is told to use from the start, which spares it a guess at the first collective."""
+    """The GPU of this rank, for NCCL to use from the start; without it NCCL guesses at the first collective."""
     local_rank = os.environ.get("LOCAL_RANK", "")
     if backend != NCCL_BACKEND or not local_rank.isdecimal() or not torch.cuda.is_available():
         return None

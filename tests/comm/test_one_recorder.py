@@ -17,6 +17,7 @@ import dsexplore.comm as dist
 from dsexplore.capture import substrate
 from dsexplore.capture.labels import current
 from dsexplore.capture.recorder import is_recording, record
+from dsexplore.comm.straggler import rank_log
 from dsexplore.worlds.simulate import simulate
 
 Ranks = Callable[..., list[Any]]
@@ -212,6 +213,28 @@ def test_calls_of_torch_are_not_the_logs_and_a_trace_has_both() -> None:
         dist.barrier()
     assert dist.get_logged_comm_ops() == ["barrier"]
     assert trace.events["message_bytes"].to_list() == [8, 12, 0]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_switched_off_or_sent_to_one_rank_is_not_matched_across_ranks() -> None:
+    dist.configure(enabled=True)
+    dist.all_reduce(torch.ones(2))
+    with pytest.warns(UserWarning, match="broadcast is off"), dist.comm_off("broadcast"):
+        dist.broadcast(torch.ones(2), 0)
+    dist.comms_logger.append("send", "send", latency=1.0, msg_size=8)
+    assert len(dist.comms_logger.records) == 3
+    assert list(rank_log(dist.comms_logger.records, rank=0).series) == [("0", (0,), "all_reduce")]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_handle_returns_what_torchs_methods_do() -> None:
+    dist.configure(enabled=True)
+    handle = dist.all_reduce(torch.ones(2), async_op=True)
+    assert handle.wait() is True
+    assert handle.is_success() is True
+    assert [tensor.tolist() for tensor in handle.result()] == [[1.0, 1.0]]
+    with pytest.raises(AttributeError, match="no_such_method"):
+        handle.no_such_method  # noqa: B018
 
 
 @pytest.mark.usefixtures("alone")

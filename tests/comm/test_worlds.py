@@ -25,6 +25,7 @@ def a_deepspeed_program() -> list[Any]:
     seen += [(world.world_rank, world.world_size), dist.get_local_rank(), world.using_mpi, world.is_initialized()]
     mesh = dist.initialize_mesh_device((2, 1), ("dp", "tp"))
     seen += [tuple(mesh.shape), mesh.mesh_dim_names, dist.get_world_group() is dist.group.WORLD]
+    dist.barrier()  # or a rank would end its world while another one still connects to it
     dist.destroy_process_group()
     return [*seen, dist.is_initialized(), dist.cdb]
 
