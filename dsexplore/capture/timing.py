@@ -100,32 +100,26 @@ def fail(event: Timed, error: BaseException) -> None:
 
 
 class InFlight:
-    """What collectives returned, each held until it has been done for a while.
+    """Works that may still run, each held until the next one after its end.
 
-    The kernels that the recorder calls run with Python's lock taken, where torch's own calls run without. A gloo
-    thread that drops the last reference to a finished work does so with its queue locked, and needs Python's lock
-    for it; a kernel that waits for that queue would then wait forever. So the last reference is this one.
-
-    Args:
-        held: for how many nanoseconds after its end a work is held; a gloo thread needs some microseconds.
+    None is held longer: a work holds its tensors, and memory that is not free when the next step asks for it has to
+    come from the system (half as long again for the steps of tutorial 05, whose gradients were held for a second).
     """
 
-    def __init__(self, held: int = 1_000_000_000) -> None:
-        self._held = held
-        self._results: deque[tuple[Timed, Any]] = deque()
+    def __init__(self) -> None:
+        self._works: deque[tuple[Timed, Any]] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._results)
+        return len(self._works)
 
-    def add(self, event: Timed, result: Any) -> None:
-        """Hold a work, or what the kernel returned with the work in it, and let go of those that ended long ago."""
-        results = self._results
-        long_ago = (event.start or 0) - self._held
+    def add(self, event: Timed, work: Any) -> None:
+        """Hold a work, and let go of those before it that are done."""
+        works = self._works
         with self._lock:
-            while results and (results[0][0].failure or (results[0][0].end or long_ago) < long_ago):
-                results.popleft()
-            results.append((event, result))
+            while works and (works[0][0].end is not None or works[0][0].failure):
+                works.popleft()
+            works.append((event, work))
 
     def settle(self, clock: Clock) -> None:
         """Fill in the end of works that are done, but whose thread has not got Python's lock yet to say so.
@@ -133,15 +127,15 @@ class InFlight:
         Who waits for a work's future, as DDP does, goes on before its callbacks are called.
         """
         with self._lock:
-            running = [(event, result) for event, result in self._results if event.end is None and not event.failure]
-        for event, result in running:
-            future = future_of(work_of(result))
+            running = [(event, work) for event, work in self._works if event.end is None and not event.failure]
+        for event, work in running:
+            future = future_of(work)
             if future is not None and future.done() and event.end is None:
                 _end(event, future, clock)
 
     def release(self) -> None:
-        """Let go of all, once torch calls its kernels itself again."""
-        self._results.clear()
+        """Let go of all."""
+        self._works.clear()
 
 
 class Spanned(Timed, Protocol):
@@ -191,15 +185,9 @@ class Stopwatch:
         if event.span is not None:
             event.span.watch(result)
             return
-        end_at_completion(event, work_of(result), self.now)
-        self._in_flight.add(event, result)
-
-    def hold(self, event: Spanned, result: Any) -> None:
-        """It has returned that; whoever issued it fills in its end on the host."""
-        if event.span is not None:
-            event.span.watch(result)
-            return
-        self._in_flight.add(event, result)
+        work = work_of(result)
+        end_at_completion(event, work, self.now)
+        self._in_flight.add(event, work)
 
     def end(self, event: Spanned) -> None:
         """It is over; on a device, when the current stream gets here."""

@@ -57,8 +57,8 @@ def issue(
         live = live_group(group)
         if live is not None:
             name = log_name or spelling.name
-            if comms_logger.logs_all and not is_async and _is_plain(spelling, args):
-                result = _issue_past_kernel(spelling, args, live, name)
+            if comms_logger.logs_all and _is_plain(spelling, args):
+                result = _issue_past_kernel(spelling, args, live, is_async, name)
                 if result is not None:
                     return result[0]
             return _issue_with_care(spelling, args, live, is_async, prof, name, debug)
@@ -111,14 +111,18 @@ def _is_plain(spelling: Spelling, args: Sequence[Any]) -> bool:
     return not (_dispatch_modes() or _function_modes())
 
 
-def _issue_past_kernel(spelling: Spelling, args: tuple[Any, ...], live: Any, log_name: str) -> tuple[Any] | None:
-    """Make a logged synchronous call that the recorder describes by its arguments, instead of in the op's kernel.
+def _issue_past_kernel(
+    spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, log_name: str
+) -> tuple[Any] | None:
+    """Make a logged call that the recorder describes by its arguments, instead of in the op's kernel.
 
     Returns:
-        What torch returned, in a tuple; None where the kernel must see the op, and nothing was issued.
+        What the call returns, in a tuple; None where the kernel must see the op, and nothing was issued.
     """
     recorder = comms_logger.recorder
-    call = comms_logger.call_of(spelling, log_name)
+    call = (
+        comms_logger.begin(spelling, log_name, is_async=True) if is_async else comms_logger.call_of(spelling, log_name)
+    )
     issued = recorder.begin_call(call, spelling.c10d_op, spelling.entry, spelling.as_op(args), live)
     if issued is None:
         return None
@@ -128,6 +132,9 @@ def _issue_past_kernel(spelling: Spelling, args: tuple[Any, ...], live: Any, log
         comms_logger.fail(comms_logger.begin(spelling, log_name), error, args, live)
         explain(error, spelling.name, live)
         raise
+    if is_async and result is not None:
+        recorder.follow_call(issued, result)
+        return (Handle(result, spelling.name, live, call),)
     recorder.end_call(issued)
     return (result,)
 

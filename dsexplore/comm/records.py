@@ -57,10 +57,13 @@ class LogRecording(Recording):
     def add(self, issued: Issued) -> None:
         """A collective was issued."""
         call = issued.label
-        if isinstance(call, Call) and call.is_wanted and (call.ops is None or issued.messages[0][0] in call.ops):
-            if call.spelling.is_custom and is_collective(issued):
-                return  # the call is one line, which `CommsLogger.begin_custom` adds, and not what it issues
-            self.issued.append(issued)
+        if not isinstance(call, Call) or not call.is_wanted:
+            return
+        if call.ops is not None and issued.messages[0][0] not in call.ops:
+            return
+        if call.spelling.is_custom and is_collective(issued):
+            return  # the call is one line, which `CommsLogger.begin_custom` adds, and not what it issues
+        self.issued.append(issued)
 
 
 def is_collective(issued: Issued) -> bool:

@@ -115,15 +115,15 @@ def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -
     assert event.end == 100
 
 
-def test_a_work_is_held_until_a_while_after_its_end() -> None:
-    in_flight = InFlight(held=10)
-    first = Timed(start=100, end=101)
-    in_flight.add(first, None)
-    in_flight.add(Timed(start=100), None)
-    in_flight.add(Timed(start=111), None)
-    assert len(in_flight) == 3
-    in_flight.add(Timed(start=112), None)
-    assert len(in_flight) == 3  # the first has been done for more than 10; the second is not done
+def test_a_work_is_held_until_the_next_one_after_its_end() -> None:
+    in_flight = InFlight()
+    done, running, failed = Timed(start=100, end=101), Timed(start=102), Timed(start=103, failure="failed: Error")
+    for event in (done, failed, running):
+        in_flight.add(event, None)
+    assert len(in_flight) == 1
+    running.end = 104
+    in_flight.add(Timed(start=105), None)
+    assert len(in_flight) == 1
     in_flight.release()
     assert len(in_flight) == 0
 
