@@ -56,9 +56,13 @@ def test_sweep_of_an_existing_file_only_reads(tmp_path: Path) -> None:
 
 def test_the_full_grid(tmp_path: Path) -> None:
     axes = {"queue_depth": [4, 8], "thread_count": [1], "block_size": [1 << 20], "single_submit": [False]}
-    result = sweep(tmp_path, "32MiB", None, read_share=1.0, **axes)
+    told: list[tuple[float, str]] = []
+    result = sweep(tmp_path, "32MiB", None, read_share=1.0, progress=told.append, **axes)  # type: ignore[arg-type]
     measured = {m.sample.config for m in result.measured if m.phase == "grid"}
     assert len(measured) == 2 * 2
+    grid = [(done, text) for done, text in told if text.startswith("grid")]
+    assert [done for done, _ in grid] == [min(step / 4, 0.99) for step in range(1, len(grid) + 1)]
+    assert {done for done, text in told if text.startswith("finals")} == {0.99}
     assert result.operations == ["read"]
 
 
@@ -89,8 +93,12 @@ def test_a_sweep_keeps_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Bench, "measure", measured)
     monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    result = sweep(tmp_path, "32MiB", 30)
+    shown: list[tuple[float, float]] = []
+    result = sweep(tmp_path, "32MiB", 30, progress=lambda p: shown.append((p.done, now[0])))
     assert 24 < result.elapsed <= 30
+    first, *measuring, last = shown
+    assert (first[0], last[0]) == (0.0, 1.0)
+    assert [done for done, _ in measuring] == pytest.approx([min(moment / 30, 0.99) for _, moment in measuring])
     assert result.references  # what the disk gives at most was measured within the time, too
 
 
