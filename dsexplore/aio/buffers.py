@@ -63,7 +63,7 @@ class Buffer:
         self.locked = False
 
     def populate(self) -> Buffer:
-        """Let the kernel hand out all pages now, not inside a measurement."""
+        """Touch all pages, so that the kernel provides them now and not inside a measurement."""
         self._whole[:: mmap.PAGESIZE] = 0
         return self
 
@@ -89,7 +89,7 @@ class Buffer:
         return len(self._whole)
 
     def huge_share(self) -> float | None:
-        """The part of the resident pages that are huge, 0 to 1; None where the system does not tell."""
+        """The part of the resident pages that are huge, 0 to 1; None where the system does not say."""
         return huge_share(self.address, len(self))
 
 
@@ -142,7 +142,7 @@ def huge_share(address: int, nbytes: int) -> float | None:
 
 
 class _Locked(NamedTuple):
-    """What is known of a locked tensor's memory. It does not keep the memory: that is the tensor's part."""
+    """Where a locked tensor's memory lies. Only the tensor keeps the memory alive."""
 
     memory: weakref.ref[NDArray[np.uint8]]
     address: int

@@ -45,7 +45,7 @@ class Best:
     fastest_ratio: Interval
     """Its rate relative to the default's."""
     tied: tuple[AioConfig, ...]
-    """Those that are less than 5 % slower than the fastest, the cheapest first."""
+    """The settings that are less than 5 % slower than the fastest, the cheapest first."""
     default_ratio: Interval
     """The default relative to the fastest."""
     doubts: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Best:
             gap = (1 - self.default_ratio.value) * 100
             return f"The default is already within {gap:.1f} % of the best setting found: nothing to gain."
         span = f"n {self.fastest_ratio.n}"
-        if self.fastest_ratio.tells:
+        if self.fastest_ratio.is_narrow:
             span = f"{(self.fastest_ratio.low - 1) * 100:+.1f} to {(self.fastest_ratio.high - 1) * 100:+.1f} %"
         return (
             f"Keep the default: {self.fastest} looks best, {gain} ({span}), but the rates scatter too much to be sure: "

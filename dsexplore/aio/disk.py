@@ -79,7 +79,7 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
 def drop_cached(fd: int) -> float | None:
     """Write a file's dirty pages and drop its cached ones, as any user may; the share of pages still cached.
 
-    None where the system does not tell (Linux before 6.5).
+    None where the system has no such call (Linux before 6.5).
     """
     with suppress(OSError):
         make_durable(fd)
@@ -89,7 +89,7 @@ def drop_cached(fd: int) -> float | None:
 
 
 def cached_share(fd: int) -> float | None:
-    """The part of a file that lies in the page cache, 0 to 1; None where the system does not tell."""
+    """The part of a file that lies in the page cache, 0 to 1; None where the system has no such call."""
     size = os.fstat(fd).st_size
     if not sc.SUPPORTED or size == 0:
         return None

@@ -119,15 +119,12 @@ def drive(
     following = pending = 0
     try:
         while True:
-            lacking = 0
             if following < total and (overlap or not pending) and not odd:
                 want = depth - pending
                 if following + want > total:
                     want = total - following
                 if slots is not None:
-                    lacking = want
                     want = _lend(engine, requests, slots, following, want)
-                    lacking -= want
                 accepted = submit(following, 1 if single else want) if want else 0
                 if accepted < want:
                     accepted += _submit_rest(engine, following + accepted, want - accepted, single)
@@ -136,15 +133,15 @@ def drive(
                             slots.give(index, moved=False)
                 following += accepted
                 pending += accepted
+            returned = False
             finished = take() if times is None else times.note(take(), following)
             for index, result in finished:
                 if result != lengths[index]:
                     odd.append((index, result))
                 elif slots is not None:
                     slots.give(index, moved=True)
-                    if lacking > 0:
-                        lacking = -1
-            if lacking < 0:
+                    returned = True
+            if returned and following < total:
                 continue  # the queue is filled before the next wait, with the memory that has just come back
             if times is not None and times.is_over:
                 total = following

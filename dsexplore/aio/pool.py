@@ -23,7 +23,7 @@ _COMPARED = 16 << 20
 
 
 class Latch:
-    """Closed until `open` is called, once. An event for one waiting thread, and cheaper to make and to pass."""
+    """An event that one thread waits for and that is set once; cheaper to make and to wait for than threading's."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -31,7 +31,7 @@ class Latch:
         self._lock.acquire()
 
     def open(self) -> None:
-        """Let the waiting thread go on."""
+        """Wake the waiting thread."""
         self._is_open = True
         self._lock.release()
 
@@ -212,7 +212,7 @@ class Pool:
         self._inboxes[thread].put((job, share))
 
     def close(self) -> None:
-        """Let the threads finish what they have, end them and give their engines back; harmless when repeated."""
+        """Wait for the threads to finish their jobs, end them and close their engines; harmless when repeated."""
         threads, self._threads = self._threads, []
         if self._owner != os.getpid():  # a fork leaves the threads with the parent
             return

@@ -2,8 +2,9 @@
 
 A file loses its name as soon as it is open, and is reached through ``/proc`` from then on. Where there is no ``/proc``
 it keeps a recognisable name until it is closed: the owner holds a lock on it, which the kernel lets go however the
-owner dies. So the next start can tell an abandoned file from one in use, also across containers that do not see each
-other's processes. On a filesystem without such locks (Lustre as it is often mounted) nothing is taken for abandoned.
+owner dies. So the next start removes abandoned files and leaves those in use, also across containers that do not see
+each other's processes. On a filesystem without such locks (Lustre as it is often mounted) nothing is taken for
+abandoned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds a fast setting in few measurements. Pure logic: what measures, and what tells the time, are arguments."""
+"""Finds a fast setting in few measurements. Pure logic: the measuring and the clock are arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ MOST_FINALISTS = 6
 _WORTH_MOVING = 1.02
 _NEAR = 0.9
 """What a finalist that is chosen for being cheap must reach of the highest score."""
-_FEWEST_ROUNDS = 3
+FEWEST_ROUNDS = 3
+"""Rounds of finals before which nothing is sure."""
 _GIVEN_UP = 0.2
 """A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two. None is given up that
 may be tied with the best."""
@@ -114,12 +115,12 @@ def finals(
         means = {config: ratio_interval(ratios[config]).value for config in running}
         best = max(means, key=lambda config: means[config])
         behind = {config: _relative(ratios[config], ratios[best]) for config in running}
-        if rounds >= _FEWEST_ROUNDS and all(ratio_interval(ratios[config]).width < width for config in running):
+        if rounds >= FEWEST_ROUNDS and all(ratio_interval(ratios[config]).width < width for config in running):
             break
         if rounds >= 2:
             limit = 1 - max(_GIVEN_UP / rounds, 1.5 * MATTERS)
             running = [config for config in running if behind[config].value >= limit]
-        if rounds >= _FEWEST_ROUNDS:
+        if rounds >= FEWEST_ROUNDS:
             running = [config for config in running if behind[config].high >= 1 - MATTERS]
     return ratios
 
@@ -138,7 +139,7 @@ def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int 
     ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
     near = [config for config in ranked if scores[config] >= scores[ranked[0]] * _NEAR]
     cheap = sorted(near, key=lambda config: (config.bytes_in_flight, config.thread_count, config.queue_depth))
-    return list(dict.fromkeys([*ranked[: count // 2], *cheap[: count - count // 2], *ranked]))[:count]
+    return list(dict.fromkeys([*ranked[: -(-count // 2)], *cheap[: count // 2], *ranked]))[:count]
 
 
 def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:

@@ -1,4 +1,4 @@
-"""What a sweep needs before it measures: its arguments checked, its file written, its disk known."""
+"""Prepares a sweep: checks its arguments, writes its file, and reads what it lies on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WriteMode = Literal["overwrite", "fresh", "fallocated"]
 ``fallocated``: space reserved before and never written."""
 
 CONTROL = AioConfig()
-"""The default setting: measured in every round, and what all others are told in."""
+"""The default setting: measured in every round, and the unit of all ratios."""
 _LEAST_SIZE = CONTROL.bytes_in_flight
 _SLICE = (0.02, 0.15)
 """Seconds of one slice: at least, at most."""

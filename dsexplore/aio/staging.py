@@ -114,17 +114,17 @@ def memory_of(buffer: Any, *, writable: bool) -> Memory:
 
 def _memory_of_tensor(tensor: Any) -> Memory:
     if not tensor.is_contiguous():
-        raise UsageError(f"{_told(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
+        raise UsageError(f"{_described(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
-        raise UsageError(f"{_told(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
+        raise UsageError(f"{_described(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
     if tensor.is_cpu:
         return HostMemory(tensor.data_ptr(), tensor.nbytes, tensor.untyped_storage())
     if tensor.is_meta:
-        raise UsageError(f"{_told(tensor)} on the meta device has no memory: use a real device")
+        raise UsageError(f"{_described(tensor)} on the meta device has no memory: use a real device")
     return DeviceMemory(tensor)
 
 
-def _told(tensor: Any) -> str:
+def _described(tensor: Any) -> str:
     return f"a tensor of shape {tuple(tensor.shape)}"
 
 

@@ -12,7 +12,7 @@ _T95 += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05,
 
 
 _WIDEST = 9.0
-"""An interval whose ends are ten times apart tells nothing."""
+"""High over low, minus one, from which on an interval says nothing: its ends are ten times apart."""
 
 
 class Interval(NamedTuple):
@@ -29,14 +29,14 @@ class Interval(NamedTuple):
         return self.high / self.low - 1 if self.low > 0 else math.inf
 
     @property
-    def tells(self) -> bool:
-        """Whether its ends are near enough to say anything."""
+    def is_narrow(self) -> bool:
+        """Whether the ends of the interval are less than ten times apart."""
         return self.width < _WIDEST
 
     def __str__(self) -> str:
         if self.n < 2:
             return f"{self.value:.3f} (n {self.n})"
-        if not self.tells:
+        if not self.is_narrow:
             return f"{self.value:.3f} (n {self.n}, scatters too much)"
         return f"{self.value:.3f} ({self.low:.3f}–{self.high:.3f}, n {self.n})"
 

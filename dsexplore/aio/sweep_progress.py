@@ -1,4 +1,4 @@
-"""How far a sweep is: told to the caller's function, or drawn where someone sees it."""
+"""How far a sweep is: passed to the caller's function, or drawn where someone sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Report = Callable[[Progress], None]
 
 @contextmanager
 def reporting(wanted: bool | Report | None) -> Iterator[Report]:
-    """The caller's own function; a bar if wanted, or if None and someone sees it; else silence."""
+    """Yield the function to report to: the caller's; or a bar, if wanted or if None and someone sees it; or none."""
     if callable(wanted):
         yield wanted
         return

@@ -198,7 +198,7 @@ class _Run:
                 return self.elapsed() < until and self._left() >= begin * (1 - _DESCENT_SHARE)
 
             scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits)
-        finalists = search.strongest(scores, CONTROL)
+        finalists = search.strongest(scores, CONTROL, self._affordable())
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
@@ -209,6 +209,16 @@ class _Run:
                 return in_time and self._round < last and self._may_write(slices // len(self._setup.operations))
 
             search.finals(finalists, self.round, more, self._shuffle)
+
+    def _affordable(self) -> int:
+        """How many finalists can be measured often enough in what is left of the time and of what may be written."""
+        each = len(self._setup.transfers) * len(self._setup.operations)
+        left = self._limit - self.elapsed() - self._seconds(_LIMIT_RUNS * len(self._setup.operations))
+        rounds = left / self._seconds(each)
+        if "write" in self._setup.operations and self._written_by_slice:
+            rounds = min(rounds, self._left() / self._written_by_slice / len(self._setup.transfers) - _LIMIT_RUNS)
+        most = rounds / search.FEWEST_ROUNDS - 1  # the control takes part, too
+        return int(min(max(most, 1), search.MOST_FINALISTS))
 
     def _start(self, every: Sequence[AioConfig]) -> AioConfig:
         """The default as far as the axes have its values, if that fits."""

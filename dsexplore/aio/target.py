@@ -21,7 +21,7 @@ _NO_NAME = ctypes.create_string_buffer(1)
 
 
 def make_durable(fd: int) -> None:
-    """Wait until what was written is on the disk: the data, and the length if the system can tell them apart."""
+    """Wait until what was written is on the disk: the data, and the length if the system has a call for these alone."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 

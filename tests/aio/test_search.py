@@ -112,6 +112,8 @@ def test_half_of_the_finalists_are_the_cheapest_of_the_near() -> None:
     assert depths == [64, 63, 62, 1, 2, 3]
     scores[AioConfig(queue_depth=1)] = 0.9  # too far behind the highest
     assert [config.queue_depth for config in search.strongest(scores, CONTROL)][3:] == [2, 3, 4]
+    assert [config.queue_depth for config in search.strongest(scores, CONTROL, 1)] == [64]
+    assert [config.queue_depth for config in search.strongest(scores, CONTROL, 3)] == [64, 63, 2]
     few = {CONTROL: 2.0, AioConfig(queue_depth=2): 1.0, AioConfig(queue_depth=4): 0.5}
     assert [config.queue_depth for config in search.strongest(few, CONTROL)] == [2, 4]
 

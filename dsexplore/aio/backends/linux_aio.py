@@ -111,7 +111,7 @@ class LinuxAio(Engine):
 
     def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
         # The caches are cold whenever a wait returns: each function, object and page that is touched then costs more
-        # than the bytecode does. So the loop is two system calls on prepared arguments, and little else.
+        # than the bytecode does. Hence the loop is two system calls on prepared arguments, and little else.
         fast, number, counts, starts, places = self._fast, self._number, self._counts, self._starts, self._places
         least, most, forever = counts[minimum], counts[self.depth], self._forever
         at = 0

@@ -1,0 +1,111 @@
+"""Whether several sweeps of one disk name one setting, and what each named setting gives where users meet it.
+
+Each sweep starts anew, with another seed. Then every setting that was named moves tensors of two sizes by `aio_handle`,
+read and written in turn with the default, each tensor to its end: rounds in changing order, as a disk drifts. Run from
+the project's root, with nothing else running:
+
+    python -m benchmarks.aio_reproducible DIRECTORY [--sweeps 6] [--seconds 60] [--size 1GiB]
+        [--tensors 32MiB 512MiB] [--rounds 12] [--max-written 64GiB]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import defaultdict
+from itertools import product
+
+from benchmarks.aio_bench_file import random_file, unwind_on_signals
+from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.handle import aio_handle
+from dsexplore.aio.measure import fill_random
+from dsexplore.aio.result import SweepResult
+from dsexplore.aio.statistics import ratio_interval
+from dsexplore.aio.sweeping import sweep
+from dsexplore.units import format_bytes, parse_size
+
+CONTROL = AioConfig()
+_LEAST_SECONDS = 0.1
+"""Small tensors are moved again and again for so long."""
+
+
+def run_sweeps(args: argparse.Namespace) -> list[SweepResult]:
+    """The sweeps one after another; each says what it names and with what it is tied."""
+    results = []
+    for seed in range(args.sweeps):
+        result = sweep(
+            args.directory,
+            args.size,
+            args.seconds,
+            tensor=args.tensors,
+            max_written=args.max_written,
+            progress=False,
+            seed=seed,
+        )
+        best = result.best()
+        if not results:
+            print(result.disk.label)
+        results.append(result)
+        print(f"sweep {seed + 1}, {result.elapsed:.0f} s, {format_bytes(result.bytes_written)} written: {best.config}")
+        print(f"  {best.sentence()}\n  tied: {'; '.join(map(str, best.tied))}", flush=True)
+    return results
+
+
+def rate_of(config: AioConfig, path: str, tensor: Buffer, operation: str) -> float:
+    """Bytes per second of one handle that moves a tensor again and again."""
+    with aio_handle.from_config(config) as handle:
+        move = handle.sync_pread if operation == "read" else handle.sync_pwrite
+        move(tensor, path)  # opens the queues
+        moved, begun = 0, time.perf_counter()
+        while (seconds := time.perf_counter() - begun) < _LEAST_SECONDS or not moved:
+            move(tensor, path)
+            moved += tensor.nbytes
+    return moved / seconds
+
+
+def run_loops(args: argparse.Namespace, configs: list[AioConfig]) -> None:
+    """What each setting gives in the user's loop relative to the default in the same round."""
+    ratios: dict[tuple[AioConfig, int, str], list[float]] = defaultdict(list)
+    with random_file(args.directory, max(args.tensors)) as path:
+        tensors = {nbytes: fill_random(Buffer(nbytes)) for nbytes in args.tensors}
+        for number in range(args.rounds):
+            order = [CONTROL, *configs]
+            random.Random(number).shuffle(order)
+            for nbytes, operation in product(args.tensors, ("read", "write")):
+                rates = {config: rate_of(config, path, tensors[nbytes], operation) for config in order}
+                for config in configs:
+                    ratios[config, nbytes, operation].append(rates[config] / rates[CONTROL])
+    for (config, nbytes, operation), values in ratios.items():
+        print(f"{config}: {operation} of {format_bytes(nbytes)} tensors {ratio_interval(values)} × the default")
+
+
+def main() -> None:
+    """Sweep, and let what was named meet the default."""
+    unwind_on_signals()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory")
+    parser.add_argument("--sweeps", default=6, type=int)
+    parser.add_argument("--seconds", default=60.0, type=float)
+    parser.add_argument("--size", default="1GiB", type=parse_size)
+    parser.add_argument("--tensors", default=[32 << 20, 512 << 20], type=parse_size, nargs="+")
+    parser.add_argument("--rounds", default=12, type=int)
+    parser.add_argument("--max-written", default="64GiB", type=parse_size)
+    args = parser.parse_args()
+    results = run_sweeps(args)
+    answers = {result.best().config for result in results}
+    ties = [set(result.best().tied) for result in results]
+    common = set.intersection(*ties)
+    doubtful = sum(bool(result.best().doubts) for result in results)
+    print(f"{len(answers)} answers, {doubtful} of {len(results)} sweeps keep the default for a doubt")
+    print(f"{len(common)} settings are tied with the fastest in each sweep")
+    if len(answers) == 1 or answers <= common:
+        print("goal met: one answer, or the same tie")
+    else:
+        print("goal MISSED: the sweeps name settings that are not tied in each of them")
+    run_loops(args, sorted(answers - {CONTROL}))
+
+
+if __name__ == "__main__":
+    main()
