@@ -1,1 +1,36 @@
-"""A GPU that is not there: `stand_in.cuda_stand_in` lets ``cuda`` mean the CPU."""
+"""A GPU that is not there: `stand_in.cuda_stand_in` lets ``cuda`` mean the CPU, and a script find what it expects.
+
+Fake ``cuda`` tensors are no way: their autograd raises on a CPU build, and on a CUDA build without a GPU. So all memory
+is the CPU's (or a fake tensor mode's), Python is answered as on a GPU, and C++ sees CPU tensors. torch's own Python is
+answered like the script, so it goes the ways that it goes on GPUs, and what it sends is what the cluster would send.
+
+Where torch's way forks, and what is done there:
+
+| what a script or torch asks for | what happens | where |
+|---|---|---|
+| ``device="cuda"``, ``.to(0)``, ``.cuda()``, ``torch.device(0)`` | a CPU tensor, marked | `function_mode` |
+| ``tensor.device``, ``is_cuda``, ``type()``, ``repr`` | the mark; a DTensor's is its mesh's | `function_mode` |
+| moving to another device, ``.cpu()`` | a copy, as between devices; moving to where it is, itself | `function_mode` |
+| ``with torch.device("cuda")``, ``set_default_device`` | likewise; restored when the block ends | `function_mode` |
+| hooks and autograd functions in backward, threads | the function mode is entered there too | `function_mode` |
+| parameters, ``torch.cuda.FloatTensor``, ``record_stream``, fake tensors | marked, answered or ignored | `tensors` |
+| ``torch.cuda.*``, ``torch.accelerator.*`` | torch's Python, over functions of ``torch._C`` made here | `answers` |
+| streams, events | run at once, in order; elapsed time is this machine's | `streams` |
+| memory figures | an estimate, which a warning says once | `gpu_memory` |
+| name, capability, memory, NCCL's version | those of the GPU asked for, from ``gpus/*.toml`` | `gpu` |
+| seeds, generators, 16-byte states | the CPU's generator; a state names a point of it | `rng` |
+| ``torch.autocast("cuda")`` | CPU autocast, with CUDA's list of ops (norms, sums … in fp32) | `autocast` |
+| ``torch.load(map_location="cuda")`` | CPU memory, marked; files are saved as CPU tensors | `loading` |
+| meshes of ``cuda``, groups of ``nccl`` | the mesh stays ``cuda``: ``S(0) → S(1)`` is an all_to_all | `nccl` |
+| ``barrier(device_ids=...)``, ``ProcessGroupNCCL.Options`` | a barrier of a CPU tensor; kept | `nccl` |
+| DTensor's random ops | one state, which the ranks agree on by a broadcast, as on GPUs | `nccl` |
+| ``pin_memory`` | nothing is pinned | `function_mode` |
+| ``mm(..., out_dtype=...)`` and kin | computed in that dtype | `gpu_kernels` |
+| ``sdpa_kernel(FLASH_ATTENTION)`` and kin | that kernel where the CPU has it, else torch's plain one | `refused` |
+| ``torch.compile`` | the code as it is written, said once | `refused` |
+| CUDA graphs, Triton kernels, extensions, ``nn.DataParallel`` | one error that names it and the remedy | `refused` |
+
+What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of
+``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; ops of tensors on different
+devices do not raise; NumPy takes a tensor that is believed to be on a GPU.
+"""

@@ -12,6 +12,7 @@ from dsexplore.worlds.cuda.answers import Devices, patch_torch_cuda
 from dsexplore.worlds.cuda.autocast import patch_autocast
 from dsexplore.worlds.cuda.function_mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
+from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
 from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
@@ -82,6 +83,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_fake_tensors(patches, mode)
     patch_checkpoint(patches)
     patch_groups(patches, mode)
+    patch_kernels(patches)
     patch_refused(patches)
     patch_backward(patches, mode)
     patch_threads(patches, mode)

@@ -152,3 +152,13 @@ def test_data_loader_pins(workers: int) -> None:
     found = [batch.cuda(non_blocking=True) for (batch,) in loader]
     assert [batch.tolist() for batch in found] == [[0, 1], [2, 3]]
     assert {batch.device for batch in found} == {cuda(1)}
+
+
+def test_products_with_a_dtype_of_their_own() -> None:
+    a = torch.full((2, 2), 2.0, dtype=torch.bfloat16, device="cuda")
+    total = torch.ones(2, 2, device="cuda")
+    assert torch.mm(a, a, out_dtype=torch.float32).dtype == torch.float32
+    assert torch.bmm(a[None], a[None], out_dtype=torch.float32).dtype == torch.float32
+    assert torch.addmm(total, a, a, out_dtype=torch.float32, beta=2).tolist() == [[10, 10], [10, 10]]
+    torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
+    assert total.tolist() == [[9, 9], [9, 9]]
