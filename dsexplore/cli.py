@@ -112,6 +112,12 @@ def _demo(options: argparse.Namespace) -> None:
 
     if parse_mesh(options.mesh).axes != ("dp", "tp"):
         raise UsageError(f"--mesh {options.mesh}: the demo shards over the axes dp and tp: write it like dp=2,tp=4")
+    shape, tp = demo.Shape(), parse_mesh(options.mesh).shape[1]
+    if shape.kv_heads % tp:
+        raise UsageError(
+            f"--mesh {options.mesh}: the demo's {shape.heads} heads and {shape.kv_heads} key-value heads do not divide "
+            f"among {tp} ranks: give tp=1, tp=2 or tp=4; dp may be any number"
+        )
     with simulate(mesh=options.mesh) as mesh:
         torch.manual_seed(0)
         model = demo.Llama()

@@ -39,6 +39,8 @@ def test_demo_says_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["demo", "--mesh", "tp=4"], "shards over the axes dp and tp"),
         (["demo", "--mesh", "dp=2;tp=4"], "is not AXIS=RANKS"),
+        (["demo", "--mesh", "dp=3,tp=5"], "8 heads and 4 key-value heads do not divide among 5 ranks: give tp=1"),
+        (["demo", "--mesh", "dp=2,tp=8"], "do not divide among 8 ranks"),
         (["demo", "--html", "no/such/folder/out.html"], "there is no folder no/such/folder"),
         (["show", "no-such-trace"], "no-such-trace"),
     ],
@@ -51,6 +53,12 @@ def test_bad_input_is_one_line_and_status_2(
     assert message in printed.err
     assert printed.err.startswith(f"dsexplore {arguments[0]}: ")
     assert printed.err.count("\n") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"dsexplore {dsexplore.__version__}\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["demo", "--nothing"]])
