@@ -187,7 +187,7 @@ class Recorder:
             label: of the call.
             raw_op: the op.
             entry: how to read it.
-            args: its arguments, as far as its messages are read from them.
+            args: its arguments, as far as its messages are read from them; the op has no root, peers or splits.
             process_group: the group.
 
         Returns:
@@ -211,7 +211,8 @@ class Recorder:
         except Exception as fault:
             self._warn_once(raw_op, f"dsexplore could not describe {raw_op} before its kernel: {fault!r}")
             return None
-        return Issued(raw_op, messages, group, group.own_rank, origin, False, label, None, self._stopwatch.now())
+        now = self._stopwatch.now()
+        return Issued(raw_op, messages, group, group.own_rank, origin, label=label, start=now)
 
     def follow_call(self, issued: Issued, work: Any) -> None:
         """The call has returned a work, which ends when what it issued does."""
@@ -446,7 +447,7 @@ def record(
         check_destination(save)
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
     trace = Trace(lambda: _recorder.tables(recording), recording.step)
-    inner = is_recording()
+    inner = any(type(each) is Recording for each in _recorder.recordings)  # the comms log's is another kind
     _recorder.open(recording)
     try:
         with track("tracing", unit="collectives") as work:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as td
 
 from dsexplore.capture.ops import COMMUNICATION, Communication, Message
+from dsexplore.capture.parties import PARTIES
 from dsexplore.comm.bandwidth import plain_op
 
 AsOp = Callable[[Sequence[Any]], Sequence[Any]]
@@ -44,7 +45,7 @@ class Spelling:
     is_custom: bool = False
     """A function of the user's, which communicates by whatever means: one line of the log, whatever it issues."""
     is_one_op: bool = False
-    """Whether the call issues just that op, with all that is known of it in the call's arguments."""
+    """Whether the call issues just that op, of which nothing but the tensors and the group is to be recorded."""
 
     entry: Communication = field(init=False)
     """How the recorder reads the op."""
@@ -69,7 +70,8 @@ def _spelling(
     name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
 ) -> Spelling:
     """A spelling whose op follows from its name."""
-    traits.setdefault("is_one_op", c10d_op not in ("barrier", "allgather_coalesced_"))
+    is_one_op = c10d_op not in ("barrier", "allgather_coalesced_") and f"c10d::{c10d_op}" not in PARTIES
+    traits.setdefault("is_one_op", is_one_op)
     return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 

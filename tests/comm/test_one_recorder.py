@@ -18,11 +18,12 @@ from dsexplore.capture import substrate
 from dsexplore.capture.labels import current
 from dsexplore.capture.recorder import is_recording, record
 from dsexplore.comm.straggler import rank_log
+from dsexplore.trace import schema
 from dsexplore.worlds.simulate import simulate
 
 Ranks = Callable[..., list[Any]]
-_SAID = ("op", "phase", "trigger", "owner", "axis", "group", "message_bytes", "wire_bytes", "dtype", "shape")
-_ALSO_SAID = ("raw_op", "is_async", "is_object", "implicit")
+_OF_THE_CALL = {"step", "seq", "source", "batch", "start", "end"}
+_SAID = [column for column in schema.EVENTS if column not in _OF_THE_CALL]
 
 
 @pytest.fixture
@@ -137,15 +138,14 @@ def logged_and_traced() -> list[Any]:
         every_op(dist)
     logged = dist.comms_logger.trace()
     dist.configure(enabled=False)
-    columns = [*_SAID, *_ALSO_SAID]
     count = len(of_torch)
     assert logged.events["source"].to_list()[count:] == beside.events["source"].to_list()
     times = [trace.events.select("start", "end").rows() for trace in (logged, beside)]
     assert times[0][count:] == times[1]
     assert all(start is not None and start < end for start, end in times[0])
-    return [trace.events.select(columns).rows() for trace in (of_torch, beside)] + [
-        logged.events.select(columns).rows()[:count],
-        logged.events.select(columns).rows()[count:],
+    return [trace.events.select(_SAID).rows() for trace in (of_torch, beside)] + [
+        logged.events.select(_SAID).rows()[:count],
+        logged.events.select(_SAID).rows()[count:],
     ]
 
 
@@ -255,6 +255,15 @@ def test_an_interrupted_call_leaves_no_label_and_passes_no_later_kernel_by() -> 
     with record() as trace:
         td.all_reduce(torch.ones(1))
     assert len(trace) == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_interrupted_trace_says_what_it_kept_though_the_log_is_on() -> None:
+    dist.configure(enabled=True)
+    with pytest.raises(KeyboardInterrupt) as caught, record():
+        dist.all_reduce(torch.ones(1))
+        raise KeyboardInterrupt
+    assert caught.value.__notes__ == ["The 1 collectives recorded until then are kept in the trace."]
 
 
 @pytest.mark.usefixtures("alone")
