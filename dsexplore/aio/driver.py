@@ -141,10 +141,10 @@ def drive(
                 elif slots is not None:
                     slots.give(index, moved=True)
                     returned = True
-            if returned and following < total:
-                continue  # the queue is filled before the next wait, with the memory that has just come back
             if times is not None and times.is_over:
                 total = following
+            if returned and following < total:
+                continue  # the queue is filled before the next wait, with the memory that has just come back
             if pending == depth and flows and following < total and not odd:
                 end = min(following + flow_most, total)
                 following, pending = engine.flow(following, end, 1 if overlap else depth, look)

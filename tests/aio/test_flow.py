@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from dsexplore.aio.backends.base import LAP, Requests, split
 from dsexplore.aio.backends.choose import open_engine, why_not
 from dsexplore.aio.backends.linux_aio import LinuxAio
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.driver import Policy, drive
+from dsexplore.aio.driver import Policy, Watch, drive
 from dsexplore.aio.target import Target
 
 BLOCK = 4096
@@ -103,6 +104,20 @@ def test_every_engine_moves_every_byte(
         assert engine.in_flight == 0
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("depth", [1, 3, 150])
+def test_a_watch_notes_every_request(backend: str, target: Target, depth: int, overlap: bool) -> None:
+    engine, watch, buffer = open_engine(backend, depth), Watch(deadline=math.inf), Buffer(NBYTES)
+    requests = split(False, target.fd, buffer.address, NBYTES // 4096 * 4096, 0, BLOCK)
+    try:
+        drive(engine, requests, Policy(False, overlap), target.plain_fd, None, watch)
+    finally:
+        engine.close()
+    assert watch.moved == [(0, NBYTES // 4096 * 4096)]
+    assert len(watch.latencies) == len(requests) > 3 * LAP
+    assert 0 < min(watch.latencies) <= max(watch.latencies) < 10
 
 
 @pytest.mark.parametrize("engine", [1, 5], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from dsexplore.aio.backends.choose import why_not
 from dsexplore.aio.driver import Policy, drive
 from dsexplore.aio.measure import fill_random
 from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.staging import DeviceMemory, Stage
+from dsexplore.aio.staging import DeviceMemory, HostMemory, Stage
 from dsexplore.aio.sweep_progress import Progress, reporting
 from dsexplore.aio.target import Target
 
@@ -88,6 +89,23 @@ def test_a_stage_lends_each_slot_once_and_keeps_its_memory() -> None:
     assert stage.take(8) == lent[2]
     stage.prepare(memory, 0, requests)
     assert {stage.take(index) for index in range(8)} == set(lent)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_stage_grows_with_what_it_serves(pinned: bool) -> None:
+    stage, content = Stage(4), np.arange(200_000, dtype=np.uint8)
+    memory = DeviceMemory(torch.from_numpy(content)) if pinned else HostMemory(content.ctypes.data, 200_000, content)
+    for nbytes, block in ((5000, 5000), (10_000, 5000), (50_000, 5000), (160_000, 20_000), (50_000, 5000)):
+        stage.prepare(memory, 0, split(True, -1, 0, nbytes, 0, block))
+        slots = [stage.take(index) for index in range(min(8, nbytes // block))]
+        begin = min(slot for slot in slots if slot is not None)
+        room = -(-block // 4096) * 4096
+        assert sorted(slots) == [begin + room * number for number in range(len(slots))]
+        assert stage._address <= begin
+        assert begin + room * len(slots) <= stage._address + stage._held
+        for index, slot in enumerate(slots):
+            assert slot is not None
+            assert ctypes.string_at(slot, block) == content[index * block :][:block].tobytes()
 
 
 def test_registered_buffers(tmp_path: Path) -> None:
