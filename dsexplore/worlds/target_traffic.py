@@ -17,8 +17,9 @@ is one function here, which names the torch source that it mirrors:
 | ``torch.distributed.nn``: ``all_to_all`` | a scatter per rank | all_to_all |
 | DDP, ``bf16_compress_hook`` | an error | all_reduce of half the bytes |
 
-The target ``cpu`` is what torch does on CPUs anyway, but for the two rows of ``torch.distributed.nn`` which ask for
-gloo by name: a simulated group has another.
+Not simulated yet: `SyncBatchNorm`, which torch refuses on a CPU, and attention of DTensors with a mask. The target
+``cpu`` is what torch does on CPUs anyway, but for the two rows of ``torch.distributed.nn`` which ask for gloo by name:
+a simulated group has another.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_start_up
 from dsexplore.errors import UsageError
+from dsexplore.worlds.flash_attention import patch_attention
 from dsexplore.worlds.patches import Patches
 
 Target = Literal["cuda", "cpu"]
@@ -70,6 +72,7 @@ def patch_target(patches: Patches, target: Target) -> None:
     patch_autograd_collectives(patches, target)
     if target == "cuda":
         for patch in (
+            patch_attention,
             patch_shard_dim_alltoall,
             patch_generator_state,
             patch_flat_parameters,

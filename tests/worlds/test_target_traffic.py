@@ -133,6 +133,37 @@ def test_seeding_dtensors_says_nothing_and_sends_nothing() -> None:
     assert len(trace) == 0
 
 
+class TestAttentionOfShardedHeads:
+    """Query, key and value of 8 heads on 4 ranks: no collective, and each rank's own heads."""
+
+    @pytest.mark.parametrize("is_causal", [False, True])
+    def test_is_flash_attention_on_gpus(self, is_causal: bool) -> None:
+        local = [torch.randn(2, 2, 6, 16, requires_grad=True) for _ in range(3)]
+        nn.functional.scaled_dot_product_attention(*local, is_causal=is_causal).square().sum().backward()
+        wanted = [each.grad.clone() for each in local]
+        with simulate(mesh="tp=4") as mesh, record() as trace:
+            heads = [DTensor.from_local(x.detach(), mesh, [Shard(1)]).requires_grad_() for x in local]
+            output = nn.functional.scaled_dot_product_attention(*heads, is_causal=is_causal)
+            output.to_local().square().sum().backward()
+            assert output.shape == (2, 8, 6, 16)
+            found = [each.grad.to_local() for each in heads]
+        assert len(trace) == 0
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+    def test_with_a_mask_or_on_cpus_says_what_is_missing(self) -> None:
+        def run(target: Target, **options: Any) -> None:
+            with simulate(mesh="tp=4", target=target) as mesh:
+                heads = DTensor.from_local(torch.ones(2, 2, 6, 16), mesh, [Shard(1)])
+                options = {name: DTensor.from_local(value, mesh, [Replicate()]) for name, value in options.items()}
+                nn.functional.scaled_dot_product_attention(heads, heads, heads, **options)
+
+        with pytest.raises(NotImplementedError, match="an attention mask is not simulated"):
+            run("cuda", attn_mask=torch.ones(6, 6))
+        with pytest.raises(NotImplementedError, match="does not have a sharding strategy"):
+            run("cpu")
+
+
 class TestFlatParameters:
     """FSDP1 on 4 ranks, one flat parameter of 16·16 + 16 floats."""
 
@@ -230,6 +261,8 @@ def test_everything_is_put_back() -> None:
             DistributedDataParallel._check_comm_hook,
             DistributedDataParallel._register_builtin_comm_hook,
             differentiable.dist,
+            len(DTensor._op_dispatcher._custom_op_handlers),
+            torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention"),
             *(vars(dist.ProcessGroup)[name] for name in ("allreduce", "allgather", "broadcast")),
         ]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import context_parallel
@@ -23,26 +22,21 @@ from dsexplore.capture.recorder import record
 RANKS = 4
 
 
-@pytest.fixture
-def flash_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Route attention to the op that torch's ring attention replaces, which has shapes but no kernel on a CPU."""
-
-    def scaled_dot_product_attention(q: Any, k: Any, v: Any, is_causal: bool = False) -> torch.Tensor:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", scaled_dot_product_attention)
+@pytest.fixture(autouse=True)
+def default_rotation() -> Iterator[None]:
+    """Put torch's way of rotating keys and values back."""
     yield
     set_rotate_method("allgather")
 
 
-@pytest.mark.usefixtures("flash_attention")
+@pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("method", ["alltoall", "allgather"])
 def test_ring_attention(
-    world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace, totals: Any, method: str
+    world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace, totals: Any, method: str, fake: bool
 ) -> None:
     """Forward: n − 1 rotations of K by all_to_all, or one all_gather of n·K. Backward: the same again, and n
     rotations of the gradients of keys and values, K each, by all_to_all in either way."""
-    mesh = world(f"cp={RANKS}", fake=True)
+    mesh = world(f"cp={RANKS}", fake=fake)
     set_rotate_method(method)
     model = block()
     x = torch.zeros(sizes.batch, sizes.seq, sizes.d, requires_grad=True)
@@ -62,6 +56,16 @@ def test_ring_attention(
     forward, backward = (set(trace.where(phase=phase).events["cause"]) for phase in ("forward", "backward"))
     assert forward == {"aten._scaled_dot_product_flash_attention"}
     assert backward == {"aten._scaled_dot_product_flash_attention_backward"}
+
+
+def test_on_cpus_torch_has_no_ring(world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace) -> None:
+    mesh = world(f"cp={RANKS}", target="cpu")
+    x = torch.zeros(sizes.batch, sizes.seq, sizes.d)
+    with (
+        pytest.raises(NotImplementedError, match=r"flash_attention_for_cpu.* does not have a sharding strategy"),
+        context_parallel(mesh, buffers=[torch.zeros(1, 64)], buffer_seq_dims=[1]),
+    ):
+        block()(x)
 
 
 class Gathering(nn.Module):
