@@ -223,14 +223,15 @@ def draw(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return [generator.choice(place) for place in chosen]
 
 
-def tests_of(path: str) -> list[str]:
-    """The test files of a module's room, those named like the module first."""
+def files_of(path: str, mirrors_alone: bool) -> list[str]:
+    """The test files of a module's room, those named like the module first; or these alone, where there are any."""
     parts = Path(path).with_suffix("").parts[1:]
     folder = ROOT / "tests" / parts[0] if len(parts) > 1 else ROOT / "tests"
     files = sorted(folder.rglob("test_*.py") if len(parts) > 1 else folder.glob("test_*.py"))
     name = parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
     mirrors = [file for file in files if file.stem.startswith(f"test_{name.strip('_')}")]
-    return [str(file.relative_to(ROOT)) for file in [*mirrors, *(file for file in files if file not in mirrors)]]
+    others = [] if mirrors_alone and mirrors else [file for file in files if file not in mirrors]
+    return [str(file.relative_to(ROOT)) for file in [*mirrors, *others]]
 
 
 class Copies:
@@ -405,10 +406,11 @@ def each(work: Callable[[Any], None], items: Iterable[Any], copies: Copies, proc
             raise
 
 
-def run_all(mutants: Sequence[Mutant], folder: Path, python: Path, processes: int) -> None:
+def run_all(mutants: Sequence[Mutant], folder: Path, given: argparse.Namespace) -> None:
     """Test each mutant in copies of the tree, and print and keep its result as it comes."""
-    copies = Copies(folder, python, processes)
-    tests = {mutant.path: tests_of(mutant.path) for mutant in mutants}
+    processes = given.processes
+    copies = Copies(folder, given.python.absolute(), processes)
+    tests = {mutant.path: files_of(mutant.path, given.quick) for mutant in mutants}
     suites = {path: tuple(sorted(files)) for path, files in tests.items()}
     unchanged = test_unchanged(copies, dict.fromkeys(suites.values()), processes)
 
@@ -458,6 +460,7 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="+", default=["sharding"], help="folders of dsexplore/, or modules at its top")
     parser.add_argument("--processes", type=int, default=2, help="how many at once (default: 2)")
     parser.add_argument("--again", action="store_true", help="test those again that were not noticed before")
+    parser.add_argument("--quick", action="store_true", help="run only the test files named like the changed module")
     parser.add_argument("--list", action="store_true", help="print the mutants and their changes, and run nothing")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv" / "bin" / "python", help="what runs the tests")
     given = parser.parse_args()
@@ -469,10 +472,12 @@ def main() -> None:
     settled = {"failed", "time limit"} if given.again else set(SHOWN)
     left = [mutant for mutant in mutants if before.get(mutant.key, {}).get("outcome") not in settled]
     os.nice(10)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts in the background ignore the first
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="dsexplore-mutants-") as folder:
         try:
             if left:
-                run_all(left, Path(folder), given.python.absolute(), given.processes)
+                run_all(left, Path(folder), given)
         except KeyboardInterrupt:
             print("interrupted: the same command goes on from here")
     print(report(mutants, kept()))

@@ -293,18 +293,3 @@ def test_nothing_outlives_a_launcher_that_was_killed() -> None:
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(is_running, pids))
-
-
-RESTART = """
-import os, signal
-import dsexplore
-from dsexplore.worlds.rank_server import server
-pid = server().pid
-os.kill(pid, signal.SIGKILL)
-os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-assert dsexplore.run_ranks("rank", 2, backend=None).values == ["0", "1"]
-"""
-
-
-def test_a_server_that_died_is_replaced() -> None:
-    subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=280)

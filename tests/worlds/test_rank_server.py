@@ -1,0 +1,76 @@
+"""The process that ranks are forked from: its messages, its programs, and that it is replaced when it has died."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.rank_server import LENGTH, Report, pack_program, receive, run_source, send, unpack_report
+
+RESTART = """
+import os, signal
+import dsexplore
+from dsexplore.worlds.rank_server import server
+pid = server().pid
+os.kill(pid, signal.SIGKILL)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+assert dsexplore.run_ranks("rank", 2, backend=None).values == ["0", "1"]
+"""
+
+
+@pytest.mark.processes
+def test_a_server_that_died_is_replaced() -> None:
+    subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=280)
+
+
+def test_a_message_arrives_whole_with_its_descriptors() -> None:
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs:
+        send(ours, {"text": "x" * 10_000}, [writing])
+        os.close(writing)
+        message, (received,) = receive(theirs)
+        os.write(received, b"through")
+        os.close(received)
+        assert message == {"text": "x" * 10_000}
+        assert os.read(reading, 100) == b"through"
+    os.close(reading)
+
+
+@pytest.mark.parametrize("sent", [b"", LENGTH.pack(100) + b"only a part"], ids=["nothing", "a part"])
+def test_a_side_that_is_gone_is_an_end_of_file(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(sent)
+        ours.close()
+        with pytest.raises(EOFError, match="the other side of the rank server's socket is gone"):
+            receive(theirs)
+
+
+def test_a_report_is_read_once_all_its_bytes_are_there() -> None:
+    data = pickle.dumps(Report(True, [1, 2]))
+    whole = LENGTH.pack(len(data)) + data
+    assert [end for end in range(len(whole) + 1) if unpack_report(bytearray(whole[:end]))] == [len(whole)]
+    assert unpack_report(whole) == Report(True, [1, 2])
+
+
+def test_source_text_needs_no_cloudpickle_and_keeps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    assert pickle.loads(pack_program("1 + 1", (), None)) == ("1 + 1", {})
+    with pytest.raises(UsageError, match=r"pip install cloudpickle, or give the program as source text"):
+        pack_program(len, (), None)
+
+
+def test_the_value_of_source_text_is_its_last_expression() -> None:
+    assert run_source("x = 2\nx + 1", {}) == "3"
+    assert run_source("x = 2", {}) == ""
+    assert run_source("", {}) == ""
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_source("x = 1\n\nx / 0", {})
+    assert caught.traceback[-1].lineno == 2  # counted from 0
