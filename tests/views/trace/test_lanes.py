@@ -81,6 +81,13 @@ def test_lanes_of_several_ranks_without_an_axis_or_group_are_told_apart(traces: 
     assert lane_names(lanes(traces.frame("events", rows[:1]))) == ["all_reduce"]
 
 
+def test_lanes_beyond_the_most_are_counted(traces: ModuleType) -> None:
+    rows = [traces.event("Net", i, op=f"op{i}") for i in range(5)]
+    assert lanes(traces.frame("events", rows), most=5).hidden == 0
+    found = lanes(traces.frame("events", rows), most=3)
+    assert ([op for _, _, op in found.labels], found.hidden) == (["op0", "op1", "op2"], 2)
+
+
 def test_no_events_give_no_lanes() -> None:
     found = lanes(Tables().events)
     assert found.labels == []

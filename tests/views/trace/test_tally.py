@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.grid import OTHERS, Grid
 
 
@@ -74,15 +70,38 @@ def test_implicit_redistributes_join_the_layers(traces: ModuleType) -> None:
     ]
 
 
-@settings(deadline=None)
-@given(st.sets(st.integers(0, 200), min_size=1, max_size=60))
-def test_ranges_hold_exactly_the_numbers(numbers: set[int]) -> None:
-    written = ranges(sorted(numbers), most=1000)
-    found: set[int] = set()
-    for piece in written.split(", "):
-        first, _, last = piece.partition("–")
-        found |= set(range(int(first), int(last or first) + 1))
-    assert found == numbers
+def test_ops_are_in_order_of_all_their_bytes_and_split_by_phase(traces: ModuleType) -> None:
+    sent = [("all_gather", "forward", 4), ("all_reduce", "backward", 3), ("all_gather", "backward", 1),
+            ("all_reduce", "forward", 1), ("all_reduce", "backward", 3)]  # fmt: skip
+    rows = [traces.event("Net", i, op=op, phase=phase, message_bytes=size) for i, (op, phase, size) in enumerate(sent)]
+    assert tally.op_by_phase(traces.frame("events", rows)).rows() == [
+        ("all_reduce", "backward", 2, 6), ("all_reduce", "forward", 1, 1),
+        ("all_gather", "backward", 1, 1), ("all_gather", "forward", 1, 4),
+    ]  # fmt: skip
+
+
+def test_bandwidth_is_the_median_of_what_took_time(traces: ModuleType) -> None:
+    spans = [(0, 100), (0, 200), (0, 400), (5, 5), (0, None), (None, None)]
+    rows = [
+        traces.event("Net", i, message_bytes=5000, wire_bytes=6000, start=start, end=end)
+        for i, (start, end) in enumerate(spans)
+    ]
+    rows.append(traces.event("Net", 9, message_bytes=0, wire_bytes=0, start=0, end=100))
+    assert tally.bus_bandwidth(traces.frame("events", rows)).rows() == [("all_reduce", 4096, 3, 30.0)]
+
+
+def test_every_power_of_two_begins_a_range_of_its_own(traces: ModuleType) -> None:
+    sizes = [size for power in range(2, 48) for size in (2**power - 1, 2**power)]
+    rows = [traces.event("Net", i, message_bytes=size) for i, size in enumerate(sizes)]
+    found = dict(tally.message_sizes(traces.frame("events", rows)).select("size", "count").iter_rows())
+    assert found == {2: 1, **{2**power: 2 for power in range(2, 47)}, 2**47: 1}
+
+
+def test_senders_and_receivers_beyond_the_most_are_counted(traces: ModuleType) -> None:
+    tables = traces.timed(ranks=2).tables
+    found = tally.between_ranks(tables, senders=1, receivers=1)
+    assert (found.senders, found.bytes.shape) == ([0], (1, 1))
+    assert found.hidden == 1 + len(tally.between_ranks(tables, senders=1).receivers) - 1
 
 
 def test_no_rows_give_empty_tables() -> None:
