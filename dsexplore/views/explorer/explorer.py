@@ -32,7 +32,7 @@ from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])
 _display: Callable[..., None] = display
-_DRAWN = ("rank", "seq", "op", "phase", "axis", "group", "message_bytes", "wire_bytes", "start", "end")
+_DRAWN = ("rank", "seq", "op", "phase", "axis", "group", "peer", "message_bytes", "wire_bytes", "start", "end")
 """The columns that figures read."""
 _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",

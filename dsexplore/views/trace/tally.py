@@ -73,10 +73,10 @@ class Flows:
 
 
 def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS) -> Flows:
-    """Wire bytes from each recorded rank to each peer, a group's traffic shared equally among its other ranks.
+    """Wire bytes from each recorded rank to each peer.
 
-    Equal peers are one column, equal senders are not joined. Point-to-point in a group of more than two ranks
-    counts the same way, because a trace does not hold the peer.
+    A message to or from one known rank counts for that peer; other traffic of a group is shared equally among its
+    other ranks. Equal peers are one column, equal senders are not joined.
 
     Args:
         tables: what was recorded.
@@ -84,14 +84,16 @@ def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | Non
         receivers: how many columns; None for all of them.
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
-    sent = tables.events.group_by("rank", "group").agg(pl.col("wire_bytes").sum()).sort("rank", "group")
+    keys = ("rank", "group", "peer")
+    sent = tables.events.group_by(keys).agg(pl.col("wire_bytes").sum()).sort(keys)
     sent = sent.filter(pl.col("wire_bytes") > 0)
     every = sent["rank"].unique().sort().to_list()
     row_of = {rank: row for row, rank in enumerate(every[:senders])}
-    world = max([tables.info.world_size, *(max(ranks, default=0) + 1 for ranks in members.values())])
+    named = (max(ranks, default=0) + 1 for ranks in (*members.values(), sent["peer"].drop_nulls().to_list()))
+    world = max(tables.info.world_size, *named)
     matrix = np.zeros((len(row_of), world))
-    for rank, group, total in sent.iter_rows():
-        peers = [peer for peer in members.get(group, ()) if peer != rank]
+    for rank, group, one, total in sent.iter_rows():
+        peers = [peer for peer in members.get(group, ()) if peer != rank] if one is None else [one]
         if rank in row_of and peers:
             matrix[row_of[rank], peers] += total / len(peers)
     columns: dict[tuple[float, ...], list[int]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -38,6 +39,12 @@ def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: Module
     assert grid.columns == ["1–3", "4"]
     all_reduce_and_scatter = 2 * (6144 + 3072) / 3
     assert grid.values.tolist() == [[all_reduce_and_scatter, 2 * 4096]]
+
+
+def test_a_message_to_one_rank_is_all_that_peer_s(traces: ModuleType) -> None:
+    rows = [traces.event("Net", 0, op="send", peer=2, message_bytes=100, wire_bytes=100), traces.event("Net", 1)]
+    found = tally.between_ranks(replace(traces.layered(2).tables, events=traces.frame("events", rows)))
+    assert (found.receivers, found.bytes.tolist()) == ([[1, 3], [2]], [[2048, 2148]])
 
 
 def test_nobody_talks_in_an_empty_trace() -> None:
