@@ -110,7 +110,8 @@ def _peers(codes: EventCodes) -> tuple[str, str]:
         return title, ""
     note = (
         '<p class="dim">The least on the wire from each recorded rank; '
-        "a collective's is shared equally among its group's other ranks. Peers that get the same, each, are one column.</p>"
+        "a collective's is shared equally among its group's other ranks. "
+        "Peers that get the same, each, are one column.</p>"
     )
     hidden = f'<p class="dim">{found.hidden:,} more rows and columns are not drawn.</p>' if found.hidden else ""
     return title, f"<div>{note}{drawings.heatmap(found.grid(), format_bytes, 'to rank')}{hidden}</div>"
