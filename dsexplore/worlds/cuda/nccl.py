@@ -22,21 +22,6 @@ from dsexplore.worlds.cuda.marks import CPU, mark
 from dsexplore.worlds.fake_tensors import outside_fake_mode
 from dsexplore.worlds.patches import Patches
 
-DEFAULT_BACKEND = "cpu:gloo,cuda:nccl"
-"""What torch takes on a machine with GPUs when a script names no backend."""
-
-
-def asked_backend(backend: str | None, device: Any = None) -> str:
-    """What ``dist.get_backend()`` returns on a cluster of GPUs for what a script asked for.
-
-    Args:
-        backend: the first argument of ``init_process_group`` or ``new_group``.
-        device: ``device_id`` of ``init_process_group``.
-    """
-    if not backend:
-        return "nccl" if device is not None else "undefined"
-    return backend.lower() if ":" not in backend else "custom"
-
 
 class BarrierOptions(c10d.BarrierOptions):
     """Options of a barrier, whose tensor C++ makes: on the CPU, whatever device is named."""
