@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.closed import translated
 from dsexplore.worlds.optimizer_steps import EnoughSteps, counted_steps
+from dsexplore.worlds.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.program import Program, as_main, without_our_frames
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulate import World
@@ -32,6 +34,8 @@ class Setting:
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
     values: Mapping[str, float] | None = None
+    is_one_of_several: bool = False
+    """Whether other ranks of the same world are played too."""
     command: str = ""
     """The command that made the trace, for its notes."""
 
@@ -127,6 +131,9 @@ def play(program: Program, setting: Setting) -> Played:
     world.open()
     try:
         world.expect_set_up()
+        if not program.is_module and not setting.is_one_of_several:
+            for note in code_of_other_ranks(Path(program.target), world.rank, world.size):
+                world.remarks.note(note)
         with as_main(program) as execute:
             return _record(execute, setting, world)
     finally:

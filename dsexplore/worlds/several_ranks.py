@@ -137,7 +137,7 @@ def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: 
     rank = ranks[int(os.environ["RANK"])]
     written: dict[str, None] = {}
     with _watched_files(lambda path: written.setdefault(path), folder):
-        played = play(program, replace(setting, rank=rank, save=Path(folder, rank_file(rank))))
+        played = play(program, replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank))))
     error = played.error
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)

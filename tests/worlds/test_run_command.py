@@ -121,8 +121,12 @@ class TestEnds:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = script(tmp_path, "if dist.get_rank() == 1:\n    dist.send(torch.ones(3), 0)\n")
-        assert "send" not in Ran(capsys, "--world-size", "4", path).out
-        assert "send" in Ran(capsys, "--world-size", "4", "--rank", "1", path).out
+        out = Ran(capsys, "--world-size", "4", path).out
+        assert f"({path}:4) runs on rank 1 only, and this is rank 0: --rank 1 plays it" in out
+        assert "  send " not in out
+        out = Ran(capsys, "--world-size", "4", "--rank", "1", path).out
+        assert "  send " in out
+        assert "runs on rank" not in out
 
 
 class TestOptions:
