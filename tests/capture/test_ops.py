@@ -1,5 +1,7 @@
 """Every op of every communication namespace is classified, and read at the right argument."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed._symmetric_memory  # registers symm_mem's ops
@@ -105,3 +107,32 @@ def test_messages_are_the_same_objects_until_they_are_forgotten() -> None:
     ops.forget_messages()
     assert message() == first
     assert message() is not first
+
+
+SENT = ("local_input", "input", "inputs", "tensor", "tensors", "A", "in_tile", "in_tiles")
+"""Names of what an op sends, in torch's schemas; the first that an op has."""
+
+
+@pytest.mark.parametrize(
+    "raw_op",
+    sorted(
+        raw_op
+        for raw_op in ops.COMMUNICATION.keys() & set(ops.op_names())
+        if not raw_op.startswith("c10d::") and raw_op != "_c10d_functional::batch_p2p_ops"
+    ),
+)
+def test_a_message_is_read_off_what_the_schema_says_is_sent(raw_op: str) -> None:
+    """Every tensor among the arguments has another shape."""
+    (schema,) = torch._C._jit_get_schemas_for_operator(raw_op)
+    values: dict[str, Any] = {}
+    for number, argument in enumerate(schema.arguments, 6):
+        kind = str(argument.type)
+        tensor = torch.empty(8, number)
+        values[argument.name] = [tensor] if kind == "List[Tensor]" else tensor if kind == "Tensor" else None
+    entry = ops.COMMUNICATION[raw_op]
+    ((op, size, _, shape),) = entry.messages(list(values.values()), 4, entry.op)
+    sent = values[next(name for name in SENT if name in values)]
+    tensor = sent[0] if isinstance(sent, list) else sent
+    assert (op, tuple(shape)) == (entry.op, tuple(tensor.shape))
+    if "matmul_reduce_scatter" not in raw_op:  # counts the product
+        assert size == ops.nbytes(tensor) * (4 if entry.op == "all_gather" else 1)

@@ -74,6 +74,21 @@ def test_a_rank_that_left_no_trace_is_noted(make: Make) -> None:
     assert Trace.merge(parts[:1]).info.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "notes"),
+    [((0, 1, 3), ("1 of 4 ranks left no trace, rank 2 first",)), ((0, 1, 2, 3), ()), ((2,), ())],
+)
+def test_one_missing_rank_is_noted_and_a_rank_s_own_trace_is_whole(
+    make: Make, ranks: tuple[int, ...], notes: tuple[str, ...]
+) -> None:
+    assert Trace.merge(Trace(make([], ranks=(rank,))) for rank in ranks).info.notes == notes
+
+
+def test_simulated_ranks_are_chosen_and_none_is_missing(make: Make) -> None:
+    parts = [Trace(make([], ranks=(rank,), simulated=True)) for rank in (0, 1)]
+    assert Trace.merge(parts).info.notes == ()
+
+
 def test_the_mesh_is_that_of_a_rank_that_knows_it(make: Make) -> None:
     parts = [make([], ranks=(0,)), make([], ranks=(1,), mesh="tp=2")]
     assert Trace.merge(map(Trace, parts)).info.mesh == "tp=2"
