@@ -58,16 +58,6 @@ def test_ring_attention(
     assert backward == {"aten._scaled_dot_product_flash_attention_backward"}
 
 
-def test_on_cpus_torch_has_no_ring(world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace) -> None:
-    mesh = world(f"cp={RANKS}", target="cpu")
-    x = torch.zeros(sizes.batch, sizes.seq, sizes.d)
-    with (
-        pytest.raises(NotImplementedError, match=r"flash_attention_for_cpu.* does not have a sharding strategy"),
-        context_parallel(mesh, buffers=[torch.zeros(1, 64)], buffer_seq_dims=[1]),
-    ):
-        block()(x)
-
-
 class Gathering(nn.Module):
     """What context parallelism does around flex attention."""
 
