@@ -255,6 +255,11 @@ def test_ranks_get_the_callers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp
     assert run.values == [["seen", "given", "0", "1", "127.0.0.1", str(tmp_path)]]
 
 
+def test_the_system_chooses_the_port_at_which_ranks_meet() -> None:
+    """A fixed port would be another program's at times; the system gives none below 1024."""
+    assert all(int(port) >= 1024 for port in run_ranks(lambda: os.environ["MASTER_PORT"], 2, backend=None).values)
+
+
 def test_a_value_that_cannot_travel_is_an_error_that_says_so() -> None:
     run = run_ranks(lambda: threading.Lock(), 1, backend=None)
     assert "returned a lock, which cannot be sent back" in run.outcomes[0].error
