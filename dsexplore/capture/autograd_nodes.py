@@ -85,9 +85,10 @@ class ThreadCalls:
 
     def unwind(self, called: int) -> None:
         """End the innermost call of the object with that identity, and all calls inside it; nothing if it has none."""
-        for position in reversed(range(len(self.open))):
-            if self.open[position].called == called:
-                del self.open[position:]
+        in_progress = self.open
+        for position in range(len(in_progress) - 1, -1, -1):
+            if in_progress[position].called == called:
+                del in_progress[position:]
                 return
 
     def assign_last_node(self, call: ModuleCall) -> None:

@@ -110,15 +110,18 @@ def _before_forward(called: nn.Module, _inputs: Any) -> None:
         return  # no longer recorded; or a compiled module's own graph
     if _HOOK not in called._forward_hooks:
         hooks.hook(called)
-    own = hooks.modules.own_calls
-    module = hooks.modules.find(called)
-    if module.root is None and own.open:
+    modules, identity = hooks.modules, id(called)
+    own = modules.own_calls
+    in_progress = own.open
+    module = modules.find(called)
+    if in_progress and module.root is None:
         # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
-        del own.open[frame_kinds.calls_in_progress() - 1 :]
-    if not own.open or own.open[-1].module is not module or own.open[-1].called == id(called):
+        del in_progress[frame_kinds.calls_in_progress() - 1 :]
+    if not in_progress or in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
-    call = ModuleCall(module, id(called), *frame_kinds.call_around(sys._getframe()))
-    own.open.append(call)
+    frame, source = frame_kinds.call_around(sys._getframe())
+    call = ModuleCall(module, identity, frame, source)
+    in_progress.append(call)
     own.boundaries.append(_get_sequence_nr())
     own.innermost.append(call)
 

@@ -295,10 +295,10 @@ class Recorder:
             reading: of the stack.
             stage: the pipeline stage that sends or receives, if it is known.
         """
-        modules = self._modules
-        redistribute, cause = reading.redistribute, reading.cause
-        if reading.mesh is not None:
-            self._groups.add_mesh(reading.mesh)
+        modules, cause = self._modules, reading.cause
+        redistribute, mesh = reading.redistribute
+        if mesh is not None:
+            self._groups.add_mesh(mesh)
         owner = modules.find(reading.owner) if reading.owner is not None else None
         trigger = reading.call.module
         if trigger is None:

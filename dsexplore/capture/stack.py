@@ -96,22 +96,17 @@ class StackReading:
         return frame_kinds.IMPLICIT in self.marks
 
     @property
-    def mesh(self) -> DeviceMesh | None:
-        """The mesh that DTensor redistributes on."""
-        return self.redistributing["current_spec"].mesh if self.redistributing is not None else None
-
-    @property
-    def redistribute(self) -> Redistribute | None:
-        """The placements before and after, and what needed the change."""
+    def redistribute(self) -> tuple[Redistribute, DeviceMesh] | tuple[None, None]:
+        """The placements before and after with what needed the change, and the mesh; nothing outside a redistribute."""
         if self.redistributing is None:
-            return None
+            return None, None
         before, after = self.redistributing["current_spec"], self.redistributing["target_spec"]
         if self.is_implicit and self.dtensor_op:
             reason = self.dtensor_op
         else:
             in_backward = frame_kinds.REDISTRIBUTE_BACKWARD in self.marks
             reason = "redistribute backward" if in_backward else "redistribute"
-        return Redistribute(reason, before.placements, after.placements)
+        return Redistribute(reason, before.placements, after.placements), before.mesh
 
     def decide_phase(self, phase: Phase) -> None:
         """Set the phase, unless a frame further in has decided it."""

@@ -93,7 +93,7 @@ def observed(
     entry: Communication,
     kernel: Kernel,
     observer: Observer,
-    without_twin: Kernel | None = None,
+    redispatch: Kernel | None = None,
 ) -> Kernel:
     """A kernel that reports to the observer, and otherwise does what the original does.
 
@@ -102,8 +102,9 @@ def observed(
         entry: how to read it.
         kernel: the original; its first argument, and that of the result, are the dispatcher's keys.
         observer: the observer.
-        without_twin: does the same as ``kernel`` for the keys of a CPU tensor, but keeps what it issues inside from
-            being observed; its result cannot be timed.
+        redispatch: given for a functional op: calls its kernel for other keys. On CPU tensors the c10d twin inside it
+            then passes our kernel by, and the result cannot be timed. This saves the way through a second Python
+            kernel, 1.6 % of a training step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
     """
     begins, returned = observer.begins, observer.returned
 
@@ -116,8 +117,8 @@ def observed(
         if is_compiling() or ((keys is None or keys.has(_META)) and TracingContext.try_get() is not None):
             return kernel(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
-        if without_twin is not None and pending is not None and not pending.needs_work and keys.has(_CPU):
-            result = without_twin(keys, *args, **kwargs)
+        if redispatch is not None and pending is not None and not pending.needs_work and keys.has(_CPU):
+            result = pass_kernels_by(redispatch, keys & _BEHIND, *args, **kwargs)
             returned(pending, result)
             return result
         inner: list[Any] = []
@@ -165,8 +166,12 @@ class KernelSubstrate:
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-        original, without_twin = _kernels_behind(op._handle.redispatch_boxed)
-        recorded = observed(raw_op, entry, original, observer, None if namespace == "c10d" else without_twin)
+        redispatch = op._handle.redispatch_boxed
+
+        def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            return redispatch(keys & _BEHIND, *args, **kwargs)
+
+        recorded = observed(raw_op, entry, original, observer, None if namespace == "c10d" else redispatch)
         library.impl(f"{name}.{overload}" if overload else name, recorded, _FRONT.name, with_keyset=True)
 
     def uninstall(self) -> None:
@@ -176,25 +181,11 @@ class KernelSubstrate:
             self._libraries.popitem()[1]._destroy()
 
 
-def _kernels_behind(redispatch: Kernel) -> tuple[Kernel, Kernel]:
-    """An op's own kernel, and the same with our key excluded, so that the c10d op inside it passes our kernel by.
-
-    The second saves a functional collective on CPU tensors the way through a second Python kernel, 1.6 % of a training
-    step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b). What makes tensors inside it needs our
-    key to find its device, so the CPU is included instead.
-    """
-
-    def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        return redispatch(keys & _BEHIND, *args, **kwargs)
-
-    def without_twin(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        return pass_kernels_by(redispatch, keys & _BEHIND, *args, **kwargs)
-
-    return original, without_twin
-
-
 def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of tensors on the CPU whose collectives are recorded already, past the kernels put in front."""
+    """Call a function of tensors on the CPU whose collectives are recorded already, past the kernels put in front.
+
+    What makes tensors inside it needs the key of those kernels to find its device, so the CPU is included instead.
+    """
     included = _is_included(_CPU)  # what two of torch's guards would do, without making them
     try:  # from the first of them on: Ctrl-C may come after any call
         _include(_CPU, True)
