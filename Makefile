@@ -9,13 +9,14 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package notebooks mutants measure clean
+.PHONY: help lab test check package notebooks frameworks mutants measure clean
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
 	@echo "make test       set up $(VENV) and run everything that CI runs"
 	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
+	@echo "make frameworks run the scripts of other people's frameworks, in an environment of their own, and write docs/frameworks.md"
 	@echo "make mutants    change the package in one place at a time, and list what no test notices; ARGS=--help"
 	@echo "make measure    print how much the two commands download, and how long their set-up takes"
 	@echo "make clean      remove what these made, $(VENV) included"
@@ -43,6 +44,10 @@ package: $(VENV)/.test
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/run_notebooks.py
 
+# Their versions and ours may conflict one day, and they are many megabytes: an environment of their own.
+frameworks: $(VENV)-frameworks/.made
+	DSEXPLORE_FRAMEWORKS=1 TORCH_CPP_LOG_LEVEL=ERROR $(VENV)-frameworks/bin/python -m pytest tests/frameworks $(ARGS)
+
 # The tool stays out of the environment that the tests run in: it needs none of ours, and they none of its.
 mutants: $(VENV)/.test $(BUILD)/mutants/tool/.made
 	$(BUILD)/mutants/tool/bin/python tests/mutants.py --python $(BIN)/python $(ARGS)
@@ -67,7 +72,7 @@ measure:
 	done; rm -rf $(BUILD)/measure
 
 clean:
-	rm -rf $(VENV) $(BUILD)
+	rm -rf $(VENV) $(VENV)-frameworks $(BUILD)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "dsexplore needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3.11"; exit 1; }
@@ -79,4 +84,9 @@ $(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python $(PIP) --editable '.[dev,ranks]'
+	@touch $@
+
+$(VENV)-frameworks/.made: pyproject.toml constraints.txt tests/frameworks/requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)-frameworks
+	$(VENV)-frameworks/bin/python $(PIP) --requirement tests/frameworks/requirements.txt --editable '.[test]'
 	@touch $@

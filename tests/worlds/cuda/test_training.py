@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
 
-SCRIPTS = Path(__file__).parents[2] / "frameworks"
+SCRIPTS = Path(__file__).with_name("scripts")
 Sent = list[tuple[Any, ...]]
 
 
