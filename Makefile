@@ -13,7 +13,7 @@ PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.t
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
-	@echo "make test       set up $(VENV) and run everything that CI runs"
+	@echo "make test       set up $(VENV), then check the style and types, build the package and run the tests"
 	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
 	@echo "make frameworks run the scripts of other people's frameworks, in an environment of their own, and write docs/frameworks.md"
