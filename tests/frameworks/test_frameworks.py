@@ -51,8 +51,8 @@ class Case:
     package: str = "torch"
     """The package whose version stands in the table."""
     mesh: str = ""
-    on_cpus: bool = True
-    """Whether the framework itself trains on several CPUs."""
+    only_on_gpus: str = ""
+    """Why real ranks on CPUs are not compared; empty where they are."""
     expected: Mapping[str, int] = field(default_factory=dict)
     """Message bytes by op, of all its messages that carry more than losses and norms."""
 
@@ -69,14 +69,18 @@ def sent(events: pl.DataFrame, op: str, least: int = 1024) -> int:
 CASES = (
     # Three steps of 96 images in batches of 8 on four ranks, whose gradients are fp32.
     Case("ddp.py", expected={"all_reduce": 3 * 4 * (65 * 256 + 2 * 256 + 257 * 10)}),
-    Case("fsdp1.py", on_cpus=False, expected={"reduce_scatter": 2 * 4 * (3 * LAYER + ENDS)}),
+    Case(
+        "fsdp1.py",
+        only_on_gpus="torch asks for an accelerator",
+        expected={"reduce_scatter": 2 * 4 * (3 * LAYER + ENDS)},
+    ),
     # Two replicas of two shards: what was scattered is reduced again between replicas, half of it each.
     Case(
         "fsdp2.py",
         expected={"reduce_scatter": 2 * 4 * (3 * LAYER + ENDS), "all_reduce": 2 * 4 * (3 * LAYER + ENDS) // 2},
     ),
     Case("trainer_ddp.py", (), "transformers", expected={"all_reduce": 3 * 4 * LLAMA}),
-    Case("trainer_fsdp2.py", (), "transformers", on_cpus=False, expected={"reduce_scatter": 3 * 4 * LLAMA}),
+    Case("trainer_fsdp2.py", (), "transformers", expected={"reduce_scatter": 3 * 4 * LLAMA}),
     # Of L layers 2L + 1 activations forward and 5L + 1 of their gradients backward, each of 16 tokens.
     Case("trainer_tp.py", (), "transformers", "tp=4", expected={"all_reduce": 2 * (7 * 2 + 2) * 16 * 64 * 4}),
     # 32 / (2 × 4) batches, two of which make one step.
@@ -87,7 +91,7 @@ CASES = (
         "lightning_fabric.py",
         ("fsdp",),
         "lightning",
-        on_cpus=False,
+        only_on_gpus="Lightning asks for GPUs",
         expected={"reduce_scatter": 2 * 4 * (2 * LAYER + ENDS)},
     ),
     Case("lightning_trainer.py", ("ddp",), "lightning", expected={"all_reduce": 3 * 4 * (3 * 65 * 64 + ENDS)}),
@@ -95,14 +99,14 @@ CASES = (
         "lightning_trainer.py",
         ("fsdp",),
         "lightning",
-        on_cpus=False,
+        only_on_gpus="Lightning asks for GPUs",
         expected={"reduce_scatter": 3 * 4 * (3 * 65 * 64 + ENDS)},
     ),
     Case(
         "lightning_trainer.py",
         ("model_parallel",),
         "lightning",
-        on_cpus=False,
+        only_on_gpus="not compared: equal in each run that ended, but one of eleven runs of the real ranks failed",
         expected={"reduce_scatter": 3 * 4 * (3 * 65 * 64 + ENDS)},
     ),
 )
@@ -148,7 +152,9 @@ def counted() -> Iterator[dict[tuple[Case, str], int]]:
     """Collectives of each script that passed, on ``GPUs`` and on ``CPUs``; once all have, the docs' table."""
     counts: dict[tuple[Case, str], int] = {}
     yield counts
-    if counts.keys() == {(case, "GPUs") for case in CASES} | {(case, "CPUs") for case in CASES if case.on_cpus}:
+    if counts.keys() == {(case, "GPUs") for case in CASES} | {
+        (case, "CPUs") for case in CASES if not case.only_on_gpus
+    }:
         TABLE.write_text(table(counts), encoding="utf-8")
 
 
@@ -156,7 +162,7 @@ def table(counts: Mapping[tuple[Case, str], int]) -> str:
     """Markdown: each script, its framework's version, and how many collectives were compared."""
     lines = [TABLE_HEAD.format(torch=version("torch"), ranks=RANKS)]
     for case in CASES:
-        on_cpus = str(counts[case, "CPUs"]) if case.on_cpus else "its framework refuses several CPUs"
+        on_cpus = case.only_on_gpus or str(counts[case, "CPUs"])
         lines.append(f"| `{case.name}` | {case.package} {version(case.package)} | {counts[case, 'GPUs']} | {on_cpus} |")
     return "\n".join(lines) + "\n"
 
@@ -169,7 +175,7 @@ def test_sends_on_gpus_what_its_formula_says(case: Case, tmp_path: Path, counted
     counted[case, "GPUs"] = events.height
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.on_cpus], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.only_on_gpus], ids=lambda case: case.name)
 def test_sends_on_cpus_what_real_ranks_send(case: Case, tmp_path: Path, counted: dict[tuple[Case, str], int]) -> None:
     expected = on_real_ranks(case, tmp_path).select(COLUMNS)
     assert expected.height > 0
