@@ -134,7 +134,7 @@ class InFlight:
                 _end(event, future, clock)
 
     def release(self) -> None:
-        """Let go of all."""
+        """Drop the references to all works."""
         self._works.clear()
 
 
@@ -170,7 +170,7 @@ class Stopwatch:
         self._anchors: dict[int, CudaAnchor] = {}
 
     def begin(self, event: Spanned, timing: Timing, args: Sequence[Any]) -> None:
-        """A collective with these arguments, of a backend that is measured in that way, is about to be issued."""
+        """Record the start of ``event``, a collective with these arguments that is about to be issued."""
         device = device_of(args) if timing == "cuda" else None
         if device is None:
             event.start = self.now()
@@ -181,7 +181,7 @@ class Stopwatch:
         event.span = CudaSpan(anchor, self._mark)
 
     def follow(self, event: Spanned, result: Any) -> None:
-        """It has returned that, which it may not have finished."""
+        """Record the end of ``event`` when its work completes; its op has returned ``result``."""
         if event.span is not None:
             event.span.watch(result)
             return
@@ -190,14 +190,14 @@ class Stopwatch:
         self._in_flight.add(event, work)
 
     def end(self, event: Spanned) -> None:
-        """It is over; on a device, when the current stream gets here."""
+        """Record the end of ``event`` now; on a device, when its current stream reaches this point."""
         if event.span is not None:
             event.span.finish()
         else:
             self.end_on_host(event)
 
     def end_on_host(self, event: Spanned) -> None:
-        """It is over, if it is measured on the host; the first to say so counts."""
+        """Record now as the end of ``event``, if it is measured on the host and has no end yet."""
         if event.end is None and event.start is not None and not event.failure:
             now = self.now()
             if event.end is None:  # no other thread said so while the clock was read

@@ -78,7 +78,7 @@ class RankGroup:
     """Ranks that have equal numbers: of elements, or of bytes."""
 
     value: tuple[int, ...]
-    """Those numbers."""
+    """The equal numbers."""
     count: int
     first: tuple[int, ...]
     """Coordinates of the group's first rank in mesh order."""

@@ -30,7 +30,7 @@ _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
 
 
 def patch_checkpoints(patches: Patches, objects: Objects, remarks: Remarks) -> None:
-    """Let ``dcp.save``, ``dcp.load`` and ``broadcast_from_rank0`` work on whichever rank is played."""
+    """Make ``dcp.save``, ``dcp.load`` and ``broadcast_from_rank0`` work on whichever rank is played."""
 
     def no_errors(*_: Any, **__: Any) -> list[str]:
         remarks.say(_OWN_SHARDS.format(rank=dist.get_rank()))
@@ -91,7 +91,7 @@ def _own_value(original: Callable[..., Any], objects: Objects) -> Callable[..., 
 
 
 def _described(original: Callable[..., None], objects: Objects) -> Callable[..., None]:
-    """Let rank 0's description of its tensors be that of this rank's own tensors, which have the same names."""
+    """Describe rank 0's tensors as this rank's own, which have the same names."""
 
     def broadcast_state_dict(
         full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any

@@ -146,7 +146,7 @@ class Runtime:
 
 
 def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
-    """Have ``torch.cuda`` and ``torch.accelerator`` answer as those devices."""
+    """Make ``torch.cuda`` and ``torch.accelerator`` answer as ``devices``."""
     for name, function in {**_cuda_functions(devices), **_accelerator_functions(devices)}.items():
         patches.attribute(torch._C, name, function)
     patch_generators(patches, devices.count)

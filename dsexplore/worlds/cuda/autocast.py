@@ -33,7 +33,7 @@ _OF_CUDA_ALONE = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
 
 
 def patch_autocast(patches: Patches) -> None:
-    """Have ``torch.autocast("cuda")`` act on CPU tensors as it does on CUDA's."""
+    """Make ``torch.autocast("cuda")`` act on CPU tensors as it does on CUDA's."""
     enter: Callable[..., Any] = torch.autocast.__enter__
     leave: Callable[..., Any] = torch.autocast.__exit__
 

@@ -29,7 +29,7 @@ _HANDLERS: dict[Any, Handler] = {}
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
-    """Have calls of these functions, while the mode is entered, handled by a function of ours."""
+    """Register the decorated function to handle calls of ``functions`` while the mode is entered."""
 
     def register(handler: Handler) -> Handler:
         _HANDLERS.update(dict.fromkeys(functions, handler))
@@ -244,7 +244,7 @@ def _type(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def patch_backward(patches: Patches, mode: StandInMode) -> None:
-    """Have the mode entered while autograd calls hooks and backward functions of Python."""
+    """Enter the mode while autograd calls hooks and backward functions of Python."""
 
     def build(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
