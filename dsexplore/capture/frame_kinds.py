@@ -218,20 +218,12 @@ def call_around(hook: FrameType) -> tuple[int, Source | None]:
     Returns:
         the identity of the call's frame, 0 if there is none, and the user's line that made the call, if there is one.
     """
-    # Written as a loop over frames, as this runs for each call of each module: see `module_hooks`.
     call = 0
-    outer = hook.f_back
-    while outer is not None:
-        code = outer.f_code
-        kind = kinds.get(id(code))
-        if kind is None:
-            kind = kind_of(code)
-        if kind > INTERNAL:
-            if kind in (USER, USER_HOOK):
-                return call, (code, outer.f_lasti)
-            if not call and (kind in (MODULE_CALL, OUTER_CALL)):
-                call = id(outer)
-        outer = outer.f_back
+    for kind, outer in meaningful(hook):
+        if kind in (USER, USER_HOOK):
+            return call, (outer.f_code, outer.f_lasti)
+        if not call and kind in (MODULE_CALL, OUTER_CALL):
+            call = id(outer)
     return call, None
 
 
