@@ -11,17 +11,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "simulate": "dsexplore.worlds.simulate",
     "commtrace": "dsexplore.worlds.tracing",
-    "run": "dsexplore.worlds.script",
+    "run": "dsexplore.worlds.scripts.script",
     "CommDebugMode": "dsexplore.comm_debug_mode.mode",
     "Trace": "dsexplore.trace.trace",
     "load": "dsexplore.trace.trace",
     "expect_comms": "dsexplore.capture.expect",
-    "run_ranks": "dsexplore.worlds.local_ranks",
+    "run_ranks": "dsexplore.worlds.real.local_ranks",
     "UsageError": "dsexplore.errors",
     "TraceFileError": "dsexplore.errors",
     "ClosedWorldError": "dsexplore.errors",
     "ExpectationError": "dsexplore.errors",
-    "RanksFailedError": "dsexplore.worlds.local_ranks",
+    "RanksFailedError": "dsexplore.worlds.real.local_ranks",
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from dsexplore.sharding.plan import sharding as sharding
     from dsexplore.trace.trace import Trace as Trace
     from dsexplore.trace.trace import load as load
-    from dsexplore.worlds.local_ranks import RanksFailedError as RanksFailedError
-    from dsexplore.worlds.local_ranks import run_ranks as run_ranks
-    from dsexplore.worlds.script import run as run
+    from dsexplore.worlds.real.local_ranks import RanksFailedError as RanksFailedError
+    from dsexplore.worlds.real.local_ranks import run_ranks as run_ranks
+    from dsexplore.worlds.scripts.script import run as run
     from dsexplore.worlds.simulate import simulate as simulate
     from dsexplore.worlds.tracing import commtrace as commtrace
 

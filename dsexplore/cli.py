@@ -163,13 +163,13 @@ def _aio(options: argparse.Namespace) -> int | None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.worlds.run_command import add_arguments
+    from dsexplore.worlds.scripts.run_command import add_arguments
 
     add_arguments(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from dsexplore.worlds.run_command import run
+    from dsexplore.worlds.scripts.run_command import run
 
     return run(options)
 

@@ -16,7 +16,7 @@ from IPython.display import display
 from dsexplore import run_cell
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import World
-from dsexplore.worlds.target_traffic import TARGETS
+from dsexplore.worlds.simulated.target_traffic import TARGETS
 from dsexplore.worlds.tracing import commtrace
 
 _HELP = """\

@@ -26,9 +26,10 @@ FLOORS = (
         "progress",
     },
     {"trace", "sharding"},
-    {"capture"},
+    {"capture", "analysis"},
     {"comm_debug_mode"},
     {"worlds", "comm", "aio"},
+    {"cost"},
     {"views"},
     {"magics", "run_cell", "cli", "__main__"},
 )

@@ -33,22 +33,23 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.worlds import closed, fake_tensors
-from dsexplore.worlds.checkpoints import patch_checkpoints
-from dsexplore.worlds.ddp import patch_ddp
-from dsexplore.worlds.futures import patch_futures
-from dsexplore.worlds.invented_values import Inventor
-from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
-from dsexplore.worlds.missing_peers import SimulatedStore, patch_calls
-from dsexplore.worlds.nothing_sent import Use
-from dsexplore.worlds.other_ranks_objects import Objects
+from dsexplore.worlds.fake import fake_tensors
+from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.patches import Patches
-from dsexplore.worlds.pipeline import patch_pipeline
 from dsexplore.worlds.remarks import Remarks
-from dsexplore.worlds.spawned import patch_spawn
+from dsexplore.worlds.scripts.spawned import patch_spawn
+from dsexplore.worlds.simulated import closed
+from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
+from dsexplore.worlds.simulated.ddp import patch_ddp
+from dsexplore.worlds.simulated.futures import patch_futures
+from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
+from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
+from dsexplore.worlds.simulated.nothing_sent import Use
+from dsexplore.worlds.simulated.other_ranks_objects import Objects
+from dsexplore.worlds.simulated.pipeline import patch_pipeline
+from dsexplore.worlds.simulated.takeover import Takeover
+from dsexplore.worlds.simulated.target_traffic import Target, check_target, patch_target
 from dsexplore.worlds.spec import resolve
-from dsexplore.worlds.takeover import Takeover
-from dsexplore.worlds.target_traffic import Target, check_target, patch_target
 
 _numbers = count(1)
 _current: World | None = None
@@ -87,7 +88,7 @@ def simulate(
         device: ``"cuda"`` lets the CPU stand in for GPUs, so that a program written for them runs here.
         gpu: which GPU ``torch.cuda`` describes then.
         target: whose traffic to show where torch goes another way on a CPU: ``"cuda"``, GPUs with NCCL, or ``"cpu"``,
-            CPUs with gloo; see `dsexplore.worlds.target_traffic`.
+            CPUs with gloo; see `dsexplore.worlds.simulated.target_traffic`.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``, and how many elements
             there are where values decide; elsewhere they are invented, which the trace's notes say.
 

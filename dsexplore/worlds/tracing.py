@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 
 from dsexplore.capture.recorder import record
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.closed import translated
-from dsexplore.worlds.nothing_sent import reason
 from dsexplore.worlds.simulate import World, current_world, simulate
-from dsexplore.worlds.target_traffic import Target
+from dsexplore.worlds.simulated.closed import translated
+from dsexplore.worlds.simulated.nothing_sent import reason
+from dsexplore.worlds.simulated.target_traffic import Target
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import dsexplore.comm as dist
 from dsexplore import run_ranks
 from dsexplore.comm import switches
 from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.worlds import rank_server as server_module
+from dsexplore.worlds.real import rank_server as server_module
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,8 +23,8 @@ import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.mesh_text import MeshSpec, parse_mesh
-from dsexplore.worlds.closed import ClosedMesh, translated
 from dsexplore.worlds.simulate import World, current_world, simulate
+from dsexplore.worlds.simulated.closed import ClosedMesh, translated
 
 # Imported by name before any world is open, as notebooks do: these too must reach the open world.
 from torch.distributed import destroy_process_group, init_process_group  # isort: skip
@@ -219,7 +219,7 @@ class TestClosing:
         def broken(*args: object, **kwargs: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("dsexplore.worlds.fake_tensors.SimulationMode", broken)
+        monkeypatch.setattr("dsexplore.worlds.fake.fake_tensors.SimulationMode", broken)
         with pytest.raises(KeyboardInterrupt), simulate(8, fake=True):
             pass
         assert current_world() is None
@@ -383,7 +383,7 @@ class TestFakeTensors:
     def test_chunks_are_those_of_torch(self, length: int, ranks: int) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_param import _chunk_with_empty
 
-        from dsexplore.worlds.fake_tensors import Chunks
+        from dsexplore.worlds.fake.fake_tensors import Chunks
 
         whole = torch.arange(length * 2).view(length, 2)
         ours, theirs = Chunks(whole, ranks, 0), _chunk_with_empty(whole, ranks, dim=0)

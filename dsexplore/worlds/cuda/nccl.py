@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark
-from dsexplore.worlds.fake_tensors import outside_fake_mode
+from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.patches import Patches
 
 

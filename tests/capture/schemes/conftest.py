@@ -17,9 +17,9 @@ from small_models import BATCH, BLOCK_PARAMETERS, FFN, FLOAT, HEADS, ROOT_PARAME
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore import run_ranks
-from dsexplore.worlds import rank_server as server_module
+from dsexplore.worlds.real import rank_server as server_module
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.target_traffic import Target
+from dsexplore.worlds.simulated.target_traffic import Target
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from torch.distributed._state_dict_utils import _TensorInfo
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from dsexplore.worlds.other_ranks_objects import Objects
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.simulated.other_ranks_objects import Objects
 
 _OWN_SHARDS = "a checkpoint of a simulated world holds the shards of rank {rank} only: it is of use in that world alone"
 _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)

@@ -20,7 +20,7 @@ from dsexplore.capture.recorder import record
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.target_traffic import Target, check_target
+from dsexplore.worlds.simulated.target_traffic import Target, check_target
 
 RANKS = 8
 BOTH: tuple[Target, ...] = ("cuda", "cpu")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.closed import translated
-from dsexplore.worlds.optimizer_steps import EnoughSteps, counted_steps
-from dsexplore.worlds.other_ranks_code import code_of_other_ranks
-from dsexplore.worlds.program import Program, as_main, without_our_frames
 from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
+from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
 from dsexplore.worlds.simulate import World
+from dsexplore.worlds.simulated.closed import translated
+from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.tracing import recorded
 
 

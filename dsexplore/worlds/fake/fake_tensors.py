@@ -28,8 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader
 
-from dsexplore.worlds.fake_dispatch import SimulationMode
-from dsexplore.worlds.invented_values import Inventor, known_of
+from dsexplore.worlds.fake.fake_dispatch import SimulationMode
+from dsexplore.worlds.fake.invented_values import Inventor, known_of
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 

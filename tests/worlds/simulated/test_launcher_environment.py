@@ -10,8 +10,8 @@ import pytest
 import torch.distributed.elastic.agent.server.local_elastic_agent as agent
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.simulate import simulate
+from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
 
 
 def names_that_torchrun_sets() -> set[str]:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dsexplore import RanksFailedError, UsageError, run_ranks
-from dsexplore.worlds import local_ranks
-from dsexplore.worlds import rank_server as server_module
+from dsexplore.worlds.real import local_ranks
+from dsexplore.worlds.real import rank_server as server_module
 
 pytestmark = pytest.mark.processes
 

@@ -10,10 +10,10 @@ import pytest
 
 from dsexplore import load
 from dsexplore.errors import UsageError
-from dsexplore.worlds import rank_server
-from dsexplore.worlds.program import Program
-from dsexplore.worlds.script import Setting
-from dsexplore.worlds.several_ranks import RankEnd, parse_ranks, play_ranks, written_by_several
+from dsexplore.worlds.real import rank_server
+from dsexplore.worlds.scripts.program import Program
+from dsexplore.worlds.scripts.script import Setting
+from dsexplore.worlds.scripts.several_ranks import RankEnd, parse_ranks, play_ranks, written_by_several
 
 SCRIPT = """\
 import os, sys

@@ -20,7 +20,7 @@ from typing import Any
 
 from dsexplore.errors import UsageError
 
-_OWN = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__).parents[2])
 _MAIN = "__main__"
 
 

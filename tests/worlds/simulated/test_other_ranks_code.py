@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.worlds.other_ranks_code import code_of_other_ranks
+from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 
 
 @pytest.mark.parametrize(

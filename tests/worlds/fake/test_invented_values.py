@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import dsexplore
 from dsexplore import cli
-from dsexplore.worlds.invented_values import READ, SIZED
+from dsexplore.worlds.fake.invented_values import READ, SIZED
 from dsexplore.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")

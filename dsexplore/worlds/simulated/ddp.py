@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_ddp_hook
 from dsexplore.errors import UsageError
-from dsexplore.worlds.closed import translated
 from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.simulated.closed import translated
 
 
 def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None], fake: bool) -> None:

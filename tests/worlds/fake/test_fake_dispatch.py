@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dsexplore.capture.recorder import record
-from dsexplore.worlds import fake_tensors
-from dsexplore.worlds.fake_dispatch import SimulationMode
+from dsexplore.worlds.fake import fake_tensors
+from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.simulate import simulate
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dsexplore.worlds.optimizer_steps import EnoughSteps, counted_steps
+from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.fake_tensors import outside_fake_mode
+from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.patches import Patches
 
 _KNOW_THE_SIMULATION = (

@@ -3,7 +3,7 @@
 `run_ranks` starts every rank afresh and leaves none behind. When a rank fails, the others get a moment to find out and
 are then ended; on a time-out or Ctrl-C all are ended, and the stack of each that hung is kept. (A wait inside gloo
 cannot be interrupted, so ending the process is the only way out of one.) The ranks are forked from a small server
-process that has imported torch already (`dsexplore.worlds.rank_server`), so a run of four takes tenths of a second.
+process that has imported torch already (`dsexplore.worlds.real.rank_server`): a run of four takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.rank_server import Job, Reap, Report, Start, pack_program, server, unpack_report
+from dsexplore.worlds.real.rank_server import Job, Reap, Report, Start, pack_program, server, unpack_report
 
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]
 

@@ -20,9 +20,9 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace.files import rank_file
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.local_ranks import run_ranks
-from dsexplore.worlds.program import Program, exit_status
-from dsexplore.worlds.script import Setting, play
+from dsexplore.worlds.real.local_ranks import run_ranks
+from dsexplore.worlds.scripts.program import Program, exit_status
+from dsexplore.worlds.scripts.script import Setting, play
 
 _FOREVER = 1e6
 """Seconds that ranks may take: a script ends when it ends."""

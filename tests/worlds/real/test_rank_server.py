@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.rank_server import LENGTH, Report, pack_program, receive, run_source, send, unpack_report
+from dsexplore.worlds.real.rank_server import LENGTH, Report, pack_program, receive, run_source, send, unpack_report
 
 RESTART = """
 import os, signal
 import dsexplore
-from dsexplore.worlds.rank_server import server
+from dsexplore.worlds.real.rank_server import server
 pid = server().pid
 os.kill(pid, signal.SIGKILL)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -13,9 +13,9 @@ from typing import Any
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.program import Program, exit_status
-from dsexplore.worlds.script import Setting, play
-from dsexplore.worlds.several_ranks import RankEnd, parse_ranks, play_ranks
+from dsexplore.worlds.scripts.program import Program, exit_status
+from dsexplore.worlds.scripts.script import Setting, play
+from dsexplore.worlds.scripts.several_ranks import RankEnd, parse_ranks, play_ranks
 
 DESCRIPTION = """\
 Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.

@@ -45,8 +45,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_start_up
 from dsexplore.errors import UsageError
-from dsexplore.worlds.flash_attention import patch_attention
 from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.simulated.flash_attention import patch_attention
 
 Target = Literal["cuda", "cpu"]
 TARGETS: tuple[Target, ...] = get_args(Target)

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from dsexplore.worlds.invented_values import READS, Inventor, note
+from dsexplore.worlds.fake.invented_values import READS, Inventor, note
 
 _GROUPED = torch.ops.aten._grouped_mm.default
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})

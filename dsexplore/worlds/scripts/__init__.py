@@ -1,0 +1,1 @@
+"""A user's training script or module, unmodified, on simulated ranks."""
