@@ -1,1 +1,34 @@
-"""What a traced program would cost on a cluster: collective times, the predicted step, memory, the choice of a mesh."""
+"""What a traced program would cost on a cluster: collective times, the predicted step, memory, the choice of a mesh.
+
+The names below are imported when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsexplore.cost.cluster import Cluster as Cluster
+    from dsexplore.cost.cluster import known_clusters as known_clusters
+    from dsexplore.cost.collective_time import collective_time as collective_time
+    from dsexplore.cost.estimate import Range as Range
+
+_HOMES = {
+    "Cluster": "cluster",
+    "Range": "estimate",
+    "collective_time": "collective_time",
+    "known_clusters": "cluster",
+}
+
+__all__ = ["Cluster", "Range", "collective_time", "known_clusters"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dsexplore.cost' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(f"dsexplore.cost.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,196 @@
+"""`Cluster`: what predictions know of the machines that a program would run on, read from a data file.
+
+The files in ``clusters/`` name the public source of each number, and the day it was read. A user's own file has the
+same keys and is named by its path. How a file is written and checked is in `dsexplore.cost.cluster_file`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from dsexplore.cost.cluster_file import FOLDER, read_cluster_file
+from dsexplore.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins ranks of one level: of one node, or of several.
+
+    Attributes:
+        bandwidth: B/s that one rank sends while it receives as much, as the maker states it.
+        latency: seconds that a small message needs from one rank to the next.
+        achievable: the part of `bandwidth` that large messages reach.
+    """
+
+    bandwidth: float
+    latency: float
+    achievable: float
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Sums made by the switch on the way (NVLink SHARP).
+
+    Attributes:
+        bandwidth: bus bandwidth in B/s that a large all_reduce of a whole node reaches.
+        smallest_group: ranks of one node from which on the library uses it.
+    """
+
+    bandwidth: float
+    smallest_group: int
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Arithmetic of one rank.
+
+    Attributes:
+        dense: FLOP/s of dense matrix products by dtype, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp32"``, ``"tf32"``:
+            as the maker states them.
+        achievable: the part of them that large matrix products reach.
+    """
+
+    dense: Mapping[str, float]
+    achievable: float
+
+    def flops(self, dtype: str) -> float:
+        """FLOP/s that large matrix products of a dtype reach: `dense` × `achievable`.
+
+        Raises:
+            UsageError: a dtype of which the file says nothing.
+        """
+        if dtype not in self.dense:
+            raise UsageError(f"the cluster has no compute rate for dtype {dtype!r}: it has {', '.join(self.dense)}")
+        return self.dense[dtype] * self.achievable
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one rank.
+
+    Attributes:
+        size: bytes that a program can use.
+        bandwidth: B/s as the maker states it.
+        achievable: the part of `bandwidth` that large copies reach.
+    """
+
+    size: float
+    bandwidth: float
+    achievable: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times of one collective that somebody measured on this kind of cluster.
+
+    Attributes:
+        op: a name from `dsexplore.trace.collectives.OPS`.
+        nodes: how many nodes took part.
+        ranks_per_node: ranks on each.
+        message_bytes: message bytes S as nccl-tests counts them, ascending.
+        seconds: time of each.
+        source: where it was published, or who measured it.
+        date: when it was read or measured.
+    """
+
+    op: str
+    nodes: int
+    ranks_per_node: int
+    message_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One kind of cluster: equal nodes of equal ranks.
+
+    Attributes:
+        name: as `Cluster.load` takes it.
+        title: for people.
+        library: what runs the collectives: ``"nccl"``, ``"rccl"`` or ``"gloo"``.
+        generation: of the GPU, by which the library is tuned: ``"ampere"``, ``"hopper"``, ``"blackwell"``, …
+        topology: how the ranks of a node are joined: ``"switch"``, ``"mesh"``, ``"pcie"`` or ``"host"``.
+        ranks_per_node: ranks that share the fast links; 72 for an NVL72 rack.
+        node: link between ranks of one node.
+        network: link of one rank to other nodes; None where there is one node only.
+        reduction: sums made by the node's switch; None without them.
+        compute: arithmetic of one rank.
+        memory: memory of one rank.
+        launch_overhead: seconds from one kernel's launch to the next where the CPU is what is waited for.
+        measured: tables of collectives that somebody measured.
+        sources: for each key of the file its source and date.
+    """
+
+    name: str
+    title: str
+    library: str
+    generation: str
+    topology: str
+    ranks_per_node: int
+    node: Link
+    network: Link | None
+    reduction: Reduction | None
+    compute: Compute
+    memory: Memory
+    launch_overhead: float
+    measured: tuple[Measured, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @staticmethod
+    def load(name: str | os.PathLike[str]) -> Cluster:
+        """The cluster of a name that is known here, in any case, or of a user's own ``.toml`` file.
+
+        Raises:
+            UsageError: no such cluster or file, or a file with an unknown key, a number without unit, or a number
+                that cannot be meant; the error names it.
+        """
+        text = os.fspath(name)
+        path = Path(text) if text.endswith(".toml") else _known(text)
+        return _loaded(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=32)
+def _loaded(path: Path, changed: int) -> Cluster:
+    """The cluster of a file, kept until the file changes."""
+    values = read_cluster_file(path)
+    sections = values.sections
+    reduction = sections.get("reduction")
+    return Cluster(
+        name=path.stem,
+        **values.words,
+        ranks_per_node=values.ranks_per_node,
+        node=Link(**sections["node"]),
+        network=Link(**sections["network"]) if "network" in sections else None,
+        reduction=Reduction(reduction["bandwidth"], int(reduction["smallest_group"])) if reduction else None,
+        compute=_compute(dict(sections["compute"])),
+        memory=Memory(**sections["memory"]),
+        launch_overhead=sections["launch"]["overhead"],
+        measured=tuple(Measured(**table) for table in values.measured),
+        sources=values.sources,
+    )
+
+
+def _compute(section: dict[str, float]) -> Compute:
+    achievable = section.pop("achievable")
+    return Compute(section, achievable)
+
+
+def known_clusters() -> list[str]:
+    """Names of the clusters that have a data file here."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def _known(name: str) -> Path:
+    path = FOLDER / f"{name.lower()}.toml"
+    if not path.exists():
+        raise UsageError(
+            f"no cluster named {name!r} is known: name one of {', '.join(known_clusters())}, or the path of a .toml "
+            "file with the same keys as theirs"
+        )
+    return path

@@ -1,0 +1,157 @@
+"""Cluster files: which keys they have, in which units, and what is wrong with one that cannot be used.
+
+A quantity is a text with its unit, or a table that says where it comes from as well::
+
+    [node]
+    bandwidth = { value = "450 GB/s", source = "H100 datasheet: NVLink 900 GB/s, both directions", date = "2026-11-23" }
+
+Every quantity of the files in ``clusters/`` has its source; users' own need not.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsexplore.cost.quantities import BANDWIDTH, COMPUTE, SIZE, TIME, parse_fraction, quantity_of
+from dsexplore.errors import UsageError
+from dsexplore.trace.collectives import OPS
+
+FOLDER = Path(__file__).with_name("clusters")
+KINDS = {
+    "library": ("nccl", "rccl", "gloo"),
+    "generation": ("volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cpu"),
+    "topology": ("switch", "mesh", "pcie", "host"),
+}
+"""The words that a file may use, by key."""
+
+
+def _count(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ValueError(f"{value!r} is not a number of ranks: write a whole number, 1 or more")
+
+
+_LINK: dict[str, Callable[[object], float]] = {
+    "bandwidth": quantity_of(BANDWIDTH),
+    "latency": quantity_of(TIME),
+    "achievable": parse_fraction,
+}
+_FLOPS = quantity_of(COMPUTE)
+SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
+    "node": _LINK,
+    "network": _LINK,
+    "reduction": {"bandwidth": quantity_of(BANDWIDTH), "smallest_group": _count},
+    "compute": dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp8"), _FLOPS) | {"achievable": parse_fraction},
+    "memory": {"size": quantity_of(SIZE), "bandwidth": quantity_of(BANDWIDTH), "achievable": parse_fraction},
+    "launch": {"overhead": quantity_of(TIME)},
+}
+"""The tables of a file, and how each of their quantities is read."""
+_OPTIONAL = {"network", "reduction"}
+_OPTIONAL_KEYS = {"fp16", "tf32", "fp8"}
+_MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
+
+
+@dataclass(frozen=True)
+class ClusterValues:
+    """What a file says, in base units."""
+
+    words: dict[str, str]
+    ranks_per_node: int
+    sections: dict[str, dict[str, float]]
+    measured: list[dict[str, Any]]
+    sources: dict[str, str]
+
+
+def read_cluster_file(path: Path) -> ClusterValues:
+    """Read and check one file.
+
+    Raises:
+        UsageError: it cannot be read, lacks a key, has an unknown one, or a value that cannot be used.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the cluster file {path} cannot be read: {error}") from None
+    return _Reader(path).values(data)
+
+
+class _Reader:
+    """Reads the tables of one file; errors name the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sources: dict[str, str] = {}
+
+    def values(self, data: dict[str, Any]) -> ClusterValues:
+        words = {"title", *KINDS}
+        self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, "measured"})
+        for key in words:
+            if not isinstance(data[key], str) or (key in KINDS and data[key] not in KINDS[key]):
+                choice = f"one of {', '.join(KINDS[key])}" if key in KINDS else "a text"
+                raise self._wrong(key, f"{data[key]!r}: write {choice}")
+        return ClusterValues(
+            words={key: data[key] for key in sorted(words)},
+            ranks_per_node=int(self._read("ranks_per_node", data["ranks_per_node"], _count)),
+            sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},
+            measured=[self._measured(number, table) for number, table in enumerate(data.get("measured", []))],
+            sources=self.sources,
+        )
+
+    def _section(self, name: str, table: Any) -> dict[str, float]:
+        if not isinstance(table, dict):
+            raise self._wrong(name, f"{table!r}: write a table with {', '.join(SECTIONS[name])}")
+        kinds = SECTIONS[name]
+        self._keys(f"{name}.", table, kinds.keys() - _OPTIONAL_KEYS, kinds.keys() & _OPTIONAL_KEYS)
+        return {key: self._read(f"{name}.{key}", value, kinds[key]) for key, value in table.items()}
+
+    def _read(self, key: str, value: Any, kind: Callable[[object], float]) -> float:
+        if isinstance(value, dict):
+            self._keys(f"{key}.", value, {"value"}, {"source", "date"})
+            self.sources[key] = f"{value.get('source', '')} ({value.get('date', 'no date')})"
+            value = value["value"]
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise self._wrong(key, str(error)) from None
+
+    def _measured(self, number: int, table: dict[str, Any]) -> dict[str, Any]:
+        where = f"measured[{number}]."
+        self._keys(where, table, _MEASURED, set())
+        if table["op"] not in OPS:
+            raise self._wrong(f"{where}op", f"{table['op']!r}: write one of {', '.join(OPS)}")
+        sizes, times = table["bytes"], table["microseconds"]
+        if len(sizes) != len(times) or not sizes:
+            raise self._wrong(f"{where}bytes", f"{len(sizes)} sizes for {len(times)} times: write one time for each")
+        if sorted(set(sizes)) != sizes or sizes[0] < 0:
+            raise self._wrong(f"{where}bytes", "sizes that do not ascend: write each once, the smallest first")
+        if min(times) <= 0:
+            raise self._wrong(f"{where}microseconds", f"{min(times)}: a time is above 0")
+        return {
+            "op": table["op"],
+            "nodes": _count(table["nodes"]),
+            "ranks_per_node": _count(table["ranks_per_node"]),
+            "message_bytes": tuple(sizes),
+            "seconds": tuple(time * 1e-6 for time in times),
+            "source": table["source"],
+            "date": str(table["date"]),
+        }
+
+    def _keys(self, prefix: str, table: Mapping[str, Any], needed: set[str], optional: set[str]) -> None:
+        missing, unknown = sorted(needed - table.keys()), sorted(table.keys() - needed - optional)
+        if missing:
+            raise UsageError(
+                f"the cluster file {self.path} lacks {', '.join(prefix + key for key in missing)}: "
+                f"write the keys that {FOLDER / 'dgx-h100.toml'} has"
+            )
+        if unknown:
+            raise UsageError(
+                f"the cluster file {self.path} has unknown {', '.join(prefix + key for key in unknown)}: "
+                f"known are {', '.join(sorted(needed | optional))}"
+            )
+
+    def _wrong(self, key: str, reason: str) -> UsageError:
+        return UsageError(f"the cluster file {self.path} has {key} = {reason}")
