@@ -71,6 +71,7 @@ def synthetic(count: int, layers: int = 126, seed: int = 0) -> Trace:
         **{name: pl.Series([None] * count, dtype=schema.EVENTS[name]) for name in ("batch", *schema.ADDED[2])},
         "start": start,
         "end": start + draw.integers(1_000, 1_000_000, count),
+        "state": np.full(count, "completed"),
     }
     events = pl.DataFrame({name: columns[name] for name in schema.EVENTS}).cast(dict(schema.EVENTS))
     return Trace(Tables(events=events, info=TraceInfo(world_size=16_384, ranks=(0,), mesh="dp_shard=2048,tp=8")))

@@ -15,7 +15,7 @@ from dsexplore.capture.ops import Communication, Message
 from dsexplore.capture.parties import Parties
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.timing import CudaSpan
-from dsexplore.trace.schema import Phase
+from dsexplore.trace.schema import Phase, State
 
 
 class Redistribute(NamedTuple):
@@ -88,6 +88,15 @@ class Issued:
             if not self.failure:
                 self.start, self.end = self.span.read()
             self.span = None
+
+    @property
+    def state(self) -> State:
+        """How far it got, once `read_clock` has been called; empty where nothing is measured."""
+        if self.failure:
+            return "failed"
+        if self.start is None and self.span is None:
+            return ""
+        return "completed" if self.end is not None else "scheduled"
 
     @property
     def cause_text(self) -> str:

@@ -59,6 +59,7 @@ def events_table(issued: Sequence[Issued], steps: Sequence[int], stack_depth: in
         **_parties(issued),
         "start": [one.start for one in collectives],
         "end": [one.end for one in collectives],
+        "state": [one.state for one in collectives],
     }
     return pl.DataFrame(columns, schema=schema.EVENTS)
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -19,6 +19,12 @@ Timing = Literal["none", "host", "work", "cuda"]
 """How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock
 around the call; ``work``: from issue to the completion of the work; ``cuda``: CUDA events on the stream."""
 TIMINGS: tuple[Timing, ...] = get_args(Timing)
+
+State = Literal["", "scheduled", "started", "completed", "failed"]
+"""How far a collective got. ``""``: a simulation, where nothing runs; ``scheduled``: issued, and not known to have
+begun or ended; ``started``: begun on the device, and not ended; ``failed``: raised. Only a completed one has a
+duration."""
+STATES: tuple[State, ...] = get_args(State)
 
 EVENTS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),  # the rank that recorded the event
@@ -49,9 +55,10 @@ EVENTS: dict[str, pl.DataType] = {
     "recv_splits": pl.List(pl.Int64()),  # the same of what is received
     "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
     "end": pl.Int64(),
+    "state": pl.String(),  # see State; null in files of formats 1 and 2
 }
 
-ADDED: dict[int, tuple[str, ...]] = {2: ("peer", "root", "send_splits", "recv_splits")}
+ADDED: dict[int, tuple[str, ...]] = {2: ("peer", "root", "send_splits", "recv_splits"), 3: ("state",)}
 """By format version: the columns of the events that files of earlier versions lack."""
 
 PARAMETERS: dict[str, pl.DataType] = {

@@ -48,6 +48,15 @@ def test_a_root_has_no_parent_and_depths_count_from_it() -> None:
     ]
 
 
+def test_only_what_has_an_end_is_completed() -> None:
+    rows = [issued(REDUCED) for _ in range(4)]
+    for one, start, end, failure in zip(
+        rows, (None, 5, 5, 5), (None, 9, None, None), ("", "", "", "failed: RuntimeError"), strict=True
+    ):
+        one.start, one.end, one.failure = start, end, failure
+    assert events_table(rows, [], 1)["state"].to_list() == ["", "completed", "scheduled", "failed"]
+
+
 def test_each_message_is_a_row_of_its_own() -> None:
     coalesced = issued(REDUCED, ("all_reduce", 8, torch.float32, (2,)), trigger=LINEAR, owner=BLOCK)
     coalesced.batch = 9

@@ -39,6 +39,7 @@ DEFAULT = {
     "recv_splits": None,
     "start": None,
     "end": None,
+    "state": "",
 }
 
 MODULES = (
@@ -126,6 +127,7 @@ def event_rows(ranks: tuple[int, ...]) -> st.SearchStrategy[list[dict[str, Any]]
                 "batch": st.one_of(st.none(), st.integers(0, 3)),
                 "start": _times,
                 "end": _times,
+                "state": st.one_of(st.none(), st.sampled_from(schema.STATES)),
             }
         ),
         max_size=20,

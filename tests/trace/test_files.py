@@ -188,7 +188,7 @@ def written(path: Path, tables: Tables, **changes: str | None) -> Path:
 
 def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
     path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
-    with pytest.raises(TraceFileError, match=r"has trace format 3, newer than format 2 .*: upgrade dsexplore"):
+    with pytest.raises(TraceFileError, match=r"has trace format 4, newer than format 3 .*: upgrade dsexplore"):
         dsexplore.load(path)
 
 
@@ -265,5 +265,6 @@ def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:
     ]
     assert dict(trace.events.schema) == schema.EVENTS
     assert trace.events.select("peer", "root", "send_splits", "recv_splits").null_count().row(0) == (4, 4, 4, 4)
+    assert trace.events["state"].null_count() == 4
     assert trace.info.target == ""
     assert_same(Trace.load(trace.save(tmp_path / "again.parquet")).tables, trace.tables)

@@ -35,6 +35,7 @@ _EVENT = {
     "recv_splits": None,
     "start": None,
     "end": None,
+    "state": "",
 }
 
 
