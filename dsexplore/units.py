@@ -4,6 +4,7 @@ KiB, MiB, GiB are powers of 1024; kB, MB, GB are powers of 1000. The two are nev
 """
 
 import re
+from collections.abc import Iterable
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {
@@ -39,6 +40,22 @@ def format_seconds(seconds: float) -> str:
         if size >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as text, runs of three or more shortened: ``"rank 3"``, ``"ranks 0, 1, 4–7"``, ``"no rank"``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shown = [
+        word for run in runs for word in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else [str(rank) for rank in run])
+    ]
+    if not shown:
+        return "no rank"
+    return f"rank{'' if len(runs) == len(runs[0]) == 1 else 's'} {', '.join(shown)}"
 
 
 def parse_size(text: str | int) -> int:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.units import format_bytes, format_rate, format_seconds, parse_size
+from dsexplore.units import format_bytes, format_ranks, format_rate, format_seconds, parse_size
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,17 @@ def test_sizes_are_read(text: str | int, size: int) -> None:
 def test_a_size_that_is_none_is_named(text: str | int) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], "no rank"),
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0, 1"),
+        ([7, 0, 4, 5, 6], "ranks 0, 4–7"),
+        (range(3), "ranks 0–2"),
+    ],
+)
+def test_ranks_as_text(ranks: list[int], text: str) -> None:
+    assert format_ranks(ranks) == text

@@ -82,9 +82,13 @@ class Issued:
     failure: str = ""
     """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 
-    def read_clock(self) -> None:
-        """Fill in start and end from the device, where they were measured there; waits for the device."""
-        if self.span is not None and self.span.has_end:
+    def read_clock(self, *, waits: bool = True) -> None:
+        """Fill in start and end from the device, where they were measured there.
+
+        Args:
+            waits: whether to wait for a device that has not got there; else the collective has no end yet.
+        """
+        if self.span is not None and (self.span.has_end if waits else self.span.is_over):
             if not self.failure:
                 self.start, self.end = self.span.read()
             self.span = None

@@ -17,16 +17,19 @@ from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
 
 
-def events_table(issued: Sequence[Issued], steps: Sequence[int], stack_depth: int) -> pl.DataFrame:
+def events_table(
+    issued: Sequence[Issued], steps: Sequence[int], stack_depth: int, *, waits: bool = True
+) -> pl.DataFrame:
     """One row per message; columns: `schema.EVENTS`.
 
     Args:
         issued: in program order.
         steps: how many of them had been issued at each `Trace.step`.
         stack_depth: how many of the user's lines to name per event.
+        waits: see `Issued.read_clock`.
     """
     for one in issued:
-        one.read_clock()
+        one.read_clock(waits=waits)
     numbers = _step_numbers(steps, len(issued))
     rows = [(one, step, *message) for one, step in zip(issued, numbers, strict=True) for message in one.messages]
     collectives = [row[0] for row in rows]

@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.autograd_nodes import ModuleCall
+from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.groups import Group, Groups, own_rank
 from dsexplore.capture.issued import Batches, Issued, Origin, is_async
 from dsexplore.capture.labels import Label, current
@@ -45,7 +48,7 @@ from dsexplore.capture.timing import Clock, Stopwatch
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
-from dsexplore.trace.files import check_destination, save_recording
+from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.user_warnings import warn
@@ -351,8 +354,13 @@ class Recorder:
             self._groups.add_mesh(mesh)
         return self._groups.described()
 
-    def tables(self, recording: Recording) -> Tables:
-        """The recording's content as of now."""
+    def tables(self, recording: Recording, *, waits: bool = True) -> Tables:
+        """The recording's content as of now.
+
+        Args:
+            recording: of this recorder.
+            waits: whether to wait for devices that have not got to the end of a collective; else it is unfinished.
+        """
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         groups = self._describe_groups()
@@ -363,7 +371,7 @@ class Recorder:
         known = {group.name for group in groups}
         groups += {group.name: group for group in used.values() if group.name not in known}.values()
         return Tables(
-            events=events_table(issued, steps, recording.stack_depth),
+            events=events_table(issued, steps, recording.stack_depth, waits=waits),
             parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
             modules=modules_table(modules.in_order(), recording.earlier_calls),
             groups=groups_table(group for group in groups if id(group) in used),
@@ -421,6 +429,7 @@ def record(
     mesh_spec: str = "",
     further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
     target: str = "",
+    timeout: float | None = None,
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -433,16 +442,21 @@ def record(
         further_notes: called with the number of collectives whenever the tables are made; returns what the trace's
             notes say besides.
         target: whose traffic the simulation shows; see `TraceInfo.target`.
+        timeout: seconds; where no collective begins or ends for so long, what was recorded until then is written to
+            ``save`` while the block goes on, with the stack of each thread beside it.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
         recorded until then, saved if it was to be, and the KeyboardInterrupt says so.
 
     Raises:
-        UsageError: a ``stack_depth`` below 1, or a ``save`` that several processes would overwrite.
+        UsageError: a ``stack_depth`` below 1, a ``save`` that several processes would overwrite, or a ``timeout`` that
+            is no time or has no ``save``.
     """
     if stack_depth < 1:
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
+    if timeout is not None and (timeout <= 0 or save is None):
+        raise UsageError(f"timeout={timeout} with save={save!r}: give seconds above 0, and a directory to save into")
     if save is not None:
         check_destination(save)
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
@@ -450,8 +464,11 @@ def record(
     inner = any(type(each) is Recording for each in _recorder.recordings)  # the comms log's is another kind
     _recorder.open(recording)
     try:
-        with track("tracing", unit="collectives") as work:
+        with ExitStack() as while_open:
+            work = while_open.enter_context(track("tracing", unit="collectives"))
             recording.work = work if work.is_seen and not inner else None
+            if save is not None and not simulated:
+                while_open.enter_context(saved_early(_early_save(recording, save, timeout)))
             yield trace
     except BaseException as error:
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
@@ -472,6 +489,22 @@ def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None
         trace.finish(_recorder.close(recording))
         if save is not None:
             save_recording(trace.tables, save)
+
+
+def _early_save(recording: Recording, save: str | os.PathLike[str], timeout: float | None) -> EarlySave:
+    def write(why: str) -> None:
+        tables = _recorder.tables(recording, waits=False)
+        tables = replace(tables, info=replace(tables.info, notes=(*tables.info.notes, why)))
+        save_recording(tables, save)
+        if names_directory(save):
+            for rank in tables.info.ranks or (0,):
+                write_stacks(Path(save) / stack_file(rank))
+
+    def progress() -> object:
+        return len(recording.issued), recorder.stopwatch.ended
+
+    recorder = _recorder
+    return EarlySave(write, progress, timeout)
 
 
 def is_recording() -> bool:

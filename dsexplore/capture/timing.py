@@ -121,6 +121,12 @@ class InFlight:
                 works.popleft()
             works.append((event, work))
 
+    @property
+    def ended(self) -> int:
+        """How many of the works held have ended."""
+        with self._lock:
+            return sum(event.end is not None or bool(event.failure) for event, _ in self._works)
+
     def settle(self, clock: Clock) -> None:
         """Fill in the end of works that are done, but whose thread has not got Python's lock yet to say so.
 
@@ -202,6 +208,11 @@ class Stopwatch:
             now = self.now()
             if event.end is None:  # no other thread said so while the clock was read
                 event.end = now
+
+    @property
+    def ended(self) -> int:
+        """How many of the collectives that may still run have ended, of those held; changes whenever one ends."""
+        return self._in_flight.ended
 
     def settle(self) -> None:
         """See `InFlight.settle`."""

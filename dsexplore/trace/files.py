@@ -121,6 +121,11 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.parquet"
 
 
+def stack_file(rank: int) -> str:
+    """The name of the file with a rank's stacks, beside a `rank_file` that was saved before its block ended."""
+    return f"rank-{rank:05d}.stack.txt"
+
+
 def split_ranks(tables: Tables) -> dict[int, Tables]:
     """The content of each rank; all keep the modules and groups, which have no rank. Without any rank, it is 0's."""
     ranks = ranks_of(tables) or (0,)
@@ -185,7 +190,7 @@ def _read_directory(source: Path) -> Tables:
     if not files:
         raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
     try:
-        return merge_as_they_come(map(_read, files), f"reading {source}", len(files))
+        return merge_as_they_come(map(_read, files), f"reading {source}", len(files), is_whole=True)
     except UsageError as error:
         raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
 

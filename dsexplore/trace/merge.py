@@ -18,6 +18,7 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace import unmatched
 from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn
 
 
@@ -27,7 +28,7 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in seen if rank is not None))
 
 
-def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None) -> Tables:
+def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None, *, is_whole: bool = False) -> Tables:
     """`merge_tables` of parts that are read or recorded one by one, with a progress bar.
 
     Ctrl-C merges the parts so far, if there are any: a warning and the trace's notes say so.
@@ -36,6 +37,7 @@ def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None) ->
         parts: one for each rank or more.
         what: what the bar and the warning say is being done, such as ``reading trace/``.
         total: how many parts there are, if that is known.
+        is_whole: see `merge_tables`.
     """
     taken: list[Tables] = []
     cut = ""
@@ -49,15 +51,16 @@ def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None) ->
                 raise
             cut = f"{what} was interrupted: this trace is incomplete, with {len(taken)} of {total or 'several'} traces"
             warn(cut)
-    return merge_tables(taken, cut)
+    return merge_tables(taken, cut, is_whole=is_whole)
 
 
-def merge_tables(parts: Sequence[Tables], cut: str = "") -> Tables:
+def merge_tables(parts: Sequence[Tables], cut: str = "", *, is_whole: bool = False) -> Tables:
     """One content from those of several ranks.
 
     Args:
         parts: one for each rank or more.
         cut: added to the notes where the parts are not all that there are; says why.
+        is_whole: whether the parts are all that the recording left, so that a single one misses the others, too.
 
     Raises:
         UsageError: no parts, a rank that is in two of them, or parts of different worlds.
@@ -65,7 +68,7 @@ def merge_tables(parts: Sequence[Tables], cut: str = "") -> Tables:
     if not parts:
         raise UsageError("merge was given no traces: give one or more, each of another rank")
     parts = sorted(parts, key=ranks_of)
-    info = _merged_info(parts, cut)
+    info = _merged_info(parts, cut, is_whole or len(parts) > 1)
     if len(parts) == 1:
         return replace(parts[0], info=info)
     parts = _distinct_groups(parts)
@@ -101,7 +104,7 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     return rows[order]
 
 
-def _merged_info(parts: Sequence[Tables], cut: str) -> TraceInfo:
+def _merged_info(parts: Sequence[Tables], cut: str, is_whole: bool) -> TraceInfo:
     infos = [part.info for part in parts]
     first = infos[0]
     seen: set[int] = set()
@@ -116,12 +119,11 @@ def _merged_info(parts: Sequence[Tables], cut: str) -> TraceInfo:
             raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")
     notes = list(dict.fromkeys(note for info in infos for note in info.notes))
     versions = list(dict.fromkeys(info.torch_version for info in infos))
-    missing = first.world_size - len(seen)
     if cut:
         notes.append(cut)
-    elif len(parts) > 1 and missing > 0 and not first.simulated:
-        absent = next(rank for rank in range(first.world_size) if rank not in seen)
-        notes.append(f"{missing} of {first.world_size} ranks left no trace, rank {absent} first")
+    elif is_whole and len(seen) < first.world_size and not first.simulated:
+        absent = [rank for rank in range(first.world_size) if rank not in seen]
+        notes.append(f"{len(absent)} of {first.world_size} ranks left no trace: {format_ranks(absent)}")
     mesh = next((info.mesh for info in infos if info.mesh), "")
     return replace(first, mesh=mesh, ranks=tuple(sorted(seen)), torch_version=", ".join(versions), notes=tuple(notes))
 

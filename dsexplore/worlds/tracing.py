@@ -28,6 +28,7 @@ def commtrace(
     ranks_per_node: int | None = None,
     device: str = "cpu",
     gpu: str = "h100",
+    timeout: float | None = None,
 ) -> Iterator[Trace]:
     """Record every collective inside the block: which module, which mesh axis, how many bytes.
 
@@ -42,11 +43,15 @@ def commtrace(
         fake: run on fake tensors.
         target: whose traffic the simulated world shows, ``"cuda"`` unless said, or ``"cpu"``; see `simulate`.
         values: what reads of fake tensors return on certain lines; see `simulate`.
-        save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`.
+        save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`. A real
+            rank writes them too when SIGTERM ends it before, as a launcher does when another rank has failed, with
+            the stack of each thread beside them.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
         device: ``"cuda"`` lets the CPU of the simulated world stand in for GPUs.
         gpu: which GPU ``torch.cuda`` describes then.
+        timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then
+            is written to ``save``, with its stacks, and the block goes on.
 
     Yields:
         A `Trace`, readable at any time, and final when the block ends.
@@ -70,13 +75,18 @@ def commtrace(
                 )
             )
         opened.enter_context(translated())
-        with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth) as trace:
+        with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth, timeout=timeout) as trace:
             yield trace
 
 
 @contextmanager
 def recorded(
-    world: World | None, *, is_own: bool, save: str | os.PathLike[str] | None = None, stack_depth: int = 1
+    world: World | None,
+    *,
+    is_own: bool,
+    save: str | os.PathLike[str] | None = None,
+    stack_depth: int = 1,
+    timeout: float | None = None,
 ) -> Iterator[Trace]:
     """Record what the block communicates, with the remarks of its world.
 
@@ -85,6 +95,7 @@ def recorded(
         is_own: whether the world was opened for this block, so that a block which sends nothing is remarkable.
         save: as for `commtrace`.
         stack_depth: as for `commtrace`.
+        timeout: as for `commtrace`.
 
     Yields:
         The `Trace`.
@@ -105,6 +116,7 @@ def recorded(
         mesh_spec=spec,
         further_notes=notes,
         target=target,
+        timeout=timeout,
     ) as trace:
         yield trace
         has_ended = True

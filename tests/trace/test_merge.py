@@ -70,13 +70,13 @@ def test_one_name_for_two_groups_becomes_two_names(make: Make) -> None:
 
 def test_a_rank_that_left_no_trace_is_noted(make: Make) -> None:
     parts = [Trace(make([], ranks=(rank,))) for rank in (0, 3)]
-    assert Trace.merge(parts).info.notes == ("2 of 4 ranks left no trace, rank 1 first",)
+    assert Trace.merge(parts).info.notes == ("2 of 4 ranks left no trace: ranks 1, 2",)
     assert Trace.merge(parts[:1]).info.notes == ()
 
 
 @pytest.mark.parametrize(
     ("ranks", "notes"),
-    [((0, 1, 3), ("1 of 4 ranks left no trace, rank 2 first",)), ((0, 1, 2, 3), ()), ((2,), ())],
+    [((0, 1, 3), ("1 of 4 ranks left no trace: rank 2",)), ((0, 1, 2, 3), ()), ((2,), ())],
 )
 def test_one_missing_rank_is_noted_and_a_rank_s_own_trace_is_whole(
     make: Make, ranks: tuple[int, ...], notes: tuple[str, ...]

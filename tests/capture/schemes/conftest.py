@@ -16,8 +16,6 @@ import torch
 from small_models import BATCH, BLOCK_PARAMETERS, FFN, FLOAT, HEADS, ROOT_PARAMETERS, SEQ, VOCAB, Block, D, Llama
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore import run_ranks
-from dsexplore.worlds.real import rank_server as server_module
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.simulated.target_traffic import Target
 
@@ -33,14 +31,6 @@ def world() -> Iterator[Callable[..., DeviceMesh]]:
             return opened.enter_context(simulate(mesh=mesh, rank=rank, fake=fake, target=target))
 
         yield open_
-
-
-@pytest.fixture(scope="package")
-def rank_server() -> Iterator[None]:
-    """Start the process that real ranks are forked from before the first test that needs it."""
-    run_ranks("", 1, backend=None).check()
-    yield
-    server_module.close()
 
 
 @pytest.fixture

@@ -1,0 +1,212 @@
+"""Save a recording while its block still runs: when the process is ended by SIGTERM, and when nothing moves on.
+
+A launcher ends the ranks that are left with SIGTERM once one has failed. Python runs a signal handler only when its
+main thread comes back to Python, and a rank that waits inside gloo or NCCL never does. So a thread reads the signals
+from a pipe (`signal.set_wakeup_fd`), saves what was recorded, and then lets the signal have its default effect.
+
+A program with a SIGTERM handler of its own keeps it, and what it does then is its own affair. The same holds where
+another thread than the main one records, which may not set handlers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsexplore.atomic import writing
+
+LOOKS = 8
+"""How often in the time-out of a recording the thread looks whether anything has moved on."""
+
+
+@dataclass(eq=False)
+class EarlySave:
+    """One recording that may have to be saved before its block ends."""
+
+    save: Callable[[str], None]
+    """Writes the recording as it is now; its argument says why, for the notes."""
+    progress: Callable[[], object] = lambda: None
+    """Returns another value whenever a collective has begun or ended."""
+    timeout: float | None = None
+    """Seconds without progress after which it is saved; None for never."""
+    _last: object = field(default=None, init=False)
+    _since: float = field(default=0.0, init=False)
+    _was_saved: bool = field(default=False, init=False)
+
+    def look(self, now: float) -> None:
+        """Save, if nothing has moved on since ``timeout`` seconds; once until something does.
+
+        Args:
+            now: seconds, by any clock that does not jump.
+        """
+        seen = self.progress()
+        if self._since == 0.0 or seen != self._last:
+            self._last, self._since, self._was_saved = seen, now, False
+        elif self.timeout is not None and not self._was_saved and now - self._since >= self.timeout:
+            self._was_saved = True
+            self.save(f"saved while its block ran: no collective began or ended for {self.timeout:g} s")
+
+
+class _Watcher:
+    """The thread that saves, and the signal's way to it; there is one while any `EarlySave` is active."""
+
+    def __init__(self) -> None:
+        self.saves: list[EarlySave] = []
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._takes_signal = _may_take_signal()
+        if self._takes_signal:
+            signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+            signal.signal(signal.SIGTERM, self._handle)
+        self._thread = threading.Thread(target=self._run, name="dsexplore-early-saves", daemon=True)
+        self._thread.start()
+
+    def _handle(self, number: int, frame: object) -> None:
+        """Wake the thread: the signal was held back when its byte came, or comes again."""
+        with suppress(BlockingIOError):
+            os.write(self._writing, bytes([number]))
+
+    def _run(self) -> None:
+        while True:
+            waits = [each.timeout / LOOKS for each in self.saves if each.timeout is not None]
+            ready, _, _ = select.select([self._reading], [], [], min(waits, default=None))
+            if ready:
+                numbers = os.read(self._reading, 512)
+                if not numbers:
+                    return
+                if signal.SIGTERM in numbers:
+                    self._end_process()
+            now = time.monotonic()
+            for each in list(self.saves):
+                with _reported():
+                    each.look(now)
+
+    def _end_process(self) -> None:
+        for each in list(self.saves):
+            with _reported():
+                each.save("saved while its block ran: the process was ended by SIGTERM")
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            # The default effect, which another thread than the main one can only set in C.
+            ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self) -> None:
+        """Give the signal back and end the thread."""
+        if self._takes_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+        os.close(self._writing)
+        self._thread.join()
+        os.close(self._reading)
+
+    def forget_in_child(self) -> None:
+        """Give the signal back in a process forked from this one, such as a worker of a data loader: it must not
+        write into its parent's pipe when it is ended. The thread is not there."""
+        if self._takes_signal:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(self._writing)
+        os.close(self._reading)
+
+
+def _may_take_signal() -> bool:
+    """Whether SIGTERM has its default effect, and nobody else reads signals from a descriptor."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return False
+    others = signal.set_wakeup_fd(-1)
+    if others != -1:
+        signal.set_wakeup_fd(others)
+    return others == -1
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Print what goes wrong: the thread goes on, and the program is not disturbed."""
+    try:
+        yield
+    except Exception as fault:
+        print(f"dsexplore could not save the trace early: {fault!r}", file=sys.stderr)
+
+
+_watcher: _Watcher | None = None
+_lock = threading.Lock()
+
+
+@contextmanager
+def saved_early(early: EarlySave) -> Iterator[None]:
+    """Save that recording when the process is ended by SIGTERM, and when it makes no progress, until the block ends."""
+    global _watcher
+    with _lock:
+        if _watcher is None:
+            _watcher = _Watcher()
+        watcher = _watcher
+        watcher.saves = [*watcher.saves, early]
+        watcher._handle(0, None)  # the thread looks how long it may sleep now
+    try:
+        yield
+    finally:
+        with _lock:
+            watcher.saves = [each for each in watcher.saves if each is not early]
+            if not watcher.saves and _watcher is watcher:  # else this is a child, which has none
+                _watcher = None
+                watcher.close()
+
+
+_held = threading.local()
+"""The signals that the forking thread held back before, while it forks."""
+
+
+def _hold() -> None:
+    if _watcher is not None:
+        _held.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _release() -> None:
+    before = getattr(_held, "before", None)
+    if before is not None:
+        _held.before = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _forget_in_child() -> None:
+    global _watcher, _lock
+    watcher, _watcher, _lock = _watcher, None, threading.Lock()
+    if watcher is not None:
+        watcher.saves = []
+        watcher.forget_in_child()
+    _release()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget_in_child)
+
+
+def stacks() -> str:
+    """The Python stack of each other thread of this process, the main thread first, outermost call first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames: list[tuple[int, Any]] = [
+        (number, frame) for number, frame in sys._current_frames().items() if number != threading.get_ident()
+    ]
+    frames.sort(key=lambda each: each[0] != main)
+    return "\n".join(
+        f"Thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}" for number, frame in frames
+    )
+
+
+def write_stacks(target: Path) -> None:
+    """Write `stacks` to a file."""
+    with writing(target) as partial:
+        partial.write_text(stacks(), encoding="utf-8")

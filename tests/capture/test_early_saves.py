@@ -1,0 +1,154 @@
+"""Recordings that are saved before their block ends: on SIGTERM, and when nothing moves on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dsexplore
+from dsexplore import run_ranks
+from dsexplore.capture.early_saves import EarlySave, saved_early, stacks
+from dsexplore.errors import UsageError
+from dsexplore.trace.files import rank_file, stack_file
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_progress_is_saved_once_until_something_moves_on() -> None:
+    saved: list[str] = []
+    seen = [0]
+    early = EarlySave(saved.append, lambda: seen[0], timeout=10)
+    for now in (1.0, 10.9):
+        early.look(now)
+    assert saved == []
+    for now in (11.0, 50.0):
+        early.look(now)
+    assert saved == ["saved while its block ran: no collective began or ended for 10 s"]
+    seen[0] = 1
+    for now in (60.0, 69.0, 70.0):
+        early.look(now)
+    assert len(saved) == 2
+
+
+def test_the_stacks_are_those_of_the_other_threads() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def waiting_here() -> None:
+        inside.set()
+        release.wait()
+
+    thread = threading.Thread(target=waiting_here, name="a waiter")
+    thread.start()
+    inside.wait()
+    text = stacks()
+    release.set()
+    thread.join()
+    assert "Thread a waiter:" in text
+    assert "in waiting_here" in text
+    assert "test_the_stacks_are_those_of_the_other_threads" not in text
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_signal_and_descriptors_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), descriptors(), threading.active_count()
+    with saved_early(EarlySave(lambda why: None)), saved_early(EarlySave(lambda why: None)):
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+        assert threading.active_count() == before[2] + 1
+    assert (signal.getsignal(signal.SIGTERM), descriptors(), threading.active_count()) == before
+
+
+def test_a_handler_of_the_programs_own_stays() -> None:
+    def own(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with saved_early(EarlySave(lambda why: None)):
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("timeout", "save"), [(0, "trace/"), (5, None)])
+def test_a_timeout_needs_seconds_and_a_place(timeout: float, save: str | None) -> None:
+    with pytest.raises(UsageError, match=f"timeout={timeout}"), dsexplore.commtrace(timeout=timeout, save=save):
+        pass
+
+
+FORKS = """
+    import os, signal, sys
+    import dsexplore
+    with dsexplore.commtrace(save="trace/"):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.kill(child, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("whole")
+"""
+
+
+@pytest.mark.processes
+def test_the_end_of_a_forked_child_is_not_that_of_its_parent(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKS)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, [str(-signal.SIGTERM), "whole"]), done.stderr
+
+
+def hang(folder: str, ended: Callable[[], None] | None, timeout: float | None) -> None:
+    """Ranks 0 and 1 wait for rank 2, which ends well before that."""
+    import torch
+    import torch.distributed as dist
+
+    with dsexplore.commtrace(save=folder, timeout=timeout):
+        dist.all_reduce(torch.ones(4))
+        if dist.get_rank() == 2:
+            return
+        if ended is not None:
+            threading.Timer(0.3, ended).start()
+        dist.all_reduce(torch.ones(8))
+
+
+def check_hang(folder: Path, why: str) -> None:
+    for rank in (0, 1):
+        own = dsexplore.load(folder / rank_file(rank))
+        assert own.events["op"].to_list() == ["all_reduce", "all_reduce"]
+        assert own.events["end"].is_null().to_list() == [False, True]
+        assert own.events["state"].to_list() == ["completed", "scheduled"]
+        assert why in own.info.notes[-1]
+        assert "in hang" in (folder / stack_file(rank)).read_text()
+    merged = dsexplore.load(folder)
+    assert not any("left no trace" in note for note in merged.info.notes)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_a_rank_that_waits_inside_gloo_saves_its_trace_when_its_launcher_ends_it(tmp_path: Path) -> None:
+    run = run_ranks(hang, 3, args=(str(tmp_path), lambda: os.kill(os.getpid(), signal.SIGTERM), None))
+    assert [outcome.exit_code for outcome in run.outcomes[:2]] == [-signal.SIGTERM] * 2
+    check_hang(tmp_path, "ended by SIGTERM")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_ranks_that_wait_too_long_leave_a_record_and_go_on(tmp_path: Path) -> None:
+    run = run_ranks(hang, 3, args=(str(tmp_path), lambda: os._exit(3), 0.1))
+    assert [outcome.exit_code for outcome in run.outcomes[:2]] == [3, 3]
+    check_hang(tmp_path, "no collective began or ended for 0.1 s")
