@@ -16,6 +16,7 @@ from dsexplore.trace import files, schema
 from dsexplore.trace.diff import compare
 from dsexplore.trace.exports import write_csv, write_perfetto
 from dsexplore.trace.merge import merge_as_they_come, merge_modules
+from dsexplore.trace.passes import run_pass
 from dsexplore.trace.select import select
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
@@ -148,6 +149,21 @@ class Trace(Displayable):
         trace says the first of them in its notes. See `dsexplore.trace.unmatched`.
         """
         return unmatched(self.tables)
+
+    def findings(self) -> Any:
+        """What the program sends and need not: a `dsexplore.analysis.findings.finding.Findings`.
+
+        Each finding has module, line, bytes per rank and step, why, and a change to try. It shows itself as a table;
+        ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
+        """
+        return run_pass("findings", self.tables)
+
+    def headline(self) -> Any:
+        """What a step sends, in at most four sentences: a `dsexplore.analysis.headline.Headline`.
+
+        ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
+        """
+        return run_pass("headline", self.tables)
 
     def diff(self, other: Trace) -> TraceDiff:
         """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.

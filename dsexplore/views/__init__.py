@@ -13,6 +13,7 @@ VIEWS = {
     # the class that is shown: the view that shows it
     "dsexplore.trace.trace:Trace": "dsexplore.views.trace.trace_view:TraceView",
     "dsexplore.trace.trace:TraceDiff": "dsexplore.views.trace.diff_view:TraceDiffView",
+    "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.findings_view:FindingsView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
     "dsexplore.comm.summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dsexplore.trace.places import place_of
 from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import Facet, Facets, facet
 from dsexplore.views.trace.folding import Folding
 from dsexplore.views.trace.grid import Grid, grid
-from dsexplore.views.trace.module_tree import NO_AXIS, ModuleTree, module_tree, place_of
+from dsexplore.views.trace.module_tree import NO_AXIS, ModuleTree, module_tree
 from dsexplore.views.trace.pivot import Codes, Mask, Pivot, Sizes, Sums, find_pivot
 
 SAME_COLLECTIVE = (

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.errors import UsageError
+from dsexplore.trace.places import OUTSIDE
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import PHASES, op_mark, phase_mark
@@ -16,7 +17,6 @@ from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_labels import label, shared_prefix, unique
 from dsexplore.views.trace.figure_spec import Spec, byte_axis, finished, hatched, heatmap_spec
 from dsexplore.views.trace.grid import OTHERS, Grid
-from dsexplore.views.trace.module_tree import OUTSIDE
 from dsexplore.views.trace.peer_figures import peers, sankey
 from dsexplore.views.trace.sequence_figure import sequence
 

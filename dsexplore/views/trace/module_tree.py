@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.trace.places import OUTSIDE
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facet
-
-OUTSIDE = "(outside any module)"
-"""The label of what was sent while no module ran."""
 
 NO_AXIS = "no axis"
 """The label of groups that are no axis of a mesh."""
@@ -124,11 +122,6 @@ def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
         own_local_bytes=local_bytes,
         own_global_bytes=global_bytes,
     )
-
-
-def place_of(name: pl.Expr) -> pl.Expr:
-    """``Net.layers.3.up`` → ``Net.layers.*.up``: the numbered siblings of one place in the model together."""
-    return pl.when(name == "").then(pl.lit(OUTSIDE)).otherwise(name.str.replace_all(r"\.\d+(\.|$)", ".*${1}"))
 
 
 def _held(parameters: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,183 @@
+"""`Evidence`: what the rules read of a trace, and how they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from dsexplore.analysis.findings.finding import Finding
+from dsexplore.trace.places import place_of
+from dsexplore.trace.tables import Tables
+
+REDISTRIBUTE = "redistribute "
+"""The beginning of the cause of a redistribute that the program asked for."""
+BY_PLACE = ("place", "op", "axis", "line")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Events of one finding: of one place, op, axis and source line."""
+
+    place: str
+    axis: str
+    calls: str
+    """Count per rank and step, and op: ``"3 all_gathers"``."""
+    each: int
+    """Message bytes of the largest."""
+    causes: list[str]
+
+
+class Evidence:
+    """The tables of a trace as rules read them."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """All tensors sent in steps, in program order rank by rank, with ``row``: the position in the trace's events.
+
+        Left out are start-up, object collectives, and what a switch of the comm layer left out.
+        """
+        return self._rows.filter(pl.col("phase") != "start-up")
+
+    @cached_property
+    def start_up(self) -> pl.DataFrame:
+        """The same of start-up."""
+        return self._rows.filter(pl.col("phase") == "start-up")
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        kept = ~pl.col("is_object") & ~pl.col("op").str.starts_with("switched_off:")
+        return self.tables.events.with_row_index("row").filter(kept).sort("rank", "seq", maintain_order=True)
+
+    @cached_property
+    def steps(self) -> int:
+        """The number of steps in which something is sent."""
+        return max(self.events["step"].n_unique(), 1)
+
+    @cached_property
+    def steps_are_marked(self) -> bool:
+        """Whether the program marked the end of a step, so that what is in one step belongs to one step."""
+        return int(self.tables.events["step"].max() or 0) > 0  # type: ignore[arg-type]  # an integer column
+
+    @cached_property
+    def calls(self) -> dict[str, int]:
+        """Forward calls of each module while recording."""
+        return dict(self.tables.modules.select("module", "calls").iter_rows())
+
+    def findings(
+        self,
+        rule: str,
+        flagged: pl.DataFrame,
+        why: Callable[[Group], str],
+        change: Callable[[Group], str],
+        *,
+        spare: pl.Expr | None = None,
+        spare_calls: pl.Expr | None = None,
+        per_step: bool = True,
+        by: tuple[str, ...] = BY_PLACE,
+    ) -> Iterator[Finding]:
+        """A finding per place, op, axis and source line of some events.
+
+        Args:
+            rule: its name.
+            flagged: rows of `events` or `start_up`.
+            why: the sentence for one of them.
+            change: what to try.
+            spare: wire bytes that the change would spare of each event; none where it is left out.
+            spare_calls: the part of each call that it would spare.
+            per_step: whether counts and bytes are per rank and step; else per rank.
+            by: the columns whose equal values make one finding, of `BY_PLACE`.
+        """
+        if flagged.is_empty():
+            return
+        columns = place_of(pl.col("owner")).alias("place"), pl.col("source").str.split(" ← ").list.first().alias("line")
+        spared = [
+            (pl.lit(0.0) if part is None else part.cast(pl.Float64)).alias(name)
+            for name, part in (("spared", spare), ("spared_calls", spare_calls))
+        ]
+        totals = (
+            flagged.with_columns(*columns, *spared)
+            .group_by(by, maintain_order=True)
+            .agg(
+                *(pl.col(name).unique(maintain_order=True) for name in BY_PLACE if name not in by),
+                pl.len().alias("count"),
+                pl.col("message_bytes", "wire_bytes", "spared", "spared_calls").sum(),
+                pl.col("message_bytes").max().alias("each"),
+                pl.col("cause").unique(maintain_order=True).alias("causes"),
+                pl.col("rank").n_unique().alias("ranks"),
+                pl.col("owner").unique(maintain_order=True).alias("owners"),
+                pl.col("row"),
+            )
+        )
+        for row in totals.iter_rows(named=True):
+            share = row["ranks"] * (self.steps if per_step else 1)
+            yield _finding(rule, row, why, change, share, "rank and step" if per_step else "rank")
+
+
+def _finding(
+    rule: str,
+    row: dict[str, Any],
+    why: Callable[[Group], str],
+    change: Callable[[Group], str],
+    share: int,
+    per: str,
+) -> Finding:
+    """The finding of one row of totals; ``share``: the ranks, or ranks times steps, that they are divided by."""
+    named = {
+        name: value if isinstance(value, str) else ", ".join(value[:4])
+        for name, value in row.items()
+        if name in BY_PLACE
+    }
+    if len(row["owners"]) == 1 and row["owners"][0]:
+        named["place"] = row["owners"][0]
+    count = row["count"] / share
+    group = Group(named["place"], named["axis"], calls(count, named["op"]), row["each"], row["causes"])
+    return Finding(
+        rule=rule,
+        module=named["place"],
+        source=named["line"],
+        op=named["op"],
+        axis=named["axis"],
+        count=count,
+        message_bytes=round(row["message_bytes"] / share),
+        wire_bytes=round(row["wire_bytes"] / share),
+        spare_bytes=round(row["spared"] / share),
+        spare_calls=row["spared_calls"] / share,
+        why=why(group),
+        change=change(group),
+        rows=pl.Series(row["row"], dtype=pl.Int64).to_numpy(),
+        per=per,
+    )
+
+
+def calls(count: float, ops: str) -> str:
+    """A mean count and what is counted: ``"27 all_reduces"``, ``"1 all_gather"``, ``"12.5 broadcasts"``."""
+    number = f"{count:,.0f}" if count == round(count) else f"{count:,.1f}"
+    what = f"collectives ({ops})" if "," in ops else ops if number == "1" else f"{ops}s"
+    return f"{number} {what}"
+
+
+def parent_of(name: str) -> pl.Expr:
+    """The module that a module is in: the name in that column without its last part."""
+    return pl.col(name).str.replace(r"\.[^.]*$", "")
+
+
+def after_a_sibling(events: pl.DataFrame) -> pl.DataFrame:
+    """The events that repeat what a sibling of their module sent just before, on the same axis and group.
+
+    ``q``, ``k`` and ``v`` that each gather their input: of three equal all_gathers in a row, whose triggers are three
+    modules inside one, the second and the third.
+    """
+    alike = ("op", "phase", "group", "dtype", "shape", "cause", "parent")
+    lane = ("rank", "step", "axis")
+    named = events.with_columns(parent_of("trigger").alias("parent"))
+    same = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift(1).over(lane)) for name in alike)
+    another = pl.col("trigger") != pl.col("trigger").shift(1).over(lane)
+    inside = pl.col("trigger").str.contains(".", literal=True)
+    return named.filter((same & another & inside).fill_null(False))

@@ -1,0 +1,91 @@
+"""`Finding`: something a program sends that it need not send, or not like that; and `Findings`, those of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.display import Displayable
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
+
+COLUMNS: dict[str, pl.DataType] = {
+    "rule": pl.String(),  # name of the rule, that of its file
+    "module": pl.String(),  # one module, or a place with its numbered siblings together: "Llama.layers.*.mlp"
+    "source": pl.String(),  # "file:line"
+    "op": pl.String(),
+    "axis": pl.String(),
+    "per": pl.String(),  # what count and bytes are per: "rank and step", or "rank" for what start-up sends
+    "count": pl.Float64(),  # collectives
+    "message_bytes": pl.Int64(),
+    "wire_bytes": pl.Int64(),
+    "spare_bytes": pl.Int64(),  # wire bytes that the change would spare, as far as the trace can show
+    "why": pl.String(),
+    "change": pl.String(),  # what to try
+}
+
+COST_OF_A_CALL = 128 * 1024
+"""Wire bytes that take about as long as one more collective does, whatever its size: 10 µs at 13 GB/s."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a program sends and need not; count and bytes are means over the ranks that send it."""
+
+    rule: str
+    module: str
+    source: str
+    op: str
+    axis: str
+    count: float
+    """Collectives per rank and step, or per rank where ``per`` says so."""
+    message_bytes: int
+    wire_bytes: int
+    spare_bytes: int
+    """Wire bytes that the change would spare, as far as the trace can show."""
+    spare_calls: float
+    """Collectives that the change would spare."""
+    why: str
+    change: str
+    rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    """The events that it speaks of, as positions in `Trace.events`."""
+    per: str = "rank and step"
+
+    @property
+    def weight(self) -> float:
+        """What the change would spare, in wire bytes; a collective counts as `COST_OF_A_CALL` more."""
+        return self.spare_bytes + COST_OF_A_CALL * self.spare_calls
+
+
+class Findings(Displayable, Sequence[Finding]):
+    """The findings of a trace, those that would spare most first. Shows itself as a table."""
+
+    def __init__(self, tables: Tables, found: Sequence[Finding]) -> None:
+        self.tables = tables
+        self._found = sorted(found, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
+
+    def __len__(self) -> int:
+        """The number of findings."""
+        return len(self._found)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # the two forms of Sequence
+        return self._found[index]
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._found)
+
+    def __repr__(self) -> str:
+        return f"<Findings: {len(self)}{' of ' + ', '.join(dict.fromkeys(one.rule for one in self)) if self else ''}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per finding; columns: `COLUMNS`."""
+        rows = [{name: getattr(one, name) for name in COLUMNS} for one in self]
+        return pl.DataFrame(rows, schema=COLUMNS)
+
+    def trace(self, index: int) -> Trace:
+        """The events that a finding speaks of, as a `Trace`."""
+        return Trace(replace(self.tables, events=self.tables.events[self._found[index].rows.tolist()]))

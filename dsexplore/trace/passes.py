@@ -1,0 +1,24 @@
+"""The analyses that a `Trace` offers as methods: each is loaded when it is called.
+
+Analyses live a floor above traces, as views do. As ``display.py`` is the door to the views, this table is the door to
+them: no other module of this room knows that they exist.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dsexplore.trace.tables import Tables
+
+PASSES = {
+    # the method of Trace: the function of Tables that it calls
+    "findings": "dsexplore.analysis.findings.all_rules:findings",
+    "headline": "dsexplore.analysis.headline:headline",
+}
+
+
+def run_pass(name: str, tables: Tables, **options: Any) -> Any:
+    """Call the function of `PASSES` with that name."""
+    module, _, function = PASSES[name].partition(":")
+    return getattr(import_module(module), function)(tables, **options)

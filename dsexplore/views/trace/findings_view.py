@@ -1,0 +1,67 @@
+"""The view of `Findings`: what a program sends and need not, where, and what to try."""
+
+from __future__ import annotations
+
+from dsexplore.analysis.findings.finding import Finding, Findings
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.view import View
+
+MOST_FINDINGS = 30
+NOTHING = "No rule found anything: see dsexplore.analysis.findings for what they look for."
+
+
+class FindingsView(View):
+    """The view of `Findings`."""
+
+    title = "Findings"
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+
+    def text(self) -> str:
+        """Two lines a finding: what and where, and what to try."""
+        found = self._findings
+        lines = [f"Findings: {len(found)}" if len(found) else f"Findings: none. {NOTHING}"]
+        for one in found[:MOST_FINDINGS]:
+            where = ", ".join(html.plain(part, 80) for part in (one.module, one.source) if part)
+            lines += [
+                f"  {html.plain(one.why, 300)}",
+                f"    {where}; {sizes(one)}",
+                f"    try: {html.plain(one.change, 300)}",
+            ]
+        return "\n".join(
+            [*lines, *([f"  … and {len(found) - MOST_FINDINGS:,} more"] if len(found) > MOST_FINDINGS else [])]
+        )
+
+    def html(self) -> str:
+        """A table, those that would spare most first."""
+        count = f"{len(self._findings):,}"
+        return html.fragment(f"<p><b>Findings</b> {count}</p>{findings_table(self._findings)}")
+
+
+def sizes(one: Finding) -> str:
+    """What it sends, per what, and what the change would spare."""
+    spared = f", of which the change would spare {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
+    return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
+
+
+def findings_table(findings: Findings) -> str:
+    """Why, module, line, wire bytes and what to try, of the first findings."""
+    if not len(findings):
+        return f'<p class="dim">{NOTHING}</p>'
+    rows = [
+        (
+            html.escape(one.why, 400),
+            html.name(one.module, 90),
+            html.name(one.source or "–", 90),
+            f"{format_bytes(one.wire_bytes)}" + (" once" if one.per == "rank" else ""),
+            format_bytes(one.spare_bytes) if one.spare_bytes else "–",
+            html.escape(one.change, 400),
+        )
+        for one in findings[:MOST_FINDINGS]
+    ]
+    head = ("finding", "module", "source", "wire bytes per rank and step", "of them spared", "try")
+    hidden = len(findings) - len(rows)
+    more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden else ""
+    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5)) + more

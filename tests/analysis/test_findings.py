@@ -1,0 +1,122 @@
+"""The findings: each rule on a simulated program that has what it finds, and on the same with the change made."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dsexplore
+from dsexplore.analysis.findings.all_rules import RULES
+from dsexplore.analysis.findings.finding import COLUMNS
+
+PLANTED = Path(__file__).with_name("planted.py")
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("planted_programs", PLANTED)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+planted = _load()
+EXACT = [
+    "all_reduce_of_shards",
+    "freed_too_soon",
+    "fsdp_reduced_each_microbatch",
+    "gathered_again",
+    "implicit_redistributes",
+    "optimizer_reduces",
+    "reduced_each_microbatch",
+    "reduced_in_fp32",
+    "siblings_reduce",
+]
+"""The programs whose change spares exactly what the finding says, in wire bytes."""
+
+
+def sent(trace: dsexplore.Trace) -> int:
+    """Wire bytes of the gradients, activations and parameters of a step."""
+    kept = trace.where(phase=["forward", "backward", "optimizer", "other"]).events
+    return int(kept.filter(~kept["cause"].str.contains("bucket order"))["wire_bytes"].sum())
+
+
+def test_every_rule_has_a_program() -> None:
+    assert {rule for rule, _ in planted.PROGRAMS.values()} == RULES.keys()
+    folder = Path(dsexplore.__file__).parent / "analysis" / "findings"
+    others = {"__init__", "all_rules", "evidence", "finding"}
+    assert {path.stem for path in folder.glob("*.py")} - others == RULES.keys()
+
+
+@pytest.mark.parametrize("name", planted.PROGRAMS)
+def test_an_oddity_is_found_and_its_change_silences_the_finding(name: str) -> None:
+    rule = planted.PROGRAMS[name][0]
+    trace, changed = planted.trace_of(name, True), planted.trace_of(name, False)
+    found = trace.findings()
+    assert found[0].rule == rule, "the planted oddity comes first"
+    assert list(changed.findings()) == [], "the changed program has nothing to find"
+    first = found[0]
+    assert first.why
+    assert first.change
+    assert first.source.rpartition(":")[0].endswith("planted.py")
+    rows = found.trace(0)
+    assert len(rows) == first.count == len(first.rows)
+    assert rows.events["wire_bytes"].sum() == first.wire_bytes
+    assert rows.events["message_bytes"].sum() == first.message_bytes
+    if name in EXACT:
+        assert sent(trace) - sent(changed) == sum(one.spare_bytes for one in found) > 0
+
+
+def test_findings_are_a_table_and_text() -> None:
+    found = planted.trace_of("small_fsdp", True).findings()
+    frame = found.to_frame()
+    assert dict(frame.schema) == COLUMNS
+    assert frame["rule"].to_list() == ["small_fsdp", "freed_too_soon"]
+    assert frame["module"].to_list() == ["Net.layers.*.0", "Net.layers.2.0"]
+    text = found._repr_mimebundle_()["text/plain"]
+    assert text.startswith("Findings: 2\n  6 all_gathers of 128 B for an FSDP group of its own")
+    assert "576 B on the wire per rank and step" in text
+    assert "try: leave out fully_shard(Net.layers.*.0)" in text
+    assert repr(found) == "<Findings: 2 of small_fsdp, freed_too_soon>"
+    assert len(found[:1]) == 1
+
+
+def test_no_events_and_no_findings_say_so() -> None:
+    assert list(dsexplore.Trace().findings()) == []
+    text = planted.trace_of("small_fsdp", False).findings()._repr_mimebundle_()
+    assert text["text/plain"].startswith("Findings: none.")
+    assert "No rule found anything" in text["text/html"]
+
+
+def test_counts_are_per_rank_and_step() -> None:
+    one = planted.trace_of("freed_too_soon", True)
+    with dsexplore.commtrace(world_size=4, rank=1) as other:
+        planted.PROGRAMS["freed_too_soon"][1](True)
+    both = dsexplore.Trace.merge([one, other]).findings()[0]
+    alone = one.findings()[0]
+    assert (both.count, both.wire_bytes, both.spare_bytes) == (alone.count, alone.wire_bytes, alone.spare_bytes)
+    assert len(both.rows) == 2 * len(alone.rows)
+    with dsexplore.commtrace(world_size=4) as twice:
+        model = planted.Net()
+        planted.sharded(model, keep_last=False)
+        model(planted.batch()).sum().backward()
+        twice.step()
+        model(planted.batch()).sum().backward()
+    assert twice.findings()[0].count == alone.count
+    assert twice.findings()[0].wire_bytes == alone.wire_bytes
+
+
+def test_two_steps_that_are_marked_are_no_microbatches() -> None:
+    def step(model: object) -> None:
+        model(planted.batch()).sum().backward()  # type: ignore[operator]  # a module
+
+    with dsexplore.commtrace(world_size=4) as trace:
+        model = planted.DistributedDataParallel(planted.Net())
+        step(model)
+        trace.step()
+        step(model)
+    assert list(trace.findings()) == []
