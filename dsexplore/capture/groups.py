@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
+from dsexplore.capture.plain_groups import axes_of_ranks, axis_of_description
 from dsexplore.capture.timing import timing_of
 from dsexplore.mesh_text import axis_names, mesh_text
 from dsexplore.trace.schema import Timing
 
 _DIM = re.compile(r"dim_\d+")
-_WHOLE_WORLD = ("default_pg", "mesh_default", "undefined", "")
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class Group:
     timing: Timing = "none"
     own_rank: int = 0
     """The global rank of this process."""
+    said_axis: str = ""
+    """The axis that the description says by itself."""
 
 
 @dataclass
@@ -67,13 +69,16 @@ class Groups:
     def described(self) -> list[Group]:
         """All groups met so far, with their axes."""
         groups = [group for _, group in list(self._groups.values())]  # other threads meet more meanwhile
-        self._name_axes(list(self._meshes.values()))
-        if any(not group.mesh and _may_be_axis(group) for group in groups):
-            self._name_axes(_all_meshes())
+        meshes = list(self._meshes.values())
+        self._name_axes(meshes)
+        if any(not group.mesh for group in groups):
+            meshes = _all_meshes()
+            self._name_axes(meshes)
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
                 group.axis = group.description.removeprefix("mesh_")
         _name_parts(groups)
+        _name_plain([group for group in groups if not group.axis], meshes)
         return groups
 
     def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
@@ -112,9 +117,28 @@ def _name_parts(groups: list[Group]) -> None:
                 group.axis, group.mesh = whole.axis, whole.mesh
 
 
-def _may_be_axis(group: Group) -> bool:
-    """Whether a group can be a mesh axis; an axis that spans the whole world uses the default group."""
-    return group.description.startswith("mesh_") or group.description in _WHOLE_WORLD
+def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
+    """A group that a program made without a mesh gets the axis that its description says, or else its ranks."""
+    if not groups:
+        return
+    named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
+    axes = {axis for along in named for axis in along}
+    for group in groups:
+        group.axis = group.description if group.description in axes else group.said_axis
+        if not group.axis:
+            found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
+            group.axis = found.pop() if len(found) == 1 else ""
+
+
+def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:
+    """Ranks of a mesh's groups by axis; none of a mesh whose groups were destroyed, such as one of an earlier world."""
+    along = {}
+    for name, axis in mesh_groups(mesh):
+        process_group = _group_of(mesh, name)
+        if process_group not in dist.distributed_c10d._world.pg_group_ranks:
+            return {}
+        along[axis] = tuple(dist.get_process_group_ranks(process_group))
+    return along
 
 
 def _group_of(mesh: DeviceMesh, name: str) -> Any:
@@ -145,6 +169,7 @@ def describe_group(process_group: Any) -> Group:
         ranks,
         backend,
         process_group.group_desc,
+        said_axis=axis_of_description(process_group.group_desc, dist.distributed_c10d._world.pg_map),
         timing=timing_of(backend),
         own_rank=own_rank(),
     )

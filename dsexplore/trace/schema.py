@@ -35,7 +35,7 @@ EVENTS: dict[str, pl.DataType] = {
     "phase": pl.String(),  # see Phase; start-up is what is sent before the first step
     "trigger": pl.String(),  # module that was running; "" outside any
     "owner": pl.String(),  # module whose parameters move; the trigger where nothing else is known
-    "axis": pl.String(),  # mesh axis of the group, as its mesh names it; "" for none
+    "axis": pl.String(),  # mesh axis of the group, or of what `dsexplore.capture.plain_groups` knows; "" for none
     "group": pl.String(),  # process group's name, key into the groups table
     "group_size": pl.Int32(),
     "message_bytes": pl.Int64(),  # S, as nccl-tests counts it: the whole buffer
