@@ -22,13 +22,17 @@ class Link:
 
     Attributes:
         bandwidth: B/s that one rank sends while it receives as much, as the maker states it.
-        latency: seconds that a small message needs from one rank to the next.
         achievable: the part of `bandwidth` that large messages reach.
+        latency: seconds that a small message needs from one rank to the next.
+        short_bandwidth: B/s of the protocol for short messages, which sends a flag with each word (NCCL's LL).
+        ramp: seconds by which a message of 32 MiB takes longer than latency and bandwidth say, while pipelines fill.
     """
 
     bandwidth: float
-    latency: float
     achievable: float
+    latency: float
+    short_bandwidth: float
+    ramp: float
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,14 @@ class Reduction:
     """Sums made by the switch on the way (NVLink SHARP).
 
     Attributes:
-        bandwidth: bus bandwidth in B/s that a large all_reduce of a whole node reaches.
+        bandwidth: message bytes per second of a large all_reduce inside a node, whatever the number of ranks.
         smallest_group: ranks of one node from which on the library uses it.
+        ramp: as that of a `Link`.
     """
 
     bandwidth: float
     smallest_group: int
+    ramp: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Measured:
     date: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cluster:
     """One kind of cluster: equal nodes of equal ranks.
 
@@ -115,7 +121,8 @@ class Cluster:
         title: for people.
         library: what runs the collectives: ``"nccl"``, ``"rccl"`` or ``"gloo"``.
         generation: of the GPU, by which the library is tuned: ``"ampere"``, ``"hopper"``, ``"blackwell"``, …
-        topology: how the ranks of a node are joined: ``"switch"``, ``"mesh"``, ``"pcie"`` or ``"host"``.
+        topology: how the ranks of a node are joined: ``"switch"`` where any two have the whole bandwidth, ``"mesh"``
+            where `node` is one of the links that join each two, ``"pcie"``, or ``"host"`` for processes of one machine.
         ranks_per_node: ranks that share the fast links; 72 for an NVL72 rack.
         node: link between ranks of one node.
         network: link of one rank to other nodes; None where there is one node only.
@@ -123,7 +130,9 @@ class Cluster:
         compute: arithmetic of one rank.
         memory: memory of one rank.
         launch_overhead: seconds from one kernel's launch to the next where the CPU is what is waited for.
+        collective_overhead: seconds that any collective takes, however little it moves.
         measured: tables of collectives that somebody measured.
+        like: the name of a cluster whose tables stand in where this one has none; empty for none.
         sources: for each key of the file its source and date.
     """
 
@@ -139,7 +148,9 @@ class Cluster:
     compute: Compute
     memory: Memory
     launch_overhead: float
+    collective_overhead: float
     measured: tuple[Measured, ...] = ()
+    like: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @staticmethod
@@ -160,20 +171,24 @@ def _loaded(path: Path, changed: int) -> Cluster:
     """The cluster of a file, kept until the file changes."""
     values = read_cluster_file(path)
     sections = values.sections
-    reduction = sections.get("reduction")
     return Cluster(
         name=path.stem,
         **values.words,
         ranks_per_node=values.ranks_per_node,
         node=Link(**sections["node"]),
         network=Link(**sections["network"]) if "network" in sections else None,
-        reduction=Reduction(reduction["bandwidth"], int(reduction["smallest_group"])) if reduction else None,
+        reduction=_reduction(sections["reduction"]) if "reduction" in sections else None,
         compute=_compute(dict(sections["compute"])),
         memory=Memory(**sections["memory"]),
         launch_overhead=sections["launch"]["overhead"],
+        collective_overhead=sections["launch"]["collective"],
         measured=tuple(Measured(**table) for table in values.measured),
         sources=values.sources,
     )
+
+
+def _reduction(section: dict[str, float]) -> Reduction:
+    return Reduction(section["bandwidth"], int(section["smallest_group"]), section["ramp"])
 
 
 def _compute(section: dict[str, float]) -> Compute:

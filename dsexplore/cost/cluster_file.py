@@ -37,17 +37,19 @@ def _count(value: object) -> int:
 
 _LINK: dict[str, Callable[[object], float]] = {
     "bandwidth": quantity_of(BANDWIDTH),
-    "latency": quantity_of(TIME),
     "achievable": parse_fraction,
+    "latency": quantity_of(TIME),
+    "short_bandwidth": quantity_of(BANDWIDTH),
+    "ramp": quantity_of(TIME),
 }
 _FLOPS = quantity_of(COMPUTE)
 SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
     "node": _LINK,
     "network": _LINK,
-    "reduction": {"bandwidth": quantity_of(BANDWIDTH), "smallest_group": _count},
+    "reduction": {"bandwidth": quantity_of(BANDWIDTH), "smallest_group": _count, "ramp": quantity_of(TIME)},
     "compute": dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp8"), _FLOPS) | {"achievable": parse_fraction},
     "memory": {"size": quantity_of(SIZE), "bandwidth": quantity_of(BANDWIDTH), "achievable": parse_fraction},
-    "launch": {"overhead": quantity_of(TIME)},
+    "launch": {"overhead": quantity_of(TIME), "collective": quantity_of(TIME)},
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
@@ -88,13 +90,13 @@ class _Reader:
 
     def values(self, data: dict[str, Any]) -> ClusterValues:
         words = {"title", *KINDS}
-        self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, "measured"})
-        for key in words:
+        self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, "measured", "like"})
+        for key in (*words, *(["like"] if "like" in data else [])):
             if not isinstance(data[key], str) or (key in KINDS and data[key] not in KINDS[key]):
                 choice = f"one of {', '.join(KINDS[key])}" if key in KINDS else "a text"
                 raise self._wrong(key, f"{data[key]!r}: write {choice}")
         return ClusterValues(
-            words={key: data[key] for key in sorted(words)},
+            words={key: data[key] for key in sorted(words)} | {"like": data.get("like", "")},
             ranks_per_node=int(self._read("ranks_per_node", data["ranks_per_node"], _count)),
             sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},
             measured=[self._measured(number, table) for number, table in enumerate(data.get("measured", []))],

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 
 from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.collective_curve import Curve, curve
+from dsexplore.cost.collective_mechanism import Group
 from dsexplore.cost.estimate import Range
 from dsexplore.errors import UsageError
-from dsexplore.trace.collectives import OPS, bus_factor
+from dsexplore.trace.collectives import OPS
 
 
 def collective_time(
     op: str,
-    message_bytes: int,
+    message_bytes: float,
     ranks: int,
     ranks_per_node: int | None = None,
     cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
@@ -24,17 +26,36 @@ def collective_time(
         message_bytes: message bytes S, the whole buffer as nccl-tests counts it.
         ranks: ranks of the process group.
         ranks_per_node: how many of the group's ranks share a node: 8 of 8 for a mesh axis of stride 1, 1 of 8 for one
-            of stride 8. By default as many as the cluster has there, 8 for a DGX H100.
+            of stride 8. By default as many as the cluster has there, 8 for a DGX H100. Where ranks are no multiple of
+            it, the last node counts as full.
         cluster: a `Cluster`, its name, or the path of a file of one.
+
+    Returns:
+        what is expected, and the range that holds four of five measured times.
 
     Raises:
         UsageError: an unknown op or cluster, a negative size, or a number of ranks that cannot be.
     """
+    if not message_bytes >= 0:
+        raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
+    found = collective_curve(op, ranks, ranks_per_node, cluster)
+    return Range.exactly(0.0) if found is None else found.at(message_bytes)
+
+
+def collective_curve(
+    op: str,
+    ranks: int,
+    ranks_per_node: int | None = None,
+    cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+) -> Curve | None:
+    """The times of a collective at all sizes, with what is known of their error; None for a group of one rank.
+
+    Raises:
+        UsageError: as `collective_time`.
+    """
     machine = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     if op not in OPS:
         raise UsageError(f"op {op!r} is not a collective: name one of {', '.join(OPS)}")
-    if message_bytes < 0:
-        raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
     if ranks < 1:
         raise UsageError(f"ranks {ranks} is not a number of ranks: give the size of the group, 1 or more")
     per_node = min(ranks, machine.ranks_per_node if ranks_per_node is None else ranks_per_node)
@@ -43,15 +64,11 @@ def collective_time(
             f"ranks_per_node {per_node} does not fit {machine.name}: give a number from 1 to {machine.ranks_per_node}"
         )
     if ranks == 1:
-        return Range.exactly(0.0)
-    nodes = -(-ranks // per_node)
-    link = machine.node if nodes == 1 else machine.network
-    if link is None:
-        raise UsageError(f"{machine.name} is one node of {machine.ranks_per_node} ranks: give ranks_per_node={ranks}")
-    steps = (2 if op == "all_reduce" else 1) * (ranks - 1)
-    expected = (
-        steps * machine.node.latency
-        + (nodes - 1) * link.latency
-        + message_bytes * bus_factor(op, ranks) / (link.bandwidth * link.achievable)
-    )
-    return Range.within(expected, 0.4, 0.8)
+        return None
+    group = Group(-(-ranks // per_node), per_node)
+    if group.nodes > 1 and machine.network is None:
+        raise UsageError(
+            f"{machine.name} is one node of {machine.ranks_per_node} ranks, without a network: a group of {ranks} "
+            f"ranks with {per_node} of them on each node does not fit"
+        )
+    return curve(machine, op, group)

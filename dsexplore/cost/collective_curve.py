@@ -1,0 +1,177 @@
+"""`Curve`: the time of one op of one group by message bytes, never falling with bytes, nor with nodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.collective_mechanism import Group, mechanism_time
+from dsexplore.cost.estimate import Range
+from dsexplore.cost.measured_points import Evidence, evidence, interpolated
+
+SMALLEST = 8.0
+PER_OCTAVE = 4
+OCTAVES = 38
+"""Sizes from 8 B to 2 TiB are computed; beyond, time grows as bytes do."""
+_PER_RANK = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+"""Ops whose message bytes are those of all ranks together."""
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The known error of predictions of one kind: four of five measured times lie within it.
+
+    Attributes:
+        below: the part of the prediction by which times are shorter.
+        above: the part by which they are longer.
+        why: in words.
+    """
+
+    below: float
+    above: float
+    why: str
+
+
+MEASURED = Uncertainty(0.12, 0.12, "measured on such a cluster")
+RELATED = Uncertainty(0.20, 0.25, "from measured times of a related op, group or cluster")
+MECHANISM = Uncertainty(0.20, 0.30, "from latencies and bandwidths alone")
+NETWORK = Uncertainty(0.35, 0.60, "over a network that nobody measured")
+HOST = Uncertainty(0.50, 1.00, "over PCIe, whose paths differ from machine to machine")
+OUTSIDE = 0.01
+"""What a size counts for that was not measured, where times that fall are averaged."""
+BEYOND = 4.0
+"""Times the largest measured size from where on a prediction counts as related, no longer as measured."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by message bytes.
+
+    Attributes:
+        sizes: message bytes, ascending.
+        low: lower ends of the ranges, at each size; never falling.
+        expected: predictions.
+        high: upper ends.
+        error: what is known of their error at the sizes that matter most.
+    """
+
+    sizes: tuple[float, ...]
+    low: tuple[float, ...]
+    expected: tuple[float, ...]
+    high: tuple[float, ...]
+    error: Uncertainty
+
+    def at(self, message_bytes: float) -> Range:
+        """The time of a message."""
+        size = max(message_bytes, self.sizes[0])
+        beyond = max(size / self.sizes[-1], 1.0)
+        low, expected, high = (
+            interpolated(self.sizes, ys, size) * beyond for ys in (self.low, self.expected, self.high)
+        )
+        return Range(low, expected, high)
+
+
+def curve(cluster: Cluster, op: str, group: Group) -> Curve:
+    """The curve of an op of a group of two ranks or more."""
+    return _curve(cluster, op, group)
+
+
+@lru_cache(maxsize=512)
+def _curve(cluster: Cluster, op: str, group: Group) -> Curve:
+    if group.nodes == 1:
+        return _raw(cluster, op, group)
+    below, above = _rungs(cluster, op, group)
+    if above is None:
+        own = _raw(cluster, op, group)
+        return own if below is None else _not_below(own, _curve(cluster, op, below), op, group.nodes / below.nodes)
+    assert below is not None  # two nodes are a rung
+    return _between(_curve(cluster, op, below), _curve(cluster, op, above), op, (below, group, above))
+
+
+def _rungs(cluster: Cluster, op: str, group: Group) -> tuple[Group | None, Group | None]:
+    """The numbers of nodes to compare with: the next rung below, and the next above where this number is none itself.
+
+    Rungs are powers of two, and the numbers of nodes for which this op was measured. Each rung costs at least what
+    the one below does; between two rungs the time is interpolated. So more nodes never cost less.
+    """
+    here = {table.nodes for table in cluster.measured if table.op == op and table.ranks_per_node == group.per_node}
+    rungs = sorted(here | {1 << power for power in range(group.nodes.bit_length() + 1)})
+    lower = [nodes for nodes in rungs if nodes < group.nodes and nodes * group.per_node > 1]
+    below = Group(lower[-1], group.per_node) if lower else None
+    if group.nodes in rungs:
+        return below, None
+    return below, Group(min(nodes for nodes in rungs if nodes > group.nodes), group.per_node)
+
+
+def _not_below(own: Curve, fewer: Curve, op: str, more: float) -> Curve:
+    """A curve raised where fewer nodes cost more at the same bytes per rank."""
+    scale = more if op in _PER_RANK else 1.0
+    floors = [fewer.at(size / scale) for size in own.sizes]
+    return Curve(
+        own.sizes,
+        tuple(max(a, floor.low) for a, floor in zip(own.low, floors, strict=True)),
+        tuple(max(a, floor.expected) for a, floor in zip(own.expected, floors, strict=True)),
+        tuple(max(a, floor.high) for a, floor in zip(own.high, floors, strict=True)),
+        own.error,
+    )
+
+
+def _between(fewer: Curve, more: Curve, op: str, groups: tuple[Group, Group, Group]) -> Curve:
+    """The curve of a number of nodes between two rungs, at the same bytes per rank."""
+    below, here, above = (float(group.nodes) for group in groups)
+    share = math.log(here / below) / math.log(above / below)
+    scales = (below / here, above / here) if op in _PER_RANK else (1.0, 1.0)
+    pairs = [(fewer.at(size * scales[0]), more.at(size * scales[1])) for size in fewer.sizes]
+    return Curve(
+        fewer.sizes,
+        tuple(a.low * (b.low / a.low) ** share for a, b in pairs),
+        tuple(a.expected * (b.expected / a.expected) ** share for a, b in pairs),
+        tuple(a.high * (b.high / a.high) ** share for a, b in pairs),
+        more.error,
+    )
+
+
+def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
+    """The mechanism's times, multiplied by what measured times say about them, made never to fall with bytes."""
+    found = evidence(cluster, op, group)
+    sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
+    seconds = [mechanism_time(cluster, op, size, group) * (found.factor(size) if found else 1.0) for size in sizes]
+    errors = [uncertainty_of(cluster, group, found, size) for size in sizes]
+    measured = [found is None or found.sizes[0] <= size <= found.sizes[-1] for size in sizes]
+    weights = [1.0 if inside else OUTSIDE for inside in measured]
+    return Curve(
+        sizes,
+        ascending([time * (1 - error.below) for time, error in zip(seconds, errors, strict=True)], weights),
+        ascending(seconds, weights),
+        ascending([time * (1 + error.above) for time, error in zip(seconds, errors, strict=True)], weights),
+        uncertainty_of(cluster, group, found, 1 << 20),
+    )
+
+
+def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
+    """The values that never fall and are nearest to these in their logarithms: neighbours that fall are averaged.
+
+    ``ascending([1.0, 4.0, 1.0, 8.0], [1.0] * 4)`` is ``(1.0, 2.0, 2.0, 8.0)``: libraries that change their algorithm
+    at a size are sometimes faster with more bytes, but nobody would plan with that.
+    """
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append((math.log(max(value, 1e-30)), weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (right, heavy, many), (left, light, more) = blocks.pop(), blocks.pop()
+            blocks.append(((left * light + right * heavy) / (light + heavy), light + heavy, more + many))
+    return tuple(math.exp(mean) for mean, _, count in blocks for _ in range(count))
+
+
+def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size: float) -> Uncertainty:
+    """What is known of the error of a prediction."""
+    inside = found is not None and found.sizes[0] / BEYOND <= size <= found.sizes[-1] * BEYOND
+    if found is not None and found.distance == 0:
+        return MEASURED if inside else RELATED
+    if group.nodes > 1:
+        return RELATED if found is not None and found.distance < 0.9 else NETWORK
+    if cluster.topology in ("pcie", "host"):
+        return RELATED if found is not None and inside and found.distance < 0.9 else HOST
+    return RELATED if found is not None and inside else MECHANISM

@@ -1,0 +1,190 @@
+"""How long a collective takes by what NCCL, RCCL and gloo do: latencies of steps, bandwidths, and pipelines that fill.
+
+Each algorithm is a straight line in the message bytes S with one bend: ``latency + S / bandwidth + ramp``, where the
+ramp grows like S to the power 0.36. On published tables of H100, H200, H20, B200 and A100 nodes, a line alone misses
+the middle sizes by a quarter; the exponent is the same for all of them. Short messages go by another protocol without
+a ramp and with less bandwidth. A library takes what its own model says is fastest; here the fastest is taken.
+
+| algorithm | used for | steps of a group of n ranks | bytes over a link |
+|---|---|---|---|
+| ring | all_reduce, all_gather, reduce_scatter | 2(n−1), n−1, n−1 | S × bus factor |
+| chain | broadcast, reduce | n−1 | S |
+| tree over nodes, chain inside | all_reduce on several nodes | 2(ranks per node − 1 + log2(nodes)) | S each way |
+| switch | all_reduce of 6 or more ranks of an NVSwitch node | as the ring's | S once |
+| pairwise | all_to_all, gather, scatter | 1 | S × bus factor |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dsexplore.cost.cluster import Cluster, Link
+from dsexplore.trace.collectives import bus_factor
+
+RAMP_BYTES = 32 << 20
+"""The message bytes for which files state a ramp."""
+RAMP_POWER = 0.36
+PAIR = 0.9
+"""The part of a switched link's bandwidth that two ranks alone reach: half the rings that more ranks have."""
+PER_PEER = 0.3e-6
+"""Seconds that one more peer adds to a pairwise exchange: all_to_all of 8 ranks of H20 takes 1.5 µs more than send."""
+PAIRWISE_OVERHEAD = 2.1e-6
+"""Seconds by which a pairwise exchange starts later than a ring."""
+SHORT_RAMP = 0.5
+"""The part of the ramp that short messages have."""
+MESSAGE_BYTES = 64 << 20
+"""A message up to this size goes over few of NCCL's channels, whatever the link can do."""
+MESSAGE_BANDWIDTH = 85e9
+"""B/s of such a message: send on 8 B200 takes 118 µs for 8 MiB, 793 µs for 64 MiB, and 859 µs for 512 MiB."""
+PAIRWISE_NETWORK = 0.75
+"""The part of the network that an all_to_all reaches, where each rank sends to many others at once."""
+
+
+class Group(NamedTuple):
+    """The ranks of a collective: so many on each of so many nodes."""
+
+    nodes: int
+    per_node: int
+
+    @property
+    def ranks(self) -> int:
+        """All ranks of the group."""
+        return self.nodes * self.per_node
+
+
+def mechanism_time(cluster: Cluster, op: str, message_bytes: float, group: Group) -> float:
+    """Seconds of the fastest algorithm for an op of a group of two ranks or more."""
+    if op == "barrier":
+        op, message_bytes = "all_reduce", 4.0
+    return min(_times(cluster, op, message_bytes, group))
+
+
+def family(cluster: Cluster, op: str, group: Group) -> str:
+    """What a collective has in common with others whose measured times say something about it."""
+    several = "network " if group.nodes > 1 else ""
+    if op in ("all_gather", "reduce_scatter"):
+        return f"{several}gather ring"
+    if op in ("broadcast", "reduce"):
+        return f"{several}chain"
+    if op in ("all_to_all", "gather", "scatter"):
+        return f"{several}pairwise"
+    if op in ("send", "recv"):
+        return f"{several}message"
+    reduced = cluster.reduction is not None and group.per_node >= cluster.reduction.smallest_group
+    return f"{several}all_reduce {'in the switch' if reduced and not several else 'ring'}"
+
+
+def _times(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
+    """Seconds of each algorithm that a library might choose."""
+    if op in ("send", "recv"):
+        yield from _message(cluster, size, group)
+    elif op in ("all_to_all", "gather", "scatter"):
+        yield from _pairwise(cluster, op, size, group)
+    elif group.nodes == 1:
+        yield from _in_node(cluster, op, size, group.ranks)
+    else:
+        yield from _ring_of_nodes(cluster, op, size, group)
+        if op == "all_reduce":
+            yield from _tree_of_nodes(cluster, size, group)
+
+
+def _steps(op: str, count: int) -> int:
+    return (2 if op == "all_reduce" else 1) * (count - 1)
+
+
+def _ramp(seconds: float, size: float) -> float:
+    return seconds * math.pow(size / RAMP_BYTES, RAMP_POWER)
+
+
+def rank_bandwidth(cluster: Cluster, ranks: int) -> float:
+    """B/s that each of some ranks of one node sends and receives at best."""
+    link = cluster.node
+    whole = link.bandwidth * link.achievable
+    if cluster.topology == "mesh":
+        return whole * (ranks - 1)
+    return whole * (PAIR if ranks == 2 and cluster.topology == "switch" else 1.0)
+
+
+def _short_and_long(link: Link, start: float, moved: float, rates: tuple[float, float], size: float) -> Iterator[float]:
+    """The two protocols: short messages without waiting for memory to settle, long ones at the link's speed."""
+    short, whole = rates
+    yield start + moved / short + SHORT_RAMP * _ramp(link.ramp, size)
+    yield start + moved / whole + _ramp(link.ramp, size)
+
+
+def _in_node(cluster: Cluster, op: str, size: float, ranks: int) -> Iterator[float]:
+    link, moved = cluster.node, size * bus_factor(op, ranks)
+    steps = 2 if _is_direct(cluster, ranks) else _steps(op, ranks)
+    start = cluster.collective_overhead + steps * link.latency
+    whole = rank_bandwidth(cluster, ranks)
+    yield from _short_and_long(link, start, moved, (min(link.short_bandwidth, whole), whole), size)
+    reduction = cluster.reduction
+    if op == "all_reduce" and reduction is not None and ranks >= reduction.smallest_group:
+        start = cluster.collective_overhead + _steps(op, ranks) * link.latency
+        yield start + size / reduction.bandwidth + _ramp(reduction.ramp, size)
+
+
+def _is_direct(cluster: Cluster, ranks: int) -> bool:
+    """Whether each rank talks to all others at once: RCCL does where all links of a mesh are there."""
+    return cluster.topology == "mesh" and ranks == cluster.ranks_per_node
+
+
+def _network(cluster: Cluster) -> Link:
+    assert cluster.network is not None  # collective_time refuses groups of several nodes elsewhere
+    return cluster.network
+
+
+def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
+    network, moved = _network(cluster), size * bus_factor(op, group.ranks)
+    hops = _steps(op, group.nodes)
+    inside = _steps(op, group.ranks) - hops
+    start = cluster.collective_overhead + inside * cluster.node.latency + hops * network.latency
+    whole = group.per_node * network.bandwidth * network.achievable
+    if group.per_node > 1:
+        whole = min(whole, rank_bandwidth(cluster, group.per_node))
+    short = min(group.per_node * network.short_bandwidth, cluster.node.short_bandwidth)
+    yield from _short_and_long(network, start, moved, (min(short, whole), whole), size)
+
+
+def _tree_of_nodes(cluster: Cluster, size: float, group: Group) -> Iterator[float]:
+    network = _network(cluster)
+    up = (group.per_node - 1) * cluster.node.latency + math.ceil(math.log2(group.nodes)) * network.latency
+    start = cluster.collective_overhead + 2 * up
+    whole = group.per_node * network.bandwidth * network.achievable / (1 if group.nodes == 2 else 2)
+    if group.per_node > 1:
+        whole = min(whole, _inside_tree(cluster, group.per_node))
+    short = min(group.per_node * network.short_bandwidth, whole)
+    yield from _short_and_long(network, start, size, (short, whole), size)
+
+
+def _inside_tree(cluster: Cluster, per_node: int) -> float:
+    """Message bytes per second that a node's part of a tree passes on."""
+    reduction = cluster.reduction
+    if reduction is not None and per_node >= reduction.smallest_group:
+        return reduction.bandwidth
+    return rank_bandwidth(cluster, per_node) / 2
+
+
+def _pairwise(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
+    link, ranks = cluster.node, group.ranks
+    start = cluster.collective_overhead + PAIRWISE_OVERHEAD + (ranks - 2) * PER_PEER
+    moved = size * bus_factor(op, ranks)
+    if group.nodes == 1:
+        whole = rank_bandwidth(cluster, ranks)
+        yield from _short_and_long(link, start, moved, (min(link.short_bandwidth, whole), whole), size)
+        return
+    network = _network(cluster)
+    outside = size * (ranks - group.per_node) / ranks
+    away = outside / (network.bandwidth * network.achievable * PAIRWISE_NETWORK)
+    inside = moved / (rank_bandwidth(cluster, group.per_node) if group.per_node > 1 else math.inf)
+    yield start + network.latency + max(away, inside) + _ramp(network.ramp, size)
+
+
+def _message(cluster: Cluster, size: float, group: Group) -> Iterator[float]:
+    link = cluster.node if group.nodes == 1 else _network(cluster)
+    start = cluster.collective_overhead + PAIRWISE_OVERHEAD + link.latency * (group.nodes > 1)
+    whole = rank_bandwidth(cluster, 2) if group.nodes == 1 else link.bandwidth * link.achievable
+    alone = min(size, MESSAGE_BYTES) / MESSAGE_BANDWIDTH if cluster.library == "nccl" else 0.0
+    yield start + max(size / whole, alone) + _ramp(link.ramp, size)

@@ -1,0 +1,159 @@
+"""Cluster files: every number has a source, and a wrong file is refused with the key's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsexplore import UsageError
+from dsexplore.cost import Cluster, known_clusters
+from dsexplore.cost.cluster_file import FOLDER, SECTIONS
+from dsexplore.cost.quantities import BANDWIDTH, TIME, parse_quantity
+
+REQUIRED = (
+    "8xl40s",
+    "b200",
+    "dgx-a100",
+    "dgx-h100",
+    "gb200-nvl72",
+    "gloo-local",
+    "h100-pcie",
+    "hgx-h200",
+    "mi300x",
+)
+OWN = """
+title = "my lab"
+library = "nccl"
+generation = "ada"
+topology = "pcie"
+ranks_per_node = 2
+[node]
+bandwidth = "32 GB/s"
+achievable = 0.5
+latency = "1.3 us"
+short_bandwidth = "11 GB/s"
+ramp = "100 us"
+[compute]
+bf16 = "165 TFLOP/s"
+fp32 = "82 TFLOP/s"
+achievable = 0.8
+[memory]
+size = "24 GiB"
+bandwidth = "1008 GB/s"
+achievable = 0.9
+[launch]
+overhead = "5 us"
+collective = "6.6 us"
+"""
+
+
+def own(folder: Path, old: str = "", new: str = "") -> Path:
+    """A user's file with one part replaced."""
+    assert old in OWN
+    path = folder / "lab.toml"
+    path.write_text(OWN.replace(old, new, 1) if old else OWN + new)
+    return path
+
+
+def test_the_clusters_that_ship() -> None:
+    assert set(REQUIRED) <= set(known_clusters())
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_every_number_has_a_source_and_a_date(name: str) -> None:
+    cluster = Cluster.load(name.upper())
+    keys = {"ranks_per_node"}
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    for section, kinds in SECTIONS.items():
+        if f"[{section}]" in text:
+            part = text.split(f"[{section}]")[1].split("\n[")[0]
+            keys |= {f"{section}.{key}" for key in kinds if f"\n{key} =" in part}
+    assert cluster.sources.keys() == keys
+    for key, source in cluster.sources.items():
+        assert len(source) > 15, key
+        assert "no date" not in source, key
+    for table in cluster.measured:
+        assert table.source
+        assert table.date >= "2026"
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_the_numbers_of_a_cluster_fit_together(name: str) -> None:
+    cluster = Cluster.load(name)
+    assert cluster.like == "" or cluster.like in known_clusters()
+    assert cluster.node.short_bandwidth <= cluster.node.bandwidth
+    if cluster.network is not None:
+        assert cluster.network.latency > cluster.node.latency
+    assert cluster.compute.flops("bf16") < cluster.compute.dense["bf16"]
+
+
+def test_a_users_own_file(tmp_path: Path) -> None:
+    cluster = Cluster.load(own(tmp_path))
+    assert (cluster.name, cluster.node.bandwidth, cluster.node.latency) == ("lab", 32e9, 1.3e-6)
+    assert cluster.network is None
+    assert cluster.sources == {}
+    path = own(tmp_path, "32 GB/s", "31.5 GB/s")
+    assert Cluster.load(str(path)).node.bandwidth == 31.5e9  # read again, not kept
+
+
+def test_a_source_may_stand_beside_a_number(tmp_path: Path) -> None:
+    path = own(tmp_path, '"1.3 us"', '{ value = "1.3 us", source = "measured by me", date = "2026-11-01" }')
+    assert Cluster.load(path).sources == {"node.latency": "measured by me (2026-11-01)"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('bandwidth = "32 GB/s"', "bandwidth = 32", r"node\.bandwidth = 32 has no unit: write a bandwidth like"),
+        ('"32 GB/s"', '"32"', r"node\.bandwidth = '32' has no unit"),
+        ('"32 GB/s"', '"32 GB"', r"node\.bandwidth = '32 GB' has the unit 'GB', which is no bandwidth"),
+        ('"32 GB/s"', '"-32 GB/s"', r"node\.bandwidth = '-32 GB/s' is not a bandwidth that can be meant"),
+        ('"32 GB/s"', '"nan GB/s"', r"node\.bandwidth = 'nan GB/s' is not a number with a unit"),
+        ('"1.3 us"', '"90 s"', r"node\.latency = '90 s' is not a time that can be meant"),
+        ("achievable = 0.5", "achievable = 50", r"node\.achievable = 50 is not a fraction"),
+        ("achievable = 0.8", "achieved = 0.8", r"lacks compute\.achievable"),
+        ("ramp =", "rampe =", r"lacks node\.ramp"),
+        ('fp32 = "82 TFLOP/s"', 'fp32 = "82 TFLOP/s"\nfp4 = "1 TFLOP/s"', r"unknown compute\.fp4: known are"),
+        ("ranks_per_node = 2", "ranks_per_node = 0", r"ranks_per_node = 0 is not a number of ranks"),
+        ('"pcie"', '"star"', r"topology = 'star': write one of switch, mesh, pcie, host"),
+        ("[memory]", "[memoir]", r"lacks memory"),
+        ("[node]", "[node", r"cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_the_name_of_its_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Cluster.load(own(tmp_path, old, new))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "times", "message"),
+    [
+        ("all_sum", "[8]", "[1.0]", r"measured\[0\]\.op = 'all_sum': write one of all_reduce"),
+        ("all_reduce", "[8, 16]", "[1.0]", r"2 sizes for 1 times"),
+        ("all_reduce", "[16, 8]", "[1.0, 2.0]", r"do not ascend"),
+        ("all_reduce", "[8]", "[0.0]", r"a time is above 0"),
+    ],
+)
+def test_a_wrong_table_is_refused(tmp_path: Path, op: str, sizes: str, times: str, message: str) -> None:
+    table = f'[[measured]]\nop = "{op}"\nnodes = 1\nranks_per_node = 2\nbytes = {sizes}\nmicroseconds = {times}\n'
+    with pytest.raises(UsageError, match=message):
+        Cluster.load(own(tmp_path, new=table + 'source = "me"\ndate = "2026-11-01"\n'))
+
+
+def test_an_unknown_cluster_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="no cluster named 'dgx-h1000' is known: name one of 8xl40s, b200"):
+        Cluster.load("dgx-h1000")
+    with pytest.raises(UsageError, match=r"nowhere\.toml cannot be read"):
+        Cluster.load("nowhere.toml")
+
+
+def test_a_dtype_without_a_rate_is_refused() -> None:
+    with pytest.raises(UsageError, match="no compute rate for dtype 'fp8': it has bf16"):
+        Cluster.load("dgx-a100").compute.flops("fp8")
+
+
+def test_quantities() -> None:
+    assert parse_quantity("400 Gbit/s", BANDWIDTH) == 50e9
+    assert parse_quantity("1 GiB/s", BANDWIDTH) == 2**30
+    assert parse_quantity("0.6us", TIME) == pytest.approx(6e-7)
