@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 import torch
+from torch._library.autograd import make_autograd_impl
 
 from dsexplore.capture.source_lines import Source, Sources
 
@@ -102,6 +103,11 @@ _DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
 
 kinds: dict[int, int] = {}
 """The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
+_HOOK_TO_CALL = 4
+"""How many frames outside `call_around` the call of a module stands, where nothing but torch calls the hook."""
+_KERNEL_TO_AUTOGRAD = 5
+"""How many frames outside `caller_of_op` torch's autograd stands, which calls the kernel of a functional op."""
+_AUTOGRAD_OF_OP = next(c for c in make_autograd_impl.__code__.co_consts if getattr(c, "co_name", "") == "autograd_impl")
 _references: dict[int, weakref.ref[CodeType]] = {}
 """Remove a code object from `kinds` when it is freed: programs generate code, and identities are used again."""
 
@@ -209,22 +215,43 @@ def inside_compiled() -> bool:
     return False
 
 
-def call_around(hook: FrameType) -> tuple[int, Source | None]:
-    """The module call that a hook of the module runs in.
+def caller_of_op() -> FrameType:
+    """The frame from which to read the stack of a collective: outside the observer of its op, and torch's autograd.
 
-    Args:
-        hook: the frame of the hook.
+    The frames of torch's autograd between a functional op without gradient and its kernel are passed over as in
+    `call_around`.
+    """
+    try:
+        frame = sys._getframe(_KERNEL_TO_AUTOGRAD)
+    except ValueError:  # called from C++ in a thread of its own
+        return sys._getframe(2)
+    return frame if frame.f_code is _AUTOGRAD_OF_OP else sys._getframe(2)
+
+
+def call_around() -> tuple[int, Source | None]:
+    """The module call that the calling hook runs in.
+
+    Python makes an object of each frame that is looked at, and frees it when the frame ends. Where torch calls the hook
+    as usual, the three frames between are passed over.
 
     Returns:
         the identity of the call's frame, 0 if there is none, and the user's line that made the call, if there is one.
     """
-    call = 0
-    for kind, outer in meaningful(hook):
+    try:
+        call = sys._getframe(_HOOK_TO_CALL)
+    except ValueError:
+        call = None
+    if call is not None and kinds.get(id(call.f_code)) == OUTER_CALL:
+        user = call.f_back
+        if user is not None and kinds.get(id(user.f_code)) == USER:
+            return id(call), (user.f_code, user.f_lasti)
+    seen = 0
+    for kind, outer in meaningful(sys._getframe(1)):
         if kind in (USER, USER_HOOK):
-            return call, (outer.f_code, outer.f_lasti)
-        if not call and kind in (MODULE_CALL, OUTER_CALL):
-            call = id(outer)
-    return call, None
+            return seen, (outer.f_code, outer.f_lasti)
+        if not seen and kind in (MODULE_CALL, OUTER_CALL):
+            seen = id(outer)
+    return seen, None
 
 
 def user_lines(frame: FrameType | None, depth: int) -> Sources:

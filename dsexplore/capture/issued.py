@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from dsexplore import placement_text
 from dsexplore.capture.groups import Group
@@ -54,6 +54,13 @@ class Origin(NamedTuple):
         return ": ".join(str(part) for part in (self.cause, self.redistribute) if part)
 
 
+class Keeper(Protocol):
+    """What keeps collectives, such as a recording."""
+
+    def add(self, issued: Issued) -> None:
+        """Append a collective that has been issued."""
+
+
 @dataclass(slots=True, eq=False)
 class Issued:
     """A collective: one event per message."""
@@ -79,6 +86,10 @@ class Issued:
     end: int | None = None
     span: CudaSpan | None = None
     """Start and end on the device, until `read_clock` has turned them into ``start`` and ``end``."""
+    needs_work: bool = False
+    """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
+    recordings: Sequence[Keeper] = ()
+    """The recordings that were open when it began: it is added to them when it has returned."""
     failure: str = ""
     """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 

@@ -6,7 +6,6 @@ which runs after the forward, with or without an exception.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 import weakref
@@ -119,7 +118,7 @@ def _before_forward(called: nn.Module, _inputs: Any) -> None:
         del in_progress[frame_kinds.calls_in_progress() - 1 :]
     if not in_progress or in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
-    frame, source = frame_kinds.call_around(sys._getframe())
+    frame, source = frame_kinds.call_around()
     call = ModuleCall(module, identity, frame, source)
     in_progress.append(call)
     own.boundaries.append(_get_sequence_nr())

@@ -58,7 +58,8 @@ class Modules:
 
     def find(self, module: nn.Module) -> ModuleEntry:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
-        return self._lookup(module) or self._discover(module)
+        known = self._known.get(id(module))
+        return known[1] if known is not None and known[0]() is module else self._discover(module)
 
     def _lookup(self, module: nn.Module) -> ModuleEntry | None:
         known = self._known.get(id(module))

@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,16 +52,6 @@ from dsexplore.trace.files import check_destination, names_directory, save_recor
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.user_warnings import warn
-
-
-class _Begun(NamedTuple):
-    """A collective between its issue and its return."""
-
-    issued: Issued
-    recordings: Sequence[Recording]
-    """The recordings that were open when it began: it is added to them when it has returned."""
-    needs_work: bool
-    """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
 
 
 class Recorder:
@@ -148,30 +138,31 @@ class Recorder:
         self._groups.release()
         forget_messages()
 
-    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> _Begun | None:
+    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
         """A collective is about to be issued; see `substrate.Observer`."""
         try:
-            issued = self._describe(raw_op, entry, args, sys._getframe(1))
+            issued = self._describe(raw_op, entry, args, frame_kinds.caller_of_op())
         except Exception as fault:
             self._warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
         group = issued.group
-        if group is None or group.timing == "none":
-            return _Begun(issued, self._recordings, needs_work=False)
-        self._stopwatch.begin(issued, group.timing, args)
-        return _Begun(issued, self._recordings, needs_work=True)
+        if group is not None and group.timing != "none":
+            issued.needs_work = True
+            self._stopwatch.begin(issued, group.timing, args)
+        issued.recordings = self._recordings
+        return issued
 
-    def returned(self, pending: _Begun, result: Any) -> None:
+    def returned(self, pending: Issued, result: Any) -> None:
         """A collective has returned ``result``; see `substrate.Observer`."""
-        issued = pending.issued
         for recording in pending.recordings:
-            recording.add(issued)
-        label = issued.label
+            recording.add(pending)
+        pending.recordings = ()
+        label = pending.label
         if label is not None:
-            label.issued.append(issued)
-        ends_with_call = label is not None and label.ends_with_call and issued.span is None
+            label.issued.append(pending)
+        ends_with_call = label is not None and label.ends_with_call and pending.span is None
         if pending.needs_work and not ends_with_call:
-            self._stopwatch.follow(issued, result)
+            self._stopwatch.follow(pending, result)
 
     def end_label(self, label: Label) -> None:
         """Fill in the end of all that a labelled call issued: the call has returned, and is over."""
@@ -264,7 +255,7 @@ class Recorder:
             group.own_rank if group is not None else own_rank(),
             self._origin(reading, stage),
             label=current.label,
-            is_async=frame_kinds.BLOCKING not in reading.marks and is_async(entry, args),
+            is_async=not reading.is_blocking and is_async(entry, args),
             parties=read_parties(args) if read_parties is not None else None,
             batch=self._batches.number_of(reading.batch_position)
             if reading.batch_position or "coalesced" in raw_op
@@ -320,7 +311,7 @@ class Recorder:
             cause,
             redistribute,
             reading.is_implicit,
-            frame_kinds.OBJECT in reading.marks,
+            reading.is_object,
         )
 
     def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:

@@ -10,7 +10,7 @@ The stack is read once per collective, which takes some 20 microseconds; texts a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -80,8 +80,13 @@ class StackReading:
     """Local names of the pipeline schedule's frames, innermost first; see `pipelines`."""
     batch_position: int = 0
     """1 for the first member of a batch of point-to-point operations, 2 for the later ones; 0 outside a batch."""
-    marks: set[int] = field(default_factory=set)
-    """Kinds of those frames met whose presence alone says something."""
+    is_implicit: bool = False
+    """Whether DTensor redistributed what the program did not ask it to."""
+    in_redistribute_backward: bool = False
+    is_object: bool = False
+    """Whether it is part of a collective of pickled objects."""
+    is_blocking: bool = False
+    """Whether ``send`` or ``recv`` was called, which wait; their op is that of ``isend`` and ``irecv``."""
     is_complete: bool = False
     """Whether frames further out have nothing to add."""
 
@@ -89,11 +94,6 @@ class StackReading:
     def module(self) -> nn.Module | None:
         """The module being called, seen by a hook or not."""
         return self.called.f_locals.get("self") if self.called is not None else None
-
-    @property
-    def is_implicit(self) -> bool:
-        """Whether DTensor redistributed what the program did not ask it to."""
-        return frame_kinds.IMPLICIT in self.marks
 
     @property
     def redistribute(self) -> tuple[Redistribute, DeviceMesh] | tuple[None, None]:
@@ -104,8 +104,7 @@ class StackReading:
         if self.is_implicit and self.dtensor_op:
             reason = self.dtensor_op
         else:
-            in_backward = frame_kinds.REDISTRIBUTE_BACKWARD in self.marks
-            reason = "redistribute backward" if in_backward else "redistribute"
+            reason = "redistribute backward" if self.in_redistribute_backward else "redistribute"
         return Redistribute(reason, before.placements, after.placements), before.mesh
 
     def decide_phase(self, phase: Phase) -> None:
@@ -281,9 +280,20 @@ def _read_ddp_hook(reading: StackReading, _frame: FrameType) -> None:
         reading.phase = "backward"  # what a hook sends once its first collective is done, in a thread of the backend
 
 
-def _marking(kind: int) -> Callable[[StackReading, FrameType], None]:
-    """A reader that adds the frame's kind to `StackReading.marks`."""
-    return lambda reading, _frame: reading.marks.add(kind)
+def _read_implicit(reading: StackReading, _frame: FrameType) -> None:
+    reading.is_implicit = True
+
+
+def _read_redistribute_backward(reading: StackReading, _frame: FrameType) -> None:
+    reading.in_redistribute_backward = True
+
+
+def _read_object(reading: StackReading, _frame: FrameType) -> None:
+    reading.is_object = True
+
+
+def _read_blocking(reading: StackReading, _frame: FrameType) -> None:
+    reading.is_blocking = True
 
 
 _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
@@ -296,11 +306,11 @@ _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frame_kinds.RECOMPUTE: lambda reading, _frame: reading.decide_phase("recompute"),
     frame_kinds.FSDP: _read_fsdp,
     frame_kinds.REDISTRIBUTE: _read_redistribute,
-    frame_kinds.REDISTRIBUTE_BACKWARD: _marking(frame_kinds.REDISTRIBUTE_BACKWARD),
-    frame_kinds.IMPLICIT: _marking(frame_kinds.IMPLICIT),
+    frame_kinds.REDISTRIBUTE_BACKWARD: _read_redistribute_backward,
+    frame_kinds.IMPLICIT: _read_implicit,
     frame_kinds.DTENSOR_OP: _read_dtensor_op,
-    frame_kinds.OBJECT: _marking(frame_kinds.OBJECT),
-    frame_kinds.BLOCKING: _marking(frame_kinds.BLOCKING),
+    frame_kinds.OBJECT: _read_object,
+    frame_kinds.BLOCKING: _read_blocking,
     frame_kinds.P2P_BATCH: _read_batch,
     frame_kinds.DDP_HOOK: _read_ddp_hook,
     frame_kinds.PIPELINE: _read_pipeline,

@@ -1,16 +1,23 @@
 """What the frames of a stack say."""
 
 import gc
+import sys
 import threading
 import weakref
+from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor
 
-from dsexplore.capture import frame_kinds
+from dsexplore.capture import frame_kinds, recorder
+from dsexplore.capture.modules import Modules
 from dsexplore.capture.recorder import record
+from dsexplore.capture.source_lines import Source
+from dsexplore.capture.stack import StackReading, read_stack
 from dsexplore.worlds.simulate import simulate
 
 
@@ -80,3 +87,32 @@ def test_the_kind_of_freed_code_is_forgotten() -> None:
     assert key in frame_kinds.kinds
     del code
     assert key not in frame_kinds.kinds
+
+
+def test_a_modules_call_is_found_past_torchs_frames_without_reading_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, Source | None]] = []
+    module = nn.Identity()
+    module.register_forward_pre_hook(lambda *_: found.append(frame_kinds.call_around()))
+    module(torch.ones(1))  # walks where its user's code was not met before
+    monkeypatch.setattr(frame_kinds, "meaningful", None)
+    frame_kinds.kind_of(sys._getframe().f_code)
+    module(torch.ones(1))
+    call, source = found[-1]
+    assert call != 0
+    assert source is not None
+    assert source[0] is sys._getframe().f_code
+
+
+def test_the_stack_of_a_functional_op_is_read_from_outside_its_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[str] = []
+
+    def noted(depth: int, frame: FrameType, modules: Modules) -> StackReading:
+        met.append(frame.f_code.co_name)
+        return read_stack(depth, frame, modules)
+
+    monkeypatch.setattr(recorder, "read_stack", noted)
+    with simulate(4), record() as trace:
+        all_gather_tensor(torch.ones(2), 0, dist.group.WORLD)
+        dist.all_reduce(torch.ones(2))
+    assert len(trace) == 2
+    assert met == ["autograd_impl", "recorded"]
