@@ -27,6 +27,7 @@ import os
 import queue
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -234,6 +235,10 @@ def files_of(path: str, mirrors_alone: bool) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in [*mirrors, *others]]
 
 
+MEMORY = 6 << 30
+"""Bytes that each process of a test run may ask for: a changed loop or size can ask for all there are."""
+
+
 class Copies:
     """Copies of the working tree, in which tests run on changed files."""
 
@@ -303,6 +308,7 @@ class Copies:
                     command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                     stderr=subprocess.STDOUT, text=True, start_new_session=True,
                 )  # fmt: skip
+                resource.prlimit(run.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
                 self._running.add(run)
             try:
                 code = run.wait(limit)
