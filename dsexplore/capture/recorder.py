@@ -34,6 +34,8 @@ from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.groups import Group, Groups, own_rank
 from dsexplore.capture.issued import Batches, Issued, Origin, is_async
+from dsexplore.capture.kernel_tables import kernels_table, memory_table
+from dsexplore.capture.kernels import KernelRecording
 from dsexplore.capture.labels import Label, current
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.module_hooks import ModuleHooks
@@ -49,6 +51,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
+from dsexplore.trace.schema import empty
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.user_warnings import warn
@@ -243,6 +246,7 @@ class Recorder:
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = None
         if reading.schedule:
+            self._note_schedule(reading)
             if reading.owner is not None:
                 reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
             else:
@@ -261,6 +265,12 @@ class Recorder:
             if reading.batch_position or "coalesced" in raw_op
             else None,
         )
+
+    def _note_schedule(self, reading: StackReading) -> None:
+        """Describe the pipeline schedule that runs to the recordings of costs."""
+        for recording in self._recordings:
+            if recording.kernels is not None and not recording.kernels.schedule:
+                recording.kernels.schedule = pipelines.describe(reading.schedule)
 
     def add_switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """Add a collective that the comm layer suppressed to every open recording; never counted as traffic."""
@@ -361,8 +371,11 @@ class Recorder:
         # A recording that was opened again has groups of the time before, too.
         known = {group.name for group in groups}
         groups += {group.name: group for group in used.values() if group.name not in known}.values()
+        kernels = recording.kernels
         return Tables(
             events=events_table(issued, steps, recording.stack_depth, waits=waits),
+            kernels=kernels_table(kernels, issued, ranks[0] if ranks else 0) if kernels else empty("kernels"),
+            memory=memory_table(kernels, issued, ranks[0] if ranks else 0) if kernels else empty("memory"),
             parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
             modules=modules_table(modules.in_order(), recording.earlier_calls),
             groups=groups_table(group for group in groups if id(group) in used),
@@ -372,6 +385,7 @@ class Recorder:
                 mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
                 simulated=recording.simulated or any(group.backend == "fake" for group in groups),
                 target=recording.target,
+                schedule=kernels.schedule if kernels else "",
                 torch_version=torch.__version__,
                 notes=(*recording.notes, *recording.further_notes(len(issued))),
             ),
@@ -421,6 +435,7 @@ def record(
     further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
     target: str = "",
     timeout: float | None = None,
+    costs: bool = False,
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -435,6 +450,8 @@ def record(
         target: whose traffic the simulation shows; see `TraceInfo.target`.
         timeout: seconds; where no collective begins or ends for so long, what was recorded until then is written to
             ``save`` while the block goes on, with the stack of each thread beside it.
+        costs: also record what is computed between the collectives, and the memory that it takes, of which
+            `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
@@ -460,6 +477,9 @@ def record(
             recording.work = work if work.is_seen and not inner else None
             if save is not None and not simulated:
                 while_open.enter_context(saved_early(_early_save(recording, save, timeout)))
+            if costs:
+                recording.kernels = KernelRecording(_recorder.modules, recording.issued, recording.steps)
+                recording.kernels.start()
             yield trace
     except BaseException as error:
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
@@ -477,6 +497,8 @@ def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None
     """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
     with uninterrupted():
         recording.work = None
+        if recording.kernels is not None:
+            recording.kernels.stop()
         trace.finish(_recorder.close(recording))
         if save is not None:
             save_recording(trace.tables, save)

@@ -36,6 +36,8 @@ class Setting:
     values: Mapping[str, float] | None = None
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
+    costs: bool = False
+    """Whether to record what `Trace.predict` needs."""
     command: str = ""
     """The command that made the trace, for its notes."""
 
@@ -81,6 +83,7 @@ def run(
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     values: Mapping[str, float] | None = None,
+    costs: bool = False,
 ) -> Trace:
     """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
 
@@ -104,6 +107,7 @@ def run(
         save: a directory or file where the trace is written when the script ends, however it ends.
         stack_depth: frames of the script to keep per event.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
+        costs: also record what is computed between the collectives, for `Trace.predict`.
 
     Returns:
         The `Trace`; its step numbers count the script's optimizer steps.
@@ -113,7 +117,9 @@ def run(
         BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then.
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
-    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth, values)
+    setting = Setting(
+        world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth, values, costs=costs
+    )
     played = play(program, setting)
     if played.error is not None:
         raise played.error
@@ -143,7 +149,12 @@ def play(program: Program, setting: Setting) -> Played:
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> Played:
     trace = Trace()
     try:
-        with recorded(world, is_own=True, save=setting.save, stack_depth=setting.stack_depth) as trace, translated():
+        with (
+            recorded(
+                world, is_own=True, save=setting.save, stack_depth=setting.stack_depth, costs=setting.costs
+            ) as trace,
+            translated(),
+        ):
             try:
                 _execute(execute, setting.steps, trace, world.remarks)
             finally:
