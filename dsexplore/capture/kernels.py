@@ -175,7 +175,8 @@ class KernelRecording:
         self._end_segment()
         for number in range(self._seen, len(self.issued)):
             one = self.issued[number]
-            if one.origin.cause.startswith("FSDP") and one.messages and one.messages[0][0] == "all_gather":
+            is_fsdp = one.origin.cause.startswith("FSDP") and one.origin.redistribute is None
+            if is_fsdp and one.messages and one.messages[0][0] == "all_gather":
                 self._gathers.append(number)
         self._seen, self._step = len(self.issued), len(self.steps)
 

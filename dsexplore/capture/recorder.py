@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import polars as pl
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -34,8 +35,6 @@ from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.groups import Group, Groups, own_rank
 from dsexplore.capture.issued import Batches, Issued, Origin, is_async
-from dsexplore.capture.kernel_tables import kernels_table, memory_table
-from dsexplore.capture.kernels import KernelRecording
 from dsexplore.capture.labels import Label, current
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.module_hooks import ModuleHooks
@@ -374,8 +373,7 @@ class Recorder:
         kernels = recording.kernels
         return Tables(
             events=events_table(issued, steps, recording.stack_depth, waits=waits),
-            kernels=kernels_table(kernels, issued, ranks[0] if ranks else 0) if kernels else empty("kernels"),
-            memory=memory_table(kernels, issued, ranks[0] if ranks else 0) if kernels else empty("memory"),
+            **_cost_tables(recording, issued, ranks[0] if ranks else 0),
             parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
             modules=modules_table(modules.in_order(), recording.earlier_calls),
             groups=groups_table(group for group in groups if id(group) in used),
@@ -390,6 +388,18 @@ class Recorder:
                 notes=(*recording.notes, *recording.further_notes(len(issued))),
             ),
         )
+
+
+def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
+    """The tables of kernels and of memory; empty where costs are not recorded."""
+    if recording.kernels is None:
+        return {name: empty(name) for name in ("kernels", "memory")}
+    from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
+
+    return {
+        "kernels": kernels_table(recording.kernels, issued, rank),
+        "memory": memory_table(recording.kernels, issued, rank),
+    }
 
 
 def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
@@ -478,6 +488,8 @@ def record(
             if save is not None and not simulated:
                 while_open.enter_context(saved_early(_early_save(recording, save, timeout)))
             if costs:
+                from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
+
                 recording.kernels = KernelRecording(_recorder.modules, recording.issued, recording.steps)
                 recording.kernels.start()
             yield trace

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dsexplore.capture.issued import Issued
-from dsexplore.capture.kernels import KernelRecording
 from dsexplore.capture.modules import Modules
 from dsexplore.progress import Work
+
+if TYPE_CHECKING:
+    from dsexplore.capture.kernels import KernelRecording
 
 
 @dataclass(eq=False)
