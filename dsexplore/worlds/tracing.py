@@ -77,7 +77,9 @@ def commtrace(
                 )
             )
         opened.enter_context(translated())
-        with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth, timeout=timeout, costs=costs) as trace:
+        with recorded(
+            current_world(), is_own=own, save=save, stack_depth=stack_depth, timeout=timeout, costs=costs
+        ) as trace:
             yield trace
 
 

@@ -21,8 +21,9 @@ FAST_CPU = replace(DGX, launch_overhead=0.0)
 """Whose kernels are launched in no time, so that small programs too are bound by the GPU."""
 FREE_LINKS = replace(
     FAST_CPU,
-    node=replace(DGX.node, bandwidth=1e15, latency=0.0),
-    network=replace(DGX.network, bandwidth=1e15, latency=0.0),  # type: ignore[type-var] # it has one
+    node=replace(DGX.node, bandwidth=1e15, latency=0.0, ramp=0.0),
+    network=replace(DGX.network, bandwidth=1e15, latency=0.0, ramp=0.0),  # type: ignore[type-var] # it has one
+    collective_overhead=0.0,
     reduction=None,
     measured=(),
 )
