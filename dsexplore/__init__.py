@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "simulate": "dsexplore.worlds.simulate",
     "commtrace": "dsexplore.worlds.tracing",
-    "run": "dsexplore.worlds.scripts.script",
+    "run": "dsexplore.worlds.scripts.run_script",
     "CommDebugMode": "dsexplore.comm_debug_mode.mode",
     "Trace": "dsexplore.trace.trace",
     "load": "dsexplore.trace.trace",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dsexplore.trace.trace import load as load
     from dsexplore.worlds.real.local_ranks import RanksFailedError as RanksFailedError
     from dsexplore.worlds.real.local_ranks import run_ranks as run_ranks
-    from dsexplore.worlds.scripts.script import run as run
+    from dsexplore.worlds.scripts.run_script import run as run
     from dsexplore.worlds.simulate import simulate as simulate
     from dsexplore.worlds.tracing import commtrace as commtrace
 

@@ -17,6 +17,7 @@ import polars as pl
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace import unmatched
+from dsexplore.trace.alike import joined
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn
@@ -75,8 +76,6 @@ def merge_tables(parts: Sequence[Tables], cut: str = "", *, is_whole: bool = Fal
     merged = Tables(
         events=pl.concat([part.events for part in parts]),
         parameters=pl.concat([part.parameters for part in parts]),
-        kernels=pl.concat([part.kernels for part in parts]),
-        memory=pl.concat([part.memory for part in parts]),
         modules=merge_modules([part.modules for part in parts]),
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,
@@ -127,7 +126,14 @@ def _merged_info(parts: Sequence[Tables], cut: str, is_whole: bool) -> TraceInfo
         absent = [rank for rank in range(first.world_size) if rank not in seen]
         notes.append(f"{len(absent)} of {first.world_size} ranks left no trace: {format_ranks(absent)}")
     mesh = next((info.mesh for info in infos if info.mesh), "")
-    return replace(first, mesh=mesh, ranks=tuple(sorted(seen)), torch_version=", ".join(versions), notes=tuple(notes))
+    return replace(
+        first,
+        mesh=mesh,
+        ranks=tuple(sorted(seen)),
+        stands_for=joined([(info.ranks, info.stands_for) for info in infos]),
+        torch_version=", ".join(versions),
+        notes=tuple(notes),
+    )
 
 
 def _distinct_groups(parts: Sequence[Tables]) -> list[Tables]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from dsexplore.trace import schema
+from dsexplore.trace.alike import weights
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,9 @@ class TraceInfo:
     world_size: int = 1
     ranks: tuple[int, ...] = ()
     """The ranks whose events are in the trace."""
+    stands_for: tuple[str, ...] = ()
+    """For each of `ranks` the ranks that it stands for, itself included, as ``"0-1015"``; see `dsexplore.trace.alike`.
+    Empty where each stands for itself alone."""
     mesh: str = ""
     """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
     simulated: bool = False
@@ -24,10 +29,18 @@ class TraceInfo:
     """Whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where the ranks
     are real, and for a process group that the program simulates itself."""
     torch_version: str = ""
-    schedule: str = ""
-    """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""
     notes: tuple[str, ...] = ()
     """What a reader must know: an exception that ended the recording, an op that was not known, …"""
+
+    @property
+    def weights(self) -> Mapping[int, int]:
+        """How many ranks each of `ranks` stands for: 1 unless `stands_for` says more."""
+        return weights(self.ranks, self.stands_for)
+
+    @property
+    def ranks_stood_for(self) -> int:
+        """How many ranks the trace describes: those in it, and those that they stand for."""
+        return sum(self.weights.values())
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,4 @@ class Tables:
     parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
     modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
     groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
-    kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
-    memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
     info: TraceInfo = field(default_factory=TraceInfo)

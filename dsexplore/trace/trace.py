@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -21,10 +21,6 @@ from dsexplore.trace.select import select
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
 from dsexplore.trace.unmatched import unmatched
-
-if TYPE_CHECKING:
-    from dsexplore.cost.cluster import Cluster
-    from dsexplore.cost.prediction import Prediction
 
 
 class Trace(Displayable):
@@ -94,6 +90,8 @@ class Trace(Displayable):
         tables = self.tables
         events, ranks, size = tables.events.height, tables.info.ranks, tables.info.world_size
         whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        if tables.info.stands_for:
+            whose += f" that stand for {tables.info.ranks_stood_for:,}"
         return f"<Trace: {events:,} collective{'' if events == 1 else 's'} of {whose}, world of {size:,}>"
 
     def to_frame(self) -> pl.DataFrame:
@@ -179,33 +177,6 @@ class Trace(Displayable):
             raise UsageError(f"a trace is compared with a trace, not with {other!r}: of a saved one, give load(path)")
         return TraceDiff(Trace(self.tables), Trace(other.tables))
 
-    def predict(
-        self,
-        cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
-        *,
-        ranks_per_node: int | None = None,
-        compiled: bool | None = None,
-        overlap: bool = True,
-        step: int | None = None,
-    ) -> Prediction:
-        """How long one step of this program would take on a cluster, and what memory it would need, with ranges.
-
-        Args:
-            cluster: a `Cluster`, its name, or the path of a file of one.
-            ranks_per_node: ranks on each node, where it is not the cluster's number.
-            compiled: whether modules run compiled; None for as the program asked.
-            overlap: whether communication may run beside compute.
-            step: which step of the trace; None for the last that computes most.
-
-        Raises:
-            UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such cluster.
-        """
-        from dsexplore.cost.prediction import predict  # the second door upward; see `dsexplore.display`
-
-        return predict(
-            self.tables, cluster, ranks_per_node=ranks_per_node, compiled=compiled, overlap=overlap, step=step
-        )
-
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""
         return write_csv(self.tables, path)
@@ -223,7 +194,11 @@ class Trace(Displayable):
         return write_torch_json(self.tables, path)
 
     def by_module(self) -> pl.DataFrame:
-        """Count and bytes per owner module and axis."""
+        """Count and bytes per owner module and axis.
+
+        Like those of `by_op`, `by_axis` and `by_phase`, the sums are over all ranks of the trace, and where a rank
+        stands for others (`TraceInfo.stands_for`), over those too.
+        """
         return self._totals("owner", "axis")
 
     def by_op(self) -> pl.DataFrame:
@@ -240,9 +215,17 @@ class Trace(Displayable):
         return totals.sort(pl.col("phase").replace_strict({p: i for i, p in enumerate(schema.PHASES)}, default=99))
 
     def _totals(self, *keys: str) -> pl.DataFrame:
+        tables = self.tables
+        times = pl.lit(1, pl.Int64)
+        if tables.info.stands_for:
+            times = pl.col("rank").replace_strict(dict(tables.info.weights), default=1, return_dtype=pl.Int64)
         return (
-            self.events.group_by(*keys, maintain_order=True)
-            .agg(pl.len().alias("count"), pl.col("message_bytes").sum(), pl.col("wire_bytes").sum())
+            tables.events.with_columns(times.alias("times"))
+            .group_by(*keys, maintain_order=True)
+            .agg(
+                pl.col("times").sum().alias("count"),
+                *((pl.col(size) * pl.col("times")).sum() for size in ("message_bytes", "wire_bytes")),
+            )
             .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
         )
 

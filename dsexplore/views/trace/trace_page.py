@@ -15,6 +15,10 @@ BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 57_000, 1_500_000, 24_000
 """Bytes of a trace's view in a notebook, on a page of its own, and beside the explorer."""
 
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
+_PLAYED_ALONE = (
+    "The totals above count each rank as often as it stands for others; the tree and the sections below show the "
+    "{ranks} ranks in the trace alone, each once."
+)
 
 
 def trace_text(tables: Tables) -> str:
@@ -58,12 +62,19 @@ def _summary(tables: Tables) -> str:
     events, info = tables.events, tables.info
     if events.is_empty():
         return f"no collectives; {_world(tables)}"
+    totals = Trace(tables).by_op().sum().row(0, named=True)
     return (
-        f"{events.height:,} collective{'s' if events.height != 1 else ''}, "
-        f"{format_bytes(int(events['message_bytes'].sum()))} in messages "
-        f"({format_bytes(int(events['wire_bytes'].sum()))} on the wire); {_world(tables)}"
+        f"{totals['count']:,} collective{'s' if totals['count'] != 1 else ''}, "
+        f"{format_bytes(totals['message_bytes'])} in messages "
+        f"({format_bytes(totals['wire_bytes'])} on the wire){_over(tables)}; {_world(tables)}"
         + (", simulated" if info.simulated else "")
     )
+
+
+def _over(tables: Tables) -> str:
+    """What totals are summed over, where a trace's ranks stand for others."""
+    info = tables.info
+    return f", summed over the {info.ranks_stood_for:,} ranks that are stood for" if info.stands_for else ""
 
 
 def _world(tables: Tables) -> str:
@@ -75,6 +86,8 @@ def _world(tables: Tables) -> str:
 
 def _header(tables: Tables) -> str:
     notes = [_NOT_REAL] if tables.info.simulated else []
+    if tables.info.stands_for:
+        notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
     lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
     lines += [f'<p class="dim">{html.escape(line, 600)}</p>' for line in (*notes, *tables.info.notes)]
     return "".join(lines)

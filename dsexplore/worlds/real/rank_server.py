@@ -28,6 +28,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -80,6 +81,13 @@ class Reap:
     """Collect the exit code of a rank that has ended. Answer: that code, negative for a signal."""
 
     pid: int
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Import modules, so that ranks forked from now on have them. Answer: how many threads the server has then."""
+
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -170,6 +178,12 @@ def serve(sock: socket.socket) -> None:
             if isinstance(request, Reap):
                 children.discard(request.pid)
                 send(sock, os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1]))
+                continue
+            if isinstance(request, Preload):
+                for name in request.modules:
+                    with suppress(Exception):  # a rank that needs it meets the error itself
+                        importlib.import_module(name)
+                send(sock, len(os.listdir("/proc/self/task")))  # noqa: PTH208 - names are all that is counted
                 continue
             server = os.getpid()
             pid = os.fork()
@@ -326,7 +340,7 @@ class Server:
         """Whether the server runs, and was started by this process (after a fork it is the parent's)."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def request(self, request: Start | Reap, descriptors: Sequence[int] = ()) -> int:
+    def request(self, request: Start | Reap | Preload, descriptors: Sequence[int] = ()) -> int:
         """Send a request, with descriptors of open files, and wait for the answer."""
         with self._lock:
             send(self._socket, request, descriptors)
@@ -355,6 +369,15 @@ def server() -> Server:
         if _running is None or not _running.usable:
             _running = Server()
         return _running
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Let the server of this process import modules that its ranks are going to need.
+
+    A server that has more than one thread then is ended, as a fork of it could hang: the next one has no such modules.
+    """
+    if server().request(Preload(tuple(modules))) > 1:
+        close()
 
 
 def close() -> None:

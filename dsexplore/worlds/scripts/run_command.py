@@ -13,9 +13,10 @@ from typing import Any
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.scripts.play_distinct import play_several
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.script import Setting, play
-from dsexplore.worlds.scripts.several_ranks import RankEnd, parse_ranks, play_ranks
+from dsexplore.worlds.scripts.several_ranks import RankEnd
 
 DESCRIPTION = """\
 Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.
@@ -47,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks on each node, as torchrun's (default: 8)",
     )
     option("--rank", type=int, metavar="R", help="the rank to play (default: 0)")
-    option("--ranks", metavar="RANKS", help="several ranks, each in a process of its own: 0,8 or all")
+    option(
+        "--ranks",
+        metavar="RANKS",
+        help="several ranks, each in a process of its own: 0,8, all, or distinct: one of each that differ",
+    )
     option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(
@@ -92,7 +97,7 @@ def run(options: argparse.Namespace, command: str | None = None) -> int:
     else:
         if options.rank is not None:
             raise UsageError(f"--rank {options.rank} and --ranks {options.ranks}: give one of the two")
-        trace, ends = play_ranks(program, setting, parse_ranks(options.ranks, setting.world().size))
+        trace, ends = play_several(program, setting, options.ranks)
     for end in ends:
         _show(end, alone=len(ends) == 1)
     _summarise(trace, options)

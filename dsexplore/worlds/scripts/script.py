@@ -1,4 +1,4 @@
-"""`run`: trace an unmodified training script on simulated ranks."""
+"""One simulated rank plays a training script: its world, its steps, its trace, and how it ended."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ class Setting:
     values: Mapping[str, float] | None = None
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
-    costs: bool = False
-    """Whether to record what `Trace.predict` needs."""
     command: str = ""
     """The command that made the trace, for its notes."""
 
@@ -68,66 +66,13 @@ class Played:
     """What ended it, with the script's own traceback; None for a script that came to its end."""
 
 
-def run(
-    script: str | os.PathLike[str],
-    *arguments: str,
-    world_size: int | None = None,
-    mesh: str | Mapping[str, int] | None = None,
-    rank: int = 0,
-    ranks_per_node: int | None = None,
-    fake: bool = False,
-    device: str = "cuda",
-    gpu: str = "h100",
-    steps: int | None = None,
-    module: bool = False,
-    save: str | os.PathLike[str] | None = None,
-    stack_depth: int = 1,
-    values: Mapping[str, float] | None = None,
-    costs: bool = False,
-) -> Trace:
-    """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
-
-    The script runs in this process as ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``, in the working
-    directory, and finds torchrun's environment variables. Whatever it sets up itself (``init_process_group``,
-    meshes) it gets from the simulated world.
+def play(program: Program, setting: Setting, look: Callable[[Trace], None] | None = None) -> Played:
+    """Run a program as one rank, and return its trace also where it ended with an error.
 
     Args:
-        script: its path; or, with ``module``, the dotted name of a module.
-        arguments: the script's own.
-        world_size: number of ranks; may be left out where ``mesh`` has it.
-        mesh: names for the axes, outermost first: ``"dp=8,tp=8"``.
-        rank: the rank to play.
-        ranks_per_node: 8 unless given.
-        fake: run on fake tensors.
-        device: ``"cuda"`` lets the CPU stand in for GPUs, ``"cpu"`` leaves ``torch.cuda`` as it is,
-            and shows the traffic of CPUs with gloo.
-        gpu: which GPU ``torch.cuda`` describes.
-        steps: end the script after so many optimizer steps; None lets it come to its end.
-        module: whether ``script`` is run as ``python -m`` does.
-        save: a directory or file where the trace is written when the script ends, however it ends.
-        stack_depth: frames of the script to keep per event.
-        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
-        costs: also record what is computed between the collectives, for `Trace.predict`.
-
-    Returns:
-        The `Trace`; its step numbers count the script's optimizer steps.
-
-    Raises:
-        UsageError: no such script, or numbers that do not fit together.
-        BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then.
-    """
-    program = Program(os.fspath(script), tuple(map(str, arguments)), module)
-    setting = Setting(
-        world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth, values, costs=costs
-    )
-    played = play(program, setting)
-    if played.error is not None:
-        raise played.error
-    return played.trace
-
-
-def play(program: Program, setting: Setting) -> Played:
-    """Run a program as one rank, and return its trace also where it ended with an error.
+        program: what to run.
+        setting: its world.
+        look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
 
     Raises:
         UsageError: no such script, numbers that do not fit together, or a process group that is there already.
@@ -141,7 +86,10 @@ def play(program: Program, setting: Setting) -> Played:
             for note in code_of_other_ranks(Path(program.target), world.rank, world.size):
                 world.remarks.note(note)
         with as_main(program) as execute:
-            return _record(execute, setting, world)
+            played = _record(execute, setting, world)
+            if look is not None:
+                look(played.trace)
+            return played
     finally:
         world.close()
 
@@ -149,12 +97,7 @@ def play(program: Program, setting: Setting) -> Played:
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> Played:
     trace = Trace()
     try:
-        with (
-            recorded(
-                world, is_own=True, save=setting.save, stack_depth=setting.stack_depth, costs=setting.costs
-            ) as trace,
-            translated(),
-        ):
+        with recorded(world, is_own=True, save=setting.save, stack_depth=setting.stack_depth) as trace, translated():
             try:
                 _execute(execute, setting.steps, trace, world.remarks)
             finally:

@@ -7,9 +7,9 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from dsexplore.errors import UsageError
-from dsexplore.progress import track
+from dsexplore.progress import Work, track
 from dsexplore.trace.files import rank_file
+from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.script import Setting, play
+from dsexplore.worlds.scripts.world_found import WorldFound, look_around
 
 _FOREVER = 1e6
 """Seconds that ranks may take: a script ends when it ends."""
@@ -43,6 +45,8 @@ class RankEnd:
     """The script's own; empty where it came to its end."""
     written: tuple[str, ...] = ()
     """Files that it opened for writing."""
+    found: WorldFound = field(default_factory=WorldFound)
+    """What it shows of its world."""
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
@@ -56,7 +60,7 @@ def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
     if isinstance(ranks, str):
         words = [word.strip() for word in ranks.split(",")]
         if not all(word.isdecimal() for word in words):
-            raise UsageError(f"ranks {ranks!r}: write them like 0,8 or all")
+            raise UsageError(f"ranks {ranks!r}: write them like 0,8, all or distinct")
         ranks = [int(word) for word in words]
     chosen = sorted(ranks)
     for rank in chosen:
@@ -82,50 +86,80 @@ def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tupl
         UsageError: no such script, or numbers that do not fit together.
         KeyboardInterrupt: it was interrupted before any rank was done.
     """
-    program.check()
-    ends: list[RankEnd] = []
     notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
+    with players(program, setting) as played, track("running ranks", len(ranks), "ranks") as work:
         try:
-            for batch in _batches(program, setting, ranks, folder):
-                ends += batch
+            played.play(ranks, work)
         except KeyboardInterrupt:
-            if not ends:
+            if not played.ends:
                 raise
-            notes.append(f"interrupted: {len(ends)} of {len(ranks)} ranks are in this trace")
-        files = [Path(folder, rank_file(rank)) for rank in ranks]
-        trace = Trace.merge([Trace.load(file) for file in files if file.exists()]) if _any(files) else Trace()
-    notes += written_by_several(ends)
+            notes.append(f"interrupted: {len(played.ends)} of {len(ranks)} ranks are in this trace")
+        trace = played.merged(ranks)
+    return finished(trace, setting, [*notes, *written_by_several(played.ends)]), played.ends
+
+
+def finished(trace: Trace, setting: Setting, notes: Sequence[str]) -> Trace:
+    """The trace with more notes in front, saved where it was to be."""
     info = trace.tables.info
     trace = Trace(replace(trace.tables, info=replace(info, notes=(*notes, *info.notes))))
     if setting.save is not None:
         trace.save(setting.save)
-    return trace, ends
+    return trace
 
 
-def _any(files: Sequence[Path]) -> bool:
-    return any(file.exists() for file in files)
+class Players:
+    """Plays ranks of one world, each in a process of its own, and keeps what each recorded in a folder.
 
+    Attributes:
+        ends: how the program ended on each rank so far.
+    """
 
-def _batches(program: Program, setting: Setting, ranks: Sequence[int], folder: str) -> Iterator[list[RankEnd]]:
-    together = len(os.sched_getaffinity(0))
-    with track("running ranks", len(ranks), "ranks") as work:
-        for start in range(0, len(ranks), together):
-            batch = list(ranks[start : start + together])
+    def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
+        self.ends: list[RankEnd] = []
+        self._program, self._setting, self._folder, self._together = program, setting, folder, together
+
+    def play(self, ranks: Sequence[int], work: Work) -> None:
+        """Play those ranks, some at a time."""
+        for start in range(0, len(ranks), self._together):
+            batch = list(ranks[start : start + self._together])
             ran = run_ranks(
                 _play_one,
                 len(batch),
-                args=(program, setting, batch, folder),
+                args=(self._program, self._setting, batch, self._folder),
                 backend=None,
                 timeout=_FOREVER,
                 grace=_FOREVER,
                 on_line=partial(_print_line, batch),
             )
-            yield [
+            self.ends += [
                 outcome.value if outcome.status == "ok" else RankEnd(rank, 1, outcome.traceback or outcome.error)
                 for rank, outcome in zip(batch, ran.outcomes, strict=True)
             ]
             work.advance(len(batch))
+
+    def tables(self, rank: int) -> Tables:
+        """What a rank recorded; empty where it left nothing."""
+        file = Path(self._folder, rank_file(rank))
+        return Trace.load(file).tables if file.exists() else Tables()
+
+    def merged(self, ranks: Iterable[int]) -> Trace:
+        """One trace of those of these ranks that left one."""
+        files = [Path(self._folder, rank_file(rank)) for rank in ranks]
+        traces = [Trace.load(file) for file in files if file.exists()]
+        return Trace.merge(traces) if traces else Trace()
+
+
+@contextmanager
+def players(program: Program, setting: Setting) -> Iterator[Players]:
+    """Processes that play ranks of a program's world, in a folder that is gone afterwards.
+
+    Raises:
+        UsageError: there is no such script.
+    """
+    program.check()
+    processors = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
+        yield Players(program, setting, folder, processors)
 
 
 def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
@@ -136,12 +170,14 @@ def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: 
     """In a process of its own: play the rank of this process's place among ``ranks``."""
     rank = ranks[int(os.environ["RANK"])]
     written: dict[str, None] = {}
+    found: list[WorldFound] = []
+    setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
     with _watched_files(lambda path: written.setdefault(path), folder):
-        played = play(program, replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank))))
+        played = play(program, setting, lambda trace: found.append(look_around(trace, sys.modules["__main__"])))
     error = played.error
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)
-    return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written))
+    return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), *found)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_ranks_as_people_write_them(ranks: str | list[int], expected: list[int])
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ("distinct", "ranks 'distinct': write them like 0,8 or all"),
+        ("some", "ranks 'some': write them like 0,8, all or distinct"),
         ("", "write them like"),
         ("0,9", "rank 9 is not in a world of 9 ranks: give ranks from 0 to 8"),
         ("1,1", "each once"),

@@ -1,0 +1,99 @@
+"""Whether two ranks do the same: their traces, written so that the number of a rank does not show.
+
+A peer becomes its distance in the group, a root its position in it, and a group its axis, its size and the distances
+between its members. Steps, ops, modules, bytes, shapes, causes and source lines stay as they are. Times, notes and the
+names of groups are left out, and parameters' local shapes where the caller can compute them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import Any
+
+from dsexplore.trace.tables import Tables
+
+Line = tuple[str, ...]
+"""One event, parameter or module as text: what it is, then its values."""
+
+_EVENT = (
+    *("step", "op", "raw_op", "phase", "trigger", "owner", "message_bytes", "wire_bytes", "dtype", "shape", "implicit"),
+    *("cause", "source", "is_async", "is_object", "send_splits", "recv_splits"),
+)
+_PARAMETER = ("name", "global_shape", "dtype", "placements", "mesh", "requires_grad", "shared_with")
+_MODULE = ("module", "type", "calls")
+
+
+def lines(tables: Tables, explained: Collection[str] = ()) -> Iterator[Line]:
+    """What one rank does, line by line, in program order.
+
+    Args:
+        tables: the trace of one rank.
+        explained: names of parameters whose local shapes are left out.
+    """
+    groups = {
+        name: (list(ranks), (axis, str(size), _distances(list(ranks))))
+        for name, axis, size, ranks in tables.groups.select("group", "axis", "size", "ranks").iter_rows()
+    }
+    for row in tables.events.iter_rows(named=True):
+        members, group = groups.get(row["group"], ([], (row["axis"], str(row["group_size"]), "")))
+        places = [_place(row["rank"], row["peer"], members), _position(row["root"], members)]
+        yield ("event", *(str(row[name]) for name in _EVENT), *group, *places)
+    for row in tables.parameters.iter_rows(named=True):
+        local = [] if row["name"] in explained else [str(row["local_shape"])]
+        yield ("parameter", *(str(row[name]) for name in _PARAMETER), *local)
+    for row in tables.modules.iter_rows(named=True):
+        yield ("module", *(str(row[name]) for name in _MODULE))
+
+
+def digest(tables: Tables, explained: Collection[str] = ()) -> str:
+    """The SHA-256 of `lines`: two ranks that do the same have the same."""
+    found = hashlib.sha256()
+    for line in lines(tables, explained):
+        found.update("\x1f".join(line).encode())
+        found.update(b"\x1e")
+    return found.hexdigest()
+
+
+def first_difference(one: Tables, other: Tables) -> str:
+    """The first line of two ranks that differs, as text for a note; empty where none does."""
+    mine, theirs = lines(one), lines(other)
+    for number, line in enumerate(mine):
+        against = next(theirs, None)
+        if line != against:
+            return f"{_text(line)} of one is {_text(against)} of the other (number {number:,})"
+    more = next(theirs, None)
+    return "" if more is None else f"{_text(more)} is of one alone"
+
+
+def _text(line: Line | None) -> str:
+    if line is None:
+        return "nothing"
+    if line[0] == "event":
+        return f"{line[2]} of {line[7]} B at {line[13] or 'no line'}"
+    return f"{line[0]} {line[1]}"
+
+
+def _distances(ranks: list[int]) -> str:
+    """The distances between neighbouring members, each run of equal ones once: ``8*127`` for 128 ranks 8 apart."""
+    parts: list[list[int]] = []
+    for before, after in pairwise(ranks):
+        if parts and parts[-1][0] == after - before:
+            parts[-1][1] += 1
+        else:
+            parts.append([after - before, 1])
+    return " ".join(f"{step}*{count}" for step, count in parts)
+
+
+def _place(rank: int, peer: Any, members: list[int]) -> str:
+    """A peer as its distance in the group, around its end: the next rank is 1, for the last one too."""
+    if peer is None:
+        return "-"
+    if rank not in members or peer not in members:
+        return f"rank {peer}"
+    return str((members.index(peer) - members.index(rank)) % len(members))
+
+
+def _position(root: Any, members: list[int]) -> str:
+    return "-" if root is None else str(members.index(root)) if root in members else f"rank {root}"

@@ -1,0 +1,86 @@
+"""Ranks as text, for ranks that are alike: one of them is in a trace and stands for the others.
+
+Worked example: 0, 1, 2, 3, 8, 16, 24 is written ``0-3, 8-24/8``: from 0 to 3, and every eighth from 8 to 24.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+_PART = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_FEWEST = 3
+"""Ranks at one distance from each other that are written as one part."""
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as text, in ascending order."""
+    left = sorted(ranks)
+    parts: list[str] = []
+    start = 0
+    while start < len(left):
+        end = start + 1
+        step = left[end] - left[start] if end < len(left) else 1
+        while end < len(left) and left[end] - left[end - 1] == step:
+            end += 1
+        if end - start < _FEWEST and step > 1:
+            end = start + 1
+        parts.append(_part(left[start], left[end - 1], step))
+        start = end
+    return ", ".join(parts)
+
+
+def _part(first: int, last: int, step: int) -> str:
+    if first == last:
+        return str(first)
+    return f"{first}-{last}" if step == 1 else f"{first}-{last}/{step}"
+
+
+def ranks_in(text: str) -> list[int]:
+    """The ranks that a text names.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    return list(chain.from_iterable(_ranges(text)))
+
+
+def count_in(text: str) -> int:
+    """How many ranks a text names, without listing them.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    return sum(map(len, _ranges(text)))
+
+
+def _ranges(text: str) -> list[range]:
+    found = []
+    for part in text.split(", "):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is no rank, and no range of ranks")
+        first, last, step = (int(number) if number else None for number in match.groups())
+        assert first is not None
+        found.append(range(first, (first if last is None else last) + 1, step or 1))
+    return found
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, ...]:
+    """What the ranks of several traces stand for, in the order of ranks; empty where each stands for itself.
+
+    Args:
+        parts: ranks of a trace, and what each of them stands for.
+    """
+    if not any(texts for _, texts in parts):
+        return ()
+    known: dict[int, str] = {}
+    for ranks, texts in parts:
+        known.update(zip(ranks, texts or map(str, ranks), strict=True))
+    return tuple(known[rank] for rank in sorted(known))
+
+
+def weights(ranks: Sequence[int], stands_for: Sequence[str]) -> Mapping[int, int]:
+    """For each rank of a trace how many ranks it stands for, itself included."""
+    return dict(zip(ranks, map(count_in, stands_for), strict=True)) if stands_for else dict.fromkeys(ranks, 1)

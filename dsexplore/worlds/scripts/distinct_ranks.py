@@ -1,0 +1,340 @@
+"""Which ranks of a world do something else than the others, found by playing few of them.
+
+What a rank sends can depend on its coordinates, on the shards that it holds, and on conditions on its number in the
+program. So the search plays rank 0, and then
+
+* along a pipeline, with the other coordinates fixed, all stages;
+* the first, second and last rank along all other axes at once. Where those differ, the first and the last along each
+  axis alone, and then the ranks between them are halved until each change is found;
+* for each condition on the rank, in the program or common in frameworks, ranks for which it holds and for which it does
+  not: the first and the last of those that are alike otherwise;
+* one rank for each combination of what made a difference, and for each different size of shards;
+* a rank in the middle of everything, as a check.
+
+Ranks are compared by the digests of their traces. A rank that was not played is described by the played one that has
+the same stage, conditions and shards. So the result rests on this: what differs along an axis differs
+in the same way whatever the other coordinates are, two ranks between which an axis shows no change are alike, and the
+program has no other dependence on the rank than those. Every played rank is checked against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.scripts.rank_axes import Axis
+from dsexplore.worlds.scripts.rank_tests import RankTest
+from dsexplore.worlds.scripts.shard_shapes import ShardedShape, ranks_by_shapes
+
+MOST_STAGES = 64
+"""Coordinates of a pipeline axis that are played at once; changes along a longer one are searched as along others."""
+MOST_PLAYED = 1024
+"""Ranks that are played at most."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a played rank did.
+
+    Attributes:
+        digest: of its trace; equal for ranks that do the same.
+        shapes: how its parameters are sharded, as far as their local shapes are not in the digest.
+        whole: a digest with all local shapes.
+    """
+
+    digest: str
+    shapes: frozenset[ShardedShape] = frozenset()
+    whole: str = ""
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that are alike: one that was played, and all that it stands for, itself included."""
+
+    played: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The classes of all ranks of a world, and what they were found from."""
+
+    classes: tuple[RankClass, ...]
+    played: tuple[int, ...]
+    differ: tuple[str, ...] = ()
+    """The axes and conditions that make a difference."""
+    alike: tuple[str, ...] = ()
+    """The axes and conditions that make none."""
+    unexplained: tuple[tuple[int, int], ...] = ()
+    """Ranks that were played and differ from the one that describes them; both numbers."""
+
+
+Play = Callable[[Sequence[int]], Mapping[int, Outcome]]
+"""Plays ranks, none of them twice, and returns what each did."""
+
+
+@dataclass
+class Search:
+    """The search for the distinct ranks of one world.
+
+    Args:
+        world_size: number of ranks.
+        axes: the axes of the world.
+        tests: conditions on the rank.
+        play: plays ranks.
+        outcomes: of the ranks that were played already.
+    """
+
+    world_size: int
+    axes: Sequence[Axis]
+    tests: Sequence[RankTest]
+    play: Play
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def run(self) -> Distinct:
+        """Play what is needed, and return the classes.
+
+        Raises:
+            UsageError: more ranks differ than can be played.
+        """
+        self._ranks: Numbers = np.arange(self.world_size)
+        self._base = sum(axis.stride for axis in self.axes if not axis.is_pipeline and axis.size > 1)
+        tests = [*self.tests, *self._usual_tests()]
+        self._distance: Numbers = np.zeros(self.world_size, dtype=np.int64)
+        for axis in self.axes:
+            self._distance += self._coordinates(axis) != axis.coordinate(self._base)
+        self._along = {self._base, *self._stages()}
+        self._play([*sorted(self._along), *self._corners(), *self._ends_of_tests(tests), self._middle()])
+        keys = self._by_axes()
+        typical = self._typical(keys)
+        matter = self._tests_that_matter(tests, typical)
+        for test in matter:
+            keys = _joined(keys, np.array(test.holds, dtype=np.int64))
+        self._play_typical(keys)
+        keys = self._by_shards(keys)
+        return self._classes(keys, tests, matter)
+
+    def _play(self, ranks: Iterable[int]) -> None:
+        new = [rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes]
+        if len(self.outcomes) + len(new) > MOST_PLAYED:
+            raise UsageError(
+                f"more than {MOST_PLAYED:,} ranks of {self.world_size:,} may differ from each other: name those to "
+                "play, like --ranks 0,8, or play --ranks all of a smaller world"
+            )
+        if new:
+            self.outcomes.update(self.play(new))
+
+    def _at(self, axis: Axis, coordinate: int) -> int:
+        """The rank with that coordinate on an axis, and those of the base elsewhere."""
+        return self._base + (coordinate - axis.coordinate(self._base)) * axis.stride
+
+    def _stages(self) -> list[int]:
+        pipelines = (axis for axis in self.axes if axis.is_pipeline and axis.size <= MOST_STAGES)
+        return [self._at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
+
+    def _corners(self) -> list[int]:
+        """Of the base's stage the first and the last rank along all axes."""
+        moved = [axis for axis in self.axes if not axis.is_pipeline]
+        first = self._base - sum(axis.coordinate(self._base) * axis.stride for axis in moved)
+        return [first, first + sum((axis.size - 1) * axis.stride for axis in moved)]
+
+    def _ends_of_axes(self) -> list[int]:
+        """The first and the last rank along each axis; none where both corners do as the base does.
+
+        Two differences along different axes would have to cancel out for a corner to be like the base.
+        """
+        if {self.outcomes[rank].digest for rank in self._corners()} == {self.outcomes[self._base].digest}:
+            return []
+        return [self._at(axis, at) for axis in self.axes for at in (0, axis.size - 1)]
+
+    def _middle(self) -> int:
+        return sum(axis.size // 2 * axis.stride for axis in self.axes)
+
+    def _usual_tests(self) -> list[RankTest]:
+        """Conditions that frameworks have: the first and the last rank of all, and of each pipeline stage."""
+        of_stage = [axis for axis in self.axes if not axis.is_pipeline]
+        first = np.all([self._coordinates(axis) == 0 for axis in of_stage], axis=0) if of_stage else None
+        last = np.all([self._coordinates(axis) == axis.size - 1 for axis in of_stage], axis=0) if of_stage else None
+        usual = {
+            "rank 0": self._ranks == 0,
+            "the last rank": self._ranks == self.world_size - 1,
+            "the first rank along all axes": first,
+            "the last rank along all axes": last,
+        }
+        return [
+            RankTest(text, "", tuple(map(bool, holds)))
+            for text, holds in usual.items()
+            if holds is not None and len(set(holds.tolist())) > 1
+        ]
+
+    def _coordinates(self, axis: Axis) -> Numbers:
+        return self._ranks // axis.stride % axis.size
+
+    def _ends_of_tests(self, tests: Sequence[RankTest]) -> list[int]:
+        """For each condition the first and the last rank on the side that has fewer."""
+        ends = []
+        for test in tests:
+            holds = np.array(test.holds)
+            rarer = np.flatnonzero(holds if holds.sum() * 2 <= len(holds) else ~holds)
+            ends += [int(rarer[0]), int(rarer[-1])]
+        return ends
+
+    def _by_axes(self) -> Numbers:
+        """A number for each rank: ranks whose coordinates make no difference have the same."""
+        self._find_changes()
+        keys: Numbers = np.zeros(self.world_size, dtype=np.int64)
+        self._matter: list[Axis] = []
+        for axis in self.axes:
+            classes = self._classes_along(axis)
+            if len(set(classes)) > 1:
+                self._matter.append(axis)
+                keys = _joined(keys, np.array(classes)[self._coordinates(axis)])
+        return keys
+
+    def _find_changes(self) -> None:
+        """Play ranks between two that differ, until all changes along the axes lie between neighbours."""
+        self._play_along(self._ends_of_axes())
+        gaps = [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]
+        self._play_along(self._at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
+        while gaps := [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]:
+            self._play_along(self._at(axis, (low + high) // 2) for axis, (low, high) in gaps)
+
+    def _play_along(self, ranks: Iterable[int]) -> None:
+        """Play ranks that show what an axis changes; others may differ for reasons of their own."""
+        wanted = list(ranks)
+        self._along.update(wanted)
+        self._play(wanted)
+
+    def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
+        """Neighbouring played coordinates with others between them, whose ranks differ."""
+        played = self._played_along(axis)
+        return [(low, high) for (low, one), (high, other) in pairwise(played) if high - low > 1 and one != other]
+
+    def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
+        """Coordinates that were played, the others being the base's, with their digests."""
+        found = ((at, self._at(axis, at)) for at in range(axis.size))
+        return [(at, self.outcomes[rank].digest) for at, rank in found if rank in self._along]
+
+    def _classes_along(self, axis: Axis) -> list[int]:
+        """A number for each coordinate: that of the digest of the last played one up to it."""
+        numbers: dict[str, int] = {}
+        played = dict(self._played_along(axis))
+        classes, current = [], 0
+        for at in range(axis.size):
+            if at in played:
+                current = numbers.setdefault(played[at], len(numbers))
+            classes.append(current)
+        return classes
+
+    def _typical(self, keys: Numbers) -> Numbers:
+        """For each rank the played rank that describes it as far as its axes go."""
+        self._play_typical(keys)
+        described = self._representatives(keys)
+        return np.array([described[key] for key in keys.tolist()])
+
+    def _play_typical(self, keys: Numbers) -> None:
+        """Play a rank for each number that has none: the one whose coordinates are the base's where they can be."""
+        played = set(self._representatives(keys))
+        wanted = []
+        for key in np.unique(keys).tolist():
+            if key not in played:
+                members = np.flatnonzero(keys == key)
+                wanted.append(int(members[np.argmin(self._distance[members])]))
+        self._play(wanted)
+
+    def _representatives(self, keys: Numbers) -> dict[int, int]:
+        """For each number the played rank of that number that is nearest to the base."""
+        found: dict[int, int] = {}
+        for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
+            found.setdefault(int(keys[rank]), rank)
+        return found
+
+    def _tests_that_matter(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
+        """The conditions whose ranks do not do what the typical ones do, for which they are otherwise."""
+        ends: list[tuple[RankTest, int]] = []
+        for test in tests:
+            holds = np.array(test.holds)
+            other = np.flatnonzero(holds != holds[typical])
+            if len(other):
+                ends += [(test, int(other[0])), (test, int(other[-1]))]
+        self._play(rank for _, rank in ends)
+        matter = {
+            test.holds: test
+            for test, rank in ends
+            if self.outcomes[rank].digest != self.outcomes[int(typical[rank])].digest
+        }
+        return self._fewest(list(matter.values()), typical)
+
+    def _fewest(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
+        """Of these conditions, the ones that are needed to explain the ranks that were played; rarer ones last."""
+        needed: list[RankTest] = []
+        odd = {
+            rank
+            for rank, outcome in self.outcomes.items()
+            if outcome.digest != self.outcomes[int(typical[rank])].digest
+        }
+        for test in sorted(tests, key=lambda test: min(sum(test.holds), len(test.holds) - sum(test.holds))):
+            explained = {rank for rank in odd if test.holds[rank] != test.holds[int(typical[rank])]}
+            if explained:
+                needed.append(test)
+                odd -= explained
+        return needed
+
+    def _by_shards(self, keys: Numbers) -> Numbers:
+        """The numbers, with ranks apart whose shards have other sizes; a rank of each is played."""
+        described = self._representatives(keys)
+        numbers = np.zeros(self.world_size, dtype=np.int64)
+        for key, rank in described.items():
+            members = np.flatnonzero(keys == key)
+            numbers[members] = ranks_by_shapes(self.outcomes[rank].shapes, members)
+        keys = _joined(keys, numbers)
+        self._play_typical(keys)
+        return keys
+
+    def _classes(self, keys: Numbers, tests: Sequence[RankTest], matter: Collection[RankTest]) -> Distinct:
+        described = self._representatives(keys)
+        odd = {
+            rank: described[int(keys[rank])]
+            for rank, outcome in self.outcomes.items()
+            if outcome.whole != self.outcomes[described[int(keys[rank])]].whole
+        }
+        first: dict[str, int] = {}
+        for rank in described.values():  # those of several numbers may turn out to do the same
+            first.setdefault(self.outcomes[rank].whole, rank)
+        members: dict[int, list[int]] = {}
+        for rank, key in enumerate(keys.tolist()):
+            played = rank if rank in odd else first[self.outcomes[described[key]].whole]
+            members.setdefault(played, []).append(rank)
+        names = {axis.name for axis in self._matter}
+        return Distinct(
+            classes=tuple(RankClass(rank, tuple(ranks)) for rank, ranks in sorted(members.items())),
+            played=tuple(sorted(self.outcomes)),
+            differ=(*names_of(self.axes, names), *(_text(test) for test in matter)),
+            alike=(
+                *names_of(self.axes, {axis.name for axis in self.axes} - names),
+                *(_text(test) for test in tests if test not in matter and test.where),
+            ),
+            unexplained=tuple(sorted(odd.items())),
+        )
+
+
+def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
+    """The names of those axes, in the order of the axes."""
+    return [axis.name for axis in axes if axis.name in names]
+
+
+def _text(test: RankTest) -> str:
+    return f"`{test.text}` ({test.where})" if test.where else test.text
+
+
+def _joined(keys: Numbers, more: Numbers) -> Numbers:
+    """A number for each different pair of numbers."""
+    found: Numbers = np.unique(np.stack([keys, more]), axis=1, return_inverse=True)[1].reshape(-1)
+    return found

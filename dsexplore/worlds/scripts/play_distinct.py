@@ -1,0 +1,134 @@
+"""``--ranks distinct``: play the ranks of a world that differ, and let each stand for those that are like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dsexplore.analysis.likeness import digest, first_difference
+from dsexplore.progress import Work, track
+from dsexplore.trace.alike import ranks_text
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.real import rank_server
+from dsexplore.worlds.scripts.distinct_ranks import Distinct, Outcome, Search
+from dsexplore.worlds.scripts.program import Program
+from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, Progression, axes_of
+from dsexplore.worlds.scripts.rank_tests import Layout, conditions_on_rank
+from dsexplore.worlds.scripts.script import Setting
+from dsexplore.worlds.scripts.several_ranks import (
+    Players,
+    RankEnd,
+    finished,
+    parse_ranks,
+    play_ranks,
+    players,
+    written_by_several,
+)
+from dsexplore.worlds.scripts.shard_shapes import sharded_shapes
+
+DISTINCT = "distinct"
+_NAMED = 3
+"""Ranks, axes and conditions that a note names."""
+
+
+def play_several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> tuple[Trace, list[RankEnd]]:
+    """Play the ranks that were asked for, ``"distinct"`` among the ways to ask; see `play_ranks`."""
+    if ranks == DISTINCT:
+        return play_distinct(program, setting)
+    return play_ranks(program, setting, parse_ranks(ranks, setting.world().size))
+
+
+def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[RankEnd]]:
+    """Play one rank of each kind, merged into one trace which knows for how many ranks each stands.
+
+    Returns:
+        the trace, and how the program ended on each rank that was played. Where it failed on the first or the last
+        rank, or was interrupted, the trace has the ranks that were played until then, each for itself alone.
+
+    Raises:
+        UsageError: no such script, numbers that do not fit together, or too many ranks that differ.
+        KeyboardInterrupt: it was interrupted before any rank was done.
+    """
+    with players(program, setting) as played, track("playing distinct ranks", unit="ranks") as work:
+        try:
+            found = _search(played, setting, work)
+            notes = _notes(found, played, setting) if found is not None else []
+        except KeyboardInterrupt:
+            if not played.ends:
+                raise
+            found, notes = None, [f"interrupted: the {len(played.ends)} ranks of this trace stand for themselves alone"]
+        if found is None:
+            trace = played.merged(sorted(end.rank for end in played.ends))
+        else:
+            trace = _standing_for(played, found)
+    return finished(trace, setting, [*notes, *written_by_several(played.ends)]), played.ends
+
+
+def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
+    """The distinct ranks; None where the program fails on the first ones that are played."""
+    world = setting.world()
+    first = list(dict.fromkeys((0, world.size - 1)))
+    played.play(first, work)
+    if any(end.status != 0 for end in played.ends):
+        return None
+    pilot = played.ends[0].found
+    rank_server.preload(pilot.modules)
+    axes = axes_of(pilot.groups, world.spec, world.size)
+    tests = conditions_on_rank(pilot.files, Layout(world.size, world.ranks_per_node, axes))
+    names = _names(pilot.groups, axes)
+
+    def play(ranks: Sequence[int]) -> Mapping[int, Outcome]:
+        played.play(ranks, work)
+        return {rank: _outcome(played, rank, names) for rank in ranks}
+
+    known = {rank: _outcome(played, rank, names) for rank in first}
+    return Search(world.size, axes, tests, play, known).run()
+
+
+def _names(groups: Sequence[GroupFound], axes: Sequence[Axis]) -> dict[str, Progression]:
+    """Stride and size of each axis by its name, of flattened ones too."""
+    named = {group.name: group.progressions[0] for group in groups if group.name and len(group.progressions) == 1}
+    return {**named, **{axis.name: (axis.stride, axis.size) for axis in axes}}
+
+
+def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Outcome:
+    tables = played.tables(rank)
+    end = next(end for end in played.ends if end.rank == rank)
+    shapes, explained = sharded_shapes(tables, rank, names)
+    ended = f"{end.status} {end.traceback}"
+    return Outcome(f"{digest(tables, explained)} {ended}", shapes, f"{digest(tables)} {ended}")
+
+
+def _standing_for(played: Players, found: Distinct) -> Trace:
+    """The trace of the ranks that stand for others, with the ranks for which each does."""
+    trace = played.merged(one.played for one in found.classes)
+    texts = {one.played: ranks_text(one.ranks) for one in found.classes}
+    info = trace.info
+    return Trace(replace(trace.tables, info=replace(info, stands_for=tuple(texts[rank] for rank in info.ranks))))
+
+
+def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
+    """What a reader must know of the ranks that stand for others: how many, why, and on what it rests."""
+    size = setting.world().size
+    kinds = len(found.classes)
+    checks = len(found.played) - kinds
+    differ = f"they differ by {_listed(found.differ)}" if found.differ else "nothing differs"
+    alike = f", and not by {_listed(found.alike)}" if found.alike else ""
+    notes = [
+        f"{kinds} rank{'' if kinds == 1 else 's'} stand for all {size:,}: {differ}{alike}; {len(found.played)} were "
+        f"played and their traces compared, {checks} of them to check",
+        "which ranks are alike rests on those that were played, on groups, shard sizes and conditions on the rank in "
+        "the program's own files; a difference that shows in none of them is not found",
+    ]
+    for odd, like in found.unexplained[:_NAMED]:
+        difference = first_difference(played.tables(odd), played.tables(like))
+        notes.append(
+            f"rank {odd} differs from rank {like}, although nothing tells why ({difference}), so others may differ "
+            "too: the numbers of ranks are not certain"
+        )
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

@@ -1,0 +1,114 @@
+"""The axes along which the ranks of a world are laid out, from the process groups that one rank is in.
+
+A group such as [3, 11, 19, 27] has one rank in eight: it is an axis of 4 ranks with stride 8. A group of several axes
+is taken apart into them. The borders of all groups, 1 for ranks side by side, 8 where the stride is 8, …, cut the world
+into axes such that the coordinate of every rank on each of them follows from its number:
+``rank // stride % size``.
+
+Worked example: groups of strides and sizes (1, 8), (8, 128) and (1024, 16) in a world of 16,384 have the borders 1, 8,
+1024 and 16,384: three axes, of 8, 128 and 16 ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dsexplore.mesh_text import MeshSpec
+
+Progression = tuple[int, int]
+"""A stride, and how many ranks stand at that distance from each other."""
+
+
+@dataclass(frozen=True)
+class GroupFound:
+    """A process group that a played rank is in."""
+
+    name: str
+    """Its axis; empty where it has none."""
+    progressions: tuple[Progression, ...]
+    """Smallest stride first."""
+    has_messages: bool = False
+    """Whether the rank sends to one other rank in it, or receives from one."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a world."""
+
+    name: str
+    stride: int
+    size: int
+    is_pipeline: bool = False
+    """Whether ranks send to single other ranks along it, as pipeline stages do."""
+
+    def coordinate(self, rank: int) -> int:
+        """Where a rank stands on it."""
+        return rank // self.stride % self.size
+
+
+def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
+    """The strides and sizes that make up a group; None for one that is not laid out regularly, or of one rank.
+
+    Worked example: [0, 1, 8, 9] is two ranks side by side, twice, 8 apart: ((1, 2), (8, 2)).
+    """
+    left = sorted(ranks)
+    found: list[Progression] = []
+    while len(left) > 1:
+        stride = left[1] - left[0]
+        size = next((i for i in range(1, len(left)) if left[i] != left[0] + i * stride), len(left))
+        if len(left) % size:
+            return None
+        firsts = left[::size]
+        if any(left[i * size + j] != first + j * stride for i, first in enumerate(firsts) for j in range(size)):
+            return None
+        found.append((stride, size))
+        left = firsts
+    return tuple(found) or None
+
+
+def axes_of(groups: Iterable[GroupFound], spec: MeshSpec, world_size: int) -> list[Axis]:
+    """The axes of a world, outermost first; axes of one rank are left out.
+
+    Args:
+        groups: those of one rank.
+        spec: the mesh that the user named, if any.
+        world_size: number of ranks.
+    """
+    groups = [*groups, *_of_mesh(spec)]
+    borders = {1, world_size}
+    for group in groups:
+        for stride, size in group.progressions:
+            wanted = {stride, stride * size}
+            if all(_fits(one, borders, world_size) for one in wanted):
+                borders |= wanted
+    ordered = sorted(borders)
+    names = {group.progressions: group.name for group in reversed(groups) if group.name}
+    messages = {
+        border
+        for group in groups
+        if group.has_messages
+        for stride, size in group.progressions
+        for border in ordered
+        if stride <= border < stride * size
+    }
+    axes = [
+        Axis(names.get(((low, high // low),), f"ranks {low} apart"), low, high // low, low in messages)
+        for low, high in pairwise(ordered)
+        if high > low
+    ]
+    return axes[::-1]
+
+
+def _of_mesh(spec: MeshSpec) -> list[GroupFound]:
+    found, stride = [], 1
+    for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
+        found.append(GroupFound(name, ((stride, size),)))
+        stride *= size
+    return found
+
+
+def _fits(border: int, borders: Iterable[int], world_size: int) -> bool:
+    """Whether a border divides the larger ones, and the smaller ones divide it."""
+    return border <= world_size and all(border % other == 0 or other % border == 0 for other in borders)

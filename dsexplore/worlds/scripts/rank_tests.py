@@ -1,0 +1,198 @@
+"""Conditions on the rank in a program's own source: ``if rank == 1``, ``rank % 2``, ``local_rank in (0, 4)``.
+
+What depends on such a condition is run by the ranks for which it holds, so those may send something else. Only what can
+be computed from the rank alone is found: the number of the rank under its usual names, that on its node and on its axes
+(``local_rank``, ``dp_rank``, ``mesh.get_local_rank("dp")``), the size of the world, numbers, arithmetic, comparisons.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsexplore.capture.source_lines import file_name
+from dsexplore.worlds.scripts.rank_axes import Axis
+
+_RANK = frozenset({"rank", "get_rank", "global_rank", "get_global_rank", "world_rank", "my_rank", "process_index"})
+_LOCAL = frozenset({"local_rank", "get_local_rank", "local_process_index"})
+_NODE = frozenset({"node_rank", "group_rank", "get_node_rank"})
+_WORLD = frozenset({"world_size", "get_world_size", "num_processes", "nprocs"})
+_PER_NODE = frozenset({"local_world_size"})
+_MAIN = frozenset({"is_main_process", "is_world_process_zero", "is_global_zero"})
+_LOCAL_MAIN = frozenset({"is_local_main_process", "is_local_process_zero"})
+
+_ALLOWED = (
+    *(ast.Expression, ast.Compare, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Tuple, ast.List, ast.Set),
+    *(ast.Name, ast.Load, ast.operator, ast.cmpop, ast.unaryop, ast.boolop),
+)
+_HUGE = (ast.Pow, ast.LShift)
+"""Operators whose results may be of any size."""
+MOST = 200
+"""Conditions that are looked at; a program has a few."""
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """A condition on the rank.
+
+    Attributes:
+        text: as it is written.
+        where: its first line, ``"train.py:31"``.
+        holds: per rank of the world, whether it holds.
+    """
+
+    text: str
+    where: str
+    holds: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the numbers of a rank follow from."""
+
+    world_size: int
+    ranks_per_node: int
+    axes: Sequence[Axis] = ()
+
+
+def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
+    """The conditions in some files that hold for some ranks and not for others, each different one once.
+
+    Args:
+        files: Python sources; one that cannot be read has none.
+        layout: of the world.
+    """
+    found: dict[tuple[bool, ...], RankTest] = {}
+    looked: set[str] = set()
+    numbers = _numbers(layout)
+    for file in files:
+        for node in _conditions(file):
+            condition = _of_rank_alone(node, layout.axes)
+            if not condition or condition in looked:
+                continue
+            looked.add(condition)
+            if len(looked) > MOST:
+                return list(found.values())
+            holds = _for_all_ranks(condition, numbers)
+            if holds is not None and len(set(holds)) > 1:
+                where = f"{file_name(str(Path(file).absolute()))}:{node.lineno}"
+                found.setdefault(_first_false(holds), RankTest(ast.unparse(node), where, holds))
+    return list(found.values())
+
+
+def _first_false(holds: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The same for a condition and for its opposite."""
+    return tuple(not one for one in holds) if holds[0] else holds
+
+
+def _conditions(file: str) -> Iterator[ast.expr]:
+    """Comparisons, and whatever is tested for truth."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
+            yield node.test
+        elif isinstance(node, ast.BoolOp):
+            yield from node.values
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield node.operand
+        elif isinstance(node, ast.Compare):
+            yield node
+
+
+def _of_rank_alone(node: ast.expr, axes: Sequence[Axis]) -> str:
+    """The condition over the variables of `_numbers`; empty where it needs anything else."""
+    names = _Names(axes)
+    body = names.visit(ast.parse(ast.unparse(node), mode="eval"))
+    parts = list(ast.walk(body))
+    if not names.found or any(isinstance(part, _HUGE) or not isinstance(part, _ALLOWED) for part in parts):
+        return ""
+    if any(isinstance(part, ast.Name) and part.id not in names.found for part in parts):
+        return ""
+    return ast.unparse(body)
+
+
+class _Names(ast.NodeTransformer):
+    """Replaces what names a number of the rank by a variable of that number."""
+
+    def __init__(self, axes: Sequence[Axis]) -> None:
+        self.found: set[str] = set()
+        self._axes = axes
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+            name = _variable(_said(node), self._axes)
+            if name:
+                self.found.add(name)
+                return ast.Name(name, ast.Load())
+        return super().generic_visit(node)
+
+
+def _said(node: ast.AST) -> tuple[str, str]:
+    """What an expression is called, ``get_local_rank``, and the text that it is called with, ``dp``."""
+    if isinstance(node, ast.Name):
+        return node.id.lower(), ""
+    if isinstance(node, ast.Attribute):
+        return node.attr.lower(), ""
+    if isinstance(node, ast.Subscript):  # os.environ["RANK"]
+        return _text(node.slice).lower(), ""
+    assert isinstance(node, ast.Call)
+    name = _said(node.func)[0] if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+    first = node.args[0] if node.args else None
+    if name == "int" and first is not None and isinstance(first, (ast.Call, ast.Subscript)):
+        return _said(first)
+    if name in ("get", "getenv"):  # os.environ.get("RANK", 0)
+        return _text(first).lower(), ""
+    return name, _text(first)
+
+
+def _text(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _variable(said: tuple[str, str], axes: Sequence[Axis]) -> str:
+    """The variable of `_numbers` that an expression stands for; empty for none."""
+    name, called_with = said
+    for index, axis in enumerate(axes):
+        words = re.split(r"[\W_]+", name)
+        if called_with == axis.name or ("rank" in words and axis.name.lower() in words):
+            return f"axis_{index}" if "rank" in words else ""
+    for names, variable in (
+        *((_RANK, "rank"), (_LOCAL, "local"), (_NODE, "node"), (_WORLD, "world"), (_PER_NODE, "per_node")),
+        *((_MAIN, "is_main"), (_LOCAL_MAIN, "is_local_main")),
+    ):
+        if name in names:
+            return variable
+    return ""
+
+
+def _numbers(layout: Layout) -> dict[str, list[int]]:
+    """By variable, its value for each rank."""
+    ranks = range(layout.world_size)
+    per_node = layout.ranks_per_node
+    columns: dict[str, list[int]] = {
+        "rank": list(ranks),
+        "local": [rank % per_node for rank in ranks],
+        "node": [rank // per_node for rank in ranks],
+        "world": [layout.world_size] * layout.world_size,
+        "per_node": [per_node] * layout.world_size,
+        "is_main": [rank == 0 for rank in ranks],
+        "is_local_main": [rank % per_node == 0 for rank in ranks],
+    }
+    for index, axis in enumerate(layout.axes):
+        columns[f"axis_{index}"] = [axis.coordinate(rank) for rank in ranks]
+    return columns
+
+
+def _for_all_ranks(condition: str, numbers: Mapping[str, Sequence[int]]) -> tuple[bool, ...] | None:
+    """The condition for each rank; None where it cannot be computed."""
+    holds: Callable[..., object] = eval(f"lambda {', '.join(numbers)}: {condition}", {"__builtins__": {}})
+    try:
+        return tuple(map(bool, map(holds, *numbers.values())))
+    except (ArithmeticError, TypeError, ValueError):
+        return None

@@ -1,0 +1,85 @@
+"""`run`: trace an unmodified training script on simulated ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.scripts.play_distinct import play_several
+from dsexplore.worlds.scripts.program import Program
+from dsexplore.worlds.scripts.script import Setting, play
+
+
+def run(
+    script: str | os.PathLike[str],
+    *arguments: str,
+    world_size: int | None = None,
+    mesh: str | Mapping[str, int] | None = None,
+    rank: int = 0,
+    ranks: str | Sequence[int] | None = None,
+    ranks_per_node: int | None = None,
+    fake: bool = False,
+    device: str = "cuda",
+    gpu: str = "h100",
+    steps: int | None = None,
+    module: bool = False,
+    save: str | os.PathLike[str] | None = None,
+    stack_depth: int = 1,
+    values: Mapping[str, float] | None = None,
+) -> Trace:
+    """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
+
+    The script runs in this process as ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``, in the working
+    directory, and finds torchrun's environment variables. Whatever it sets up itself (``init_process_group``,
+    meshes) it gets from the simulated world.
+
+    Args:
+        script: its path; or, with ``module``, the dotted name of a module.
+        arguments: the script's own.
+        world_size: number of ranks; may be left out where ``mesh`` has it.
+        mesh: names for the axes, outermost first: ``"dp=8,tp=8"``.
+        rank: the rank to play.
+        ranks: several ranks to play instead, each in a process of its own, merged into one trace: ``[0, 8]``,
+            ``"0,8"``, ``"all"``; or ``"distinct"``, one of each that differ, which stand for all others; see
+            `dsexplore.worlds.scripts.distinct_ranks`.
+        ranks_per_node: 8 unless given.
+        fake: run on fake tensors.
+        device: ``"cuda"`` lets the CPU stand in for GPUs, ``"cpu"`` leaves ``torch.cuda`` as it is,
+            and shows the traffic of CPUs with gloo.
+        gpu: which GPU ``torch.cuda`` describes.
+        steps: end the script after so many optimizer steps; None lets it come to its end.
+        module: whether ``script`` is run as ``python -m`` does.
+        save: a directory or file where the trace is written when the script ends, however it ends.
+        stack_depth: frames of the script to keep per event.
+        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
+
+    Returns:
+        The `Trace`; its step numbers count the script's optimizer steps.
+
+    Raises:
+        UsageError: no such script, or numbers that do not fit together.
+        BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then. Of several
+            ranks a ``RuntimeError``, with the traceback of the first on which it failed.
+    """
+    program = Program(os.fspath(script), tuple(map(str, arguments)), module)
+    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth, values)
+    if ranks is not None:
+        return _several(program, setting, ranks)
+    played = play(program, setting)
+    if played.error is not None:
+        raise played.error
+    return played.trace
+
+
+def _several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> Trace:
+    if setting.rank:
+        raise UsageError(f"rank={setting.rank} and ranks={ranks!r}: give one of the two")
+    trace, ends = play_several(program, setting, ranks)
+    for end in ends:
+        if end.status != 0:
+            error = RuntimeError(f"rank {end.rank} of {setting.world().size}: {end.traceback or end.status}")
+            error.trace = trace  # type: ignore[attr-defined] # documented by `run`
+            raise error
+    return trace

@@ -1,0 +1,75 @@
+"""What a rank that was played shows of its world: the groups that it is in, and the program's own source files."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.scripts.rank_axes import GroupFound, progressions
+
+_NOT_THE_PROGRAM = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[2]),
+)
+_PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore.worlds.")
+_NOT_PRELOADED = ("torch.cuda", "torch._inductor", "torch.testing", "torch.utils.tensorboard")
+"""Modules that may look for a GPU when they are imported, or that few programs need."""
+
+
+@dataclass(frozen=True)
+class WorldFound:
+    """What a rank shows of its world, as plain data.
+
+    Attributes:
+        groups: those that the rank is in, of two ranks or more, where they are laid out regularly.
+        files: the sources of the program that were imported, its script first.
+        modules: what torch imports only when it is needed, and this program needed.
+    """
+
+    groups: tuple[GroupFound, ...] = ()
+    files: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+def look_around(trace: Trace, main: object) -> WorldFound:
+    """Describe the world that is open, after a program has run in it.
+
+    Args:
+        trace: what the program sent.
+        main: its ``__main__``.
+    """
+    script = getattr(main, "__file__", None)
+    files = [str(script)] if script else []
+    files += [file for file in _files() if file not in files]
+    modules = sorted(
+        name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(_NOT_PRELOADED)
+    )
+    return WorldFound(tuple(_groups(trace)), tuple(files), tuple(modules))
+
+
+def _groups(trace: Trace) -> Iterator[GroupFound]:
+    tables = trace.tables
+    axes = dict(tables.groups.select("group", "axis").iter_rows())
+    messages = set(trace.where(op=["send", "recv"]).events["group"])
+    for group, ranks in list(c10d._world.pg_group_ranks.items()):
+        found = progressions(list(ranks)) if dist.get_rank() in ranks else None
+        if found is not None:
+            described = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
+            name = axes.get(group.group_name, "") or described.replace("default", "")
+            yield GroupFound(name, found, group.group_name in messages)
+
+
+def _files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and not file.startswith(_NOT_THE_PROGRAM):
+            yield file

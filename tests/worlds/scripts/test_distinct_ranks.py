@@ -1,0 +1,133 @@
+"""The search for distinct ranks, on programs that are functions of the rank: what all ranks do is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from dsexplore.errors import UsageError
+from dsexplore.mesh_text import parse_mesh
+from dsexplore.sharding.chunks import Cut
+from dsexplore.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
+from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, axes_of
+from dsexplore.worlds.scripts.rank_tests import RankTest
+from dsexplore.worlds.scripts.shard_shapes import ShardedShape
+
+Does = Callable[[int], object]
+
+
+def axes(mesh: str, pipeline: str = "") -> list[Axis]:
+    spec = parse_mesh(mesh)
+    stride = 1
+    groups = []
+    for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
+        groups.append(GroupFound(name, ((stride, size),), name == pipeline))
+        stride *= size
+    return axes_of(groups, spec, spec.size)
+
+
+def find(
+    mesh: str,
+    does: Does,
+    pipeline: str = "",
+    tests: Sequence[str] = (),
+    shapes: Callable[[int], frozenset[ShardedShape]] = lambda _rank: frozenset(),
+) -> Distinct:
+    """Search a world in which each rank does what a function says, with rank 0 played."""
+    size = parse_mesh(mesh).size
+
+    def outcome(rank: int) -> Outcome:
+        held = [tuple(int(length) for length in shape.local(rank)) for shape in sorted(shapes(rank), key=repr)]
+        return Outcome(str(does(rank)), shapes(rank), f"{does(rank)} {held}")
+
+    conditions = [
+        RankTest(text, "train.py:1", tuple(eval(f"lambda rank: {text}")(r) for r in range(size))) for text in tests
+    ]
+    found: dict[int, Outcome] = {0: outcome(0)}
+    search = Search(size, axes(mesh, pipeline), conditions, lambda ranks: {r: outcome(r) for r in ranks}, found)
+    result = search.run()
+    everyone = sorted(rank for one in result.classes for rank in one.ranks)
+    assert everyone == list(range(size))  # each rank is described once
+    return result
+
+
+def check(result: Distinct, does: Does) -> None:
+    """Each rank does what the played rank that describes it does."""
+    for one in result.classes:
+        assert {str(does(rank)) for rank in one.ranks} == {str(does(one.played))}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "pipeline", "does", "classes"),
+    [
+        ("dp=8", "", lambda r: "same", 1),
+        ("dp=1", "", lambda r: "same", 1),
+        ("dp=4096,tp=8", "", lambda r: "same", 1),
+        ("pp=4,dp=32,tp=8", "pp", lambda r: r // 256, 4),
+        ("dp=32,pp=4,tp=8", "pp", lambda r: r // 8 % 4, 4),
+        ("dp=512", "", lambda r: r < 300, 2),  # found by halving
+        ("dp=512", "", lambda r: r > 0, 2),
+        ("dp=512", "", lambda r: (r > 17) + (r > 400), 3),
+        ("dp=64,tp=8", "", lambda r: (r % 8 == 7, r // 8 == 0), 4),
+        ("dp=16,ep=8", "", lambda r: r % 8, 8),  # each expert's owner
+        ("pp=4,dp=32,tp=8", "pp", lambda r: (r // 256, r == 0), 5),
+        ("pp=4,dp=32,tp=8", "pp", lambda r: (r // 256, r == 1023), 5),
+        ("pp=4,dp=32,tp=8", "pp", lambda r: (r // 256, r % 256 == 0), 8),
+        ("pp=4,dp=32,tp=8", "pp", lambda r: (r // 256, r // 256 == 0 and r // 8 % 32 == 0), 5),
+    ],
+)
+def test_finds_all_that_differ(mesh: str, pipeline: str, does: Does, classes: int) -> None:
+    result = find(mesh, does, pipeline)
+    check(result, does)
+    assert len(result.classes) == classes
+    assert result.unexplained == ()
+
+
+def test_plays_few_of_many() -> None:
+    result = find("pp=16,dp=128,tp=8", lambda rank: rank // 1024, "pp")
+    assert len(result.classes) == 16
+    assert {len(one.ranks) for one in result.classes} == {1024}
+    assert len(result.played) == 21
+    assert result.differ == ("pp",)
+    assert result.alike == ("dp", "tp")
+
+
+@pytest.mark.parametrize(
+    ("test", "does"),
+    [
+        ("rank == 77", lambda rank: rank == 77),
+        ("rank % 2 == 1", lambda rank: rank % 2),
+        ("rank in (3, 90)", lambda rank: rank in (3, 90)),
+    ],
+)
+def test_a_condition_in_the_program_that_axes_do_not_show(test: str, does: Does) -> None:
+    result = find("dp=128", does, tests=[test, "rank < 64"])
+    check(result, does)
+    assert [one for one in result.differ if "train.py" in one or one == "dp"]
+    assert "`rank < 64` (train.py:1)" in result.alike
+
+
+def test_uneven_shards_of_one_stage_get_a_rank_each() -> None:
+    """A vocabulary of 100 over 16 ranks: 14 hold 7, one holds 2 and one none; the other stage's shards are even."""
+    uneven = ShardedShape(((100, (((1, 16), Cut(16)),)), (8, ())))
+    even = ShardedShape(((64, (((1, 16), Cut(16)),)), (8, ())))
+    result = find(
+        "pp=2,dp=16", lambda rank: rank // 16, "pp", shapes=lambda rank: frozenset([even if rank < 16 else uneven])
+    )
+    assert sorted(len(one.ranks) for one in result.classes) == [1, 1, 14, 16]
+    assert {one.ranks for one in result.classes if len(one.ranks) == 1} == {(30,), (31,)}
+
+
+def test_a_rank_that_nothing_explains_stands_for_itself_and_is_named() -> None:
+    middle = 8 * 64 // 2 + 4
+    result = find("dp=64,tp=8", lambda rank: rank == middle)
+    ((odd, like),) = result.unexplained
+    assert odd == middle
+    assert like != middle
+    assert [one.ranks for one in result.classes if one.played == middle] == [(middle,)]
+
+
+def test_too_many_that_differ_are_one_error() -> None:
+    with pytest.raises(UsageError, match=f"more than {MOST_PLAYED:,} ranks of 4,096 may differ"):
+        find("dp=4096", lambda rank: rank)

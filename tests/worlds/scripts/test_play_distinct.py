@@ -1,0 +1,82 @@
+"""``--ranks distinct``: few ranks are played, and the trace is that of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import dsexplore
+from dsexplore.trace.alike import ranks_in
+from dsexplore.worlds.real import rank_server
+from dsexplore.worlds.scripts.play_distinct import play_distinct
+from dsexplore.worlds.scripts.program import Program
+from dsexplore.worlds.scripts.script import Setting
+
+SCRIPT = """\
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 5), mesh_dim_names=("pp", "dp"))
+stage, group = mesh.get_local_rank("pp"), mesh.get_group("pp")
+model = torch.nn.Linear(4, 8 if stage else 10)   # 8 rows over 5 ranks: 2, 2, 2, 2, 0
+fully_shard(model, mesh=mesh["dp"])
+if stage == 0:
+    dist.send(torch.ones(3), group=group, group_dst=1)
+else:
+    dist.recv(torch.ones(3), group=group, group_src=0)
+model(torch.ones(2, 4)).sum().backward()
+if dist.get_rank() == 3:
+    dist.broadcast(torch.ones(1), src=3)
+if "fail" in sys.argv:
+    raise ValueError("no data")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    yield path
+    rank_server.close()
+
+
+@pytest.mark.processes
+def test_the_ranks_that_are_played_stand_for_all(script: Path, tmp_path: Path) -> None:
+    settings = {"world_size": 10, "device": "cpu", "steps": None}
+    trace = dsexplore.run(script, ranks="distinct", save=tmp_path / "trace.parquet", **settings)
+    described = dict(zip(trace.info.ranks, map(ranks_in, trace.info.stands_for), strict=True))
+    assert sorted(rank for ranks in described.values() for rank in ranks) == list(range(10))
+    # rank 3 broadcasts; the last rank of the second stage holds no rows
+    assert sorted(described.values()) == [[0, 1, 2, 4], [3], [5, 6, 7, 8], [9]]
+    assert dsexplore.load(tmp_path / "trace.parquet").info == trace.info
+    everyone = dsexplore.run(script, ranks="all", **settings)
+    assert trace.by_op().rows() == everyone.by_op().rows()
+    assert trace.by_module().rows() == everyone.by_module().rows()
+    for rank, ranks in described.items():
+        held = [everyone.parameters.filter(pl.col("rank") == each).drop("rank").rows() for each in ranks]
+        assert all(rows == trace.parameters.filter(pl.col("rank") == rank).drop("rank").rows() for rows in held)
+    first, second, *_ = trace.info.notes
+    assert first.startswith("4 ranks stand for all 10: they differ by pp, `dist.get_rank() == 3` (")
+    assert "rests on those that were played" in second
+    assert trace.unmatched().is_empty()
+
+
+@pytest.mark.processes
+def test_a_program_that_fails_is_not_played_on_more_ranks(script: Path) -> None:
+    trace, ends = play_distinct(Program(str(script), ("fail",)), Setting(world_size=10, device="cpu"))
+    assert [end.rank for end in ends] == [0, 9]
+    assert all("ValueError: no data" in end.traceback for end in ends)
+    assert trace.info.stands_for == ()
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0 of 10: Traceback.*no data") as raised:
+        dsexplore.run(script, "fail", world_size=10, device="cpu", ranks="distinct")
+    assert len(raised.value.trace.info.ranks) == 2  # type: ignore[attr-defined] # documented by `run`
+
+
+def test_one_way_of_naming_ranks(script: Path) -> None:
+    with pytest.raises(dsexplore.UsageError, match="rank=1 and ranks='all': give one of the two"):
+        dsexplore.run(script, world_size=10, rank=1, ranks="all")
