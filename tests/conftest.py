@@ -113,6 +113,7 @@ def held() -> dict[str, Any]:
         "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
         "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),
         "excepthook": sys.excepthook,
+        "import hooks": [type(one) for one in sys.meta_path if type(one).__module__.startswith("dsexplore")],
         "environment": {
             f"{name}, {hash(value)}" for name, value in os.environ.items() if not name.startswith(OF_LIBRARIES)
         },

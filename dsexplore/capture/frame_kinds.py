@@ -52,6 +52,8 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 _INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 _OWN = str(Path(__file__).parents[1]) + os.sep
+_ENGINES = ("deepspeed", "megatron.core")
+"""Packages that call the user's model and communicate for it: like torch's own, their lines are not the user's."""
 
 _BY_NAME: dict[tuple[str, str], int] = {
     ("nn/modules/module.py", "_call_impl"): MODULE_CALL,
@@ -183,7 +185,7 @@ def _classify(code: CodeType) -> int:
         return INTERNAL
     if "torchinductor" in file:
         return COMPILED
-    if _is_plumbing(file):
+    if _is_plumbing(file) or _is_of_engine(file):
         return INTERNAL
     return USER_HOOK if "bucket" in code.co_varnames[: code.co_argcount] else USER
 
@@ -193,6 +195,12 @@ def _is_plumbing(file: str) -> bool:
     if file.endswith("typing_extensions.py"):
         return True
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
+
+
+def _is_of_engine(file: str) -> bool:
+    """Whether a file belongs to one of the packages of `_ENGINES` that this process has imported."""
+    packages = (sys.modules.get(name) for name in _ENGINES)
+    return any(file.startswith(folder + os.sep) for package in packages for folder in getattr(package, "__path__", ()))
 
 
 def mark_ddp_hook(hook: CodeType) -> None:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 from dsexplore import placement_text
 from dsexplore.capture.groups import Group
-from dsexplore.capture.labels import Label
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import Communication, Message
 from dsexplore.capture.parties import Parties
@@ -59,6 +58,23 @@ class Keeper(Protocol):
 
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
+
+
+class Label:
+    """One call of a layer over torch, which may issue several collectives; see `labels.current`.
+
+    Args:
+        ends_with_call: whether what the call issues is over when the call returns. The layer then calls
+            `recorder.end_label`, and the recorder asks for no callback of the collective's own, which costs a switch
+            of threads.
+    """
+
+    __slots__ = ("ends_with_call", "issued")
+
+    def __init__(self, ends_with_call: bool) -> None:
+        self.ends_with_call = ends_with_call
+        self.issued: list[Issued] = []
+        """The collectives that the call issued, in order; each refers to its label."""
 
 
 @dataclass(slots=True, eq=False)

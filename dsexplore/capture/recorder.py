@@ -33,8 +33,8 @@ from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.groups import Group, Groups, own_rank
-from dsexplore.capture.issued import Batches, Issued, Origin, is_async
-from dsexplore.capture.labels import Label, current
+from dsexplore.capture.issued import Batches, Issued, Label, Origin, is_async
+from dsexplore.capture.labels import current
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
@@ -154,10 +154,10 @@ class Recorder:
 
     def returned(self, pending: Issued, result: Any) -> None:
         """A collective has returned ``result``; see `substrate.Observer`."""
+        label = pending.label  # of the caller; a recording may give one that many calls have in common
         for recording in pending.recordings:
             recording.add(pending)
         pending.recordings = ()
-        label = pending.label
         if label is not None:
             label.issued.append(pending)
         ends_with_call = label is not None and label.ends_with_call and pending.span is None

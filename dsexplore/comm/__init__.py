@@ -62,6 +62,7 @@ from dsexplore.comm.discovery import (
     patch_aml_env_for_torch_nccl_backend,
     patch_aws_sm_env_for_torch_nccl_backend,
 )
+from dsexplore.comm.install import install, uninstall
 from dsexplore.comm.launch import configure, destroy_process_group, init_distributed, initialize_mesh_device
 from dsexplore.comm.logger import CommsLogger, comms_logger
 from dsexplore.comm.logger_config import CommsLoggerConfig
@@ -162,6 +163,7 @@ __all__ = [
     "inference_all_reduce",
     "init_distributed",
     "initialize_mesh_device",
+    "install",
     "irecv",
     "is_available",
     "is_initialized",
@@ -189,6 +191,7 @@ __all__ = [
     "send_object_list",
     "set_backend",
     "timed_op",
+    "uninstall",
 ]
 __all__ += [name for name in dir(_constants) if name.isupper()]
 

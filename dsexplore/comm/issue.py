@@ -120,9 +120,11 @@ def _issue_past_kernel(
         What the call returns, in a tuple; None where the kernel must see the op, and nothing was issued.
     """
     recorder = comms_logger.recorder
-    call = (
-        comms_logger.begin(spelling, log_name, is_async=True) if is_async else comms_logger.call_of(spelling, log_name)
-    )
+    reduction = spelling.reduction_of(args)
+    if is_async:
+        call = comms_logger.begin(spelling, log_name, is_async=True, reduction=reduction)
+    else:
+        call = comms_logger.call_of(spelling, log_name, reduction)
     issued = recorder.begin_call(call, spelling.c10d_op, spelling.entry, spelling.as_op(args), live)
     if issued is None:
         return None
@@ -152,7 +154,8 @@ def _issue_with_care(
         if not comms_logger.is_on or _is_compiling():
             work = spelling.call(*args)
         else:
-            call = comms_logger.begin(spelling, log_name, prof, debug, is_async or batch is not None)
+            ends_later = is_async or batch is not None
+            call = comms_logger.begin(spelling, log_name, prof, debug, ends_later, spelling.reduction_of(args))
             work = _call_labelled(call, args, live)
     except Exception as error:
         if call is not None:

@@ -129,8 +129,9 @@ def configure(
     Raises:
         UsageError: an unknown key or a value of the wrong type.
     """
-    if deepspeed_config is not None:
-        comms_logger.configure(_config_of(deepspeed_config))
+    config = _config_of(deepspeed_config) if deepspeed_config is not None else None
+    if config is not None:
+        comms_logger.configure(config)
     given: dict[str, Any] = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug}
     given["prof_ops"] = prof_ops if prof_ops is None or isinstance(prof_ops, str) else list(prof_ops)
     given = {key: value for key, value in given.items() if value is not None}
@@ -139,7 +140,8 @@ def configure(
         comms_logger.configure(replace(comms_logger.config, **{key: getattr(checked, key) for key in given}))
 
 
-def _config_of(given: Any) -> CommsLoggerConfig:
+def _config_of(given: Any) -> CommsLoggerConfig | None:
+    """The configuration that was given; None for DeepSpeed's config object without a block, which asks for nothing."""
     if isinstance(given, CommsLoggerConfig):
         return given
     if isinstance(given, (str, os.PathLike, Mapping)):
@@ -147,7 +149,7 @@ def _config_of(given: Any) -> CommsLoggerConfig:
     of_deepspeed = getattr(given, "comms_config", given)
     if hasattr(of_deepspeed, "comms_logger_enabled"):
         if not of_deepspeed.comms_logger_enabled:
-            return CommsLoggerConfig()
+            return None
         block = of_deepspeed.comms_logger
         return CommsLoggerConfig.parse(
             {COMMS_LOGGER: {f.name: getattr(block, f.name) for f in fields(CommsLoggerConfig)}}

@@ -1,5 +1,8 @@
 """The comms logger: a recording that is open while the log is on, and what is made of it.
 
+The log has every collective of the process, each with the layer whose function was called: this package, DeepSpeed's
+(``deepspeed.comm``), or torch itself, whoever called that: the program, DDP, FSDP, DTensor.
+
 Requirements, hardest first:
 
 1. Logging keeps overlap: an asynchronous op is timed from its issue to its completion, by events on its stream
@@ -9,8 +12,9 @@ Requirements, hardest first:
 3. Threads may call collectives at the same time.
 4. An op that nobody has heard of is logged under its own name.
 
-`issue` labels each call (`begin`), the recorder of `dsexplore.capture` writes what the call issues into every open
-recording, with module, axis, cause and source, and the log's own recording keeps what is labelled and wanted.
+`issue` labels each call (`begin`), the recorder of `dsexplore.capture` writes what is issued into every open recording,
+with module, axis, cause and source. The log's own recording labels what is not labelled yet (`CommsLogger.label_of`),
+and keeps what is wanted.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from dsexplore.capture.recorder import Recorder, in_use
 from dsexplore.capture.timing import fail
 from dsexplore.comm.bandwidth import bandwidth, plain_op, rate_text
 from dsexplore.comm.constants import COMMS_LOGGER
+from dsexplore.comm.layers import caller_of
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.ranks import is_initialized
 from dsexplore.comm.records import OWN_OP, Call, LogRecording, Record, as_recorded, records_of
@@ -63,7 +68,7 @@ def _setting(name: str) -> Any:
 
 
 _HERE = str(Path(__file__).parent) + os.sep
-_NOTE = "From the log of dsexplore.comm: the calls that were made through it."
+_NOTE = "From the log of dsexplore.comm."
 _printing = threading.Lock()
 
 
@@ -90,10 +95,10 @@ class CommsLogger:
         self.clock = clock
         self.epoch = time.time_ns() - clock() if epoch is None else epoch
         self._config = CommsLoggerConfig()
-        self._recording = LogRecording(1, False, "")
+        self._recording = LogRecording(1, False, "", label_of=self.label_of)
         self._follows_calls = follows_calls
         self._recorder: Recorder | None = None
-        self._calls: dict[tuple[str, str], Call] = {}
+        self._calls: dict[tuple[str, ...], Call] = {}
         self.configure(config or CommsLoggerConfig())
 
     @property
@@ -156,7 +161,13 @@ class CommsLogger:
         return log_name in chosen or spelling.name in chosen or spelling.op in chosen
 
     def begin(
-        self, spelling: Spelling, log_name: str, prof: bool = False, caller: str | None = None, is_async: bool = False
+        self,
+        spelling: Spelling,
+        log_name: str,
+        prof: bool = False,
+        caller: str | None = None,
+        is_async: bool = False,
+        reduction: str = "",
     ) -> Call:
         """Label a call that is about to be made; whoever makes it sets it as `labels.current` meanwhile.
 
@@ -166,22 +177,38 @@ class CommsLogger:
             prof: log it though not all calls are.
             caller: the calling function's name, for a log in debug mode.
             is_async: whether what it issues may go on after it has returned.
+            reduction: ``SUM``, ``MAX``, …; empty for an op without one.
         """
         if self._config.debug:
             log_name = f"{log_name} | [Caller Func: {caller or _calling_function()}]"
-        return Call(spelling, log_name, self.wants(spelling, log_name, prof), not (is_async or spelling.is_object))
+        wanted = self.wants(spelling, log_name, prof)
+        return Call(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
 
     @property
     def recorder(self) -> Recorder:
         """The recorder that the log's recording is open in; otherwise the one of this process."""
         return self._recorder or in_use()
 
-    def call_of(self, spelling: Spelling, log_name: str) -> Call:
+    def call_of(self, spelling: Spelling, log_name: str, reduction: str) -> Call:
         """The label that all calls have in common which issue one collective and wait for it."""
-        call = self._calls.get((spelling.name, log_name))
+        call = self._calls.get((spelling.name, log_name, reduction))
         if call is None:
-            call = Call(spelling, log_name, is_wanted=True, ends_with_call=True)
-            self._calls[spelling.name, log_name] = call
+            call = Call(spelling, log_name, is_wanted=True, ends_with_call=True, reduction=reduction)
+            self._calls[spelling.name, log_name, reduction] = call
+        return call
+
+    def label_of(self, issued: Issued) -> Call:
+        """The label of a collective that did not come through this package, whose op runs now; see `layers`."""
+        op = issued.messages[0][0] if issued.messages else issued.raw_op
+        layer, name, prof, reduction, function = caller_of(op)
+        if self._config.debug:
+            name = f"{name} | [Caller Func: {function}]"
+        key = layer, name, op, reduction, "prof" if prof else ""
+        call = self._calls.get(key)
+        if call is None:
+            spelling = Spelling(name.partition(" | ")[0], op, _call_of_another_layer)
+            call = Call(spelling, name, self.wants(spelling, name, prof), False, layer, reduction)
+            self._calls[key] = call
         return call
 
     def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
@@ -341,6 +368,10 @@ class CommsLogger:
                 size, took = format_bytes(record.bytes), f"{record.seconds * 1e3:.3f} ms"
                 rates = f"algbw {rate_text(algbw)} | busbw {rate_text(busbw)}"
                 print(f"{record.name} | group {record.group.name} | {size} | {took} | {rates}")
+
+
+def _call_of_another_layer(*_: Any) -> None:
+    raise AssertionError("a call of another layer was made there")
 
 
 def _calling_function() -> str:

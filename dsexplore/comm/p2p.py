@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,36 @@ from dsexplore.comm.handles import CopyBack, Handle
 from dsexplore.comm.issue import issue, live_group, stage
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.records import Call
+
+
+class SendOrReceive:
+    """A function in the place of ``torch.distributed.isend`` or ``irecv``, equal to that: torch's `P2POp` takes it.
+
+    Args:
+        function: the one that is called.
+        torchs: the one that it is equal to.
+    """
+
+    def __init__(self, function: Callable[..., Any], torchs: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._torchs = torchs
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Call the function. torch's batch_isend_irecv gives a peer to any isend but its own as ``group_src``."""
+        if "group_src" in named and self._torchs is td.isend:
+            named["group_dst"] = named.pop("group_src")
+        return self._function(*args, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._torchs or (isinstance(other, SendOrReceive) and other._torchs is self._torchs)
+
+    def __hash__(self) -> int:
+        return hash(self._torchs)
+
+
+def _equal_to(torchs: Callable[..., Any]) -> Callable[[Callable[..., Any]], SendOrReceive]:
+    return lambda function: SendOrReceive(function, torchs)
 
 
 def send(
@@ -45,6 +76,7 @@ def recv(
     return issue(s.RECV, (tensor, src, group, tag, group_src), group, False, prof, log_name, debug)
 
 
+@_equal_to(td.isend)
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,
@@ -59,6 +91,7 @@ def isend(
     return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
 
 
+@_equal_to(td.irecv)
 def irecv(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -84,7 +117,8 @@ class P2POp(td.P2POp):
         super().__init__(_TORCH.get(op, op), *args, **named)
 
 
-_TORCH: dict[Any, Callable[..., Any]] = {isend: td.isend, irecv: td.irecv}
+_TORCH: dict[Any, Callable[..., Any]] = {td.isend: td.isend, td.irecv: td.irecv}
+"""torch's function for that of this package, which is equal to it, or for torch's own."""
 
 
 def batch_isend_irecv(
@@ -117,15 +151,15 @@ def batch_isend_irecv(
 
 
 def _spelling(operation: Any) -> s.Spelling:
-    return s.ISEND if operation.op is td.isend else s.IRECV
+    return s.ISEND if operation.op == td.isend else s.IRECV
 
 
 def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
     (tensor,), copies = stage(_spelling(operation), (operation.tensor,))
-    if tensor is operation.tensor:
+    if tensor is operation.tensor and not isinstance(operation.op, SendOrReceive):
         return operation, []
     peer = {"group": operation.group, "tag": operation.tag, "group_peer": operation.group_peer}
-    return td.P2POp(operation.op, tensor, **peer), copies
+    return td.P2POp(_TORCH[operation.op], tensor, **peer), copies
 
 
 def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> Call:

@@ -1,19 +1,21 @@
-"""The lines of the log: what the recorder wrote of each call through this package."""
+"""The lines of the log: what the recorder wrote of each call."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 
 import torch
 
 from dsexplore.capture.groups import Group
-from dsexplore.capture.issued import Issued
-from dsexplore.capture.labels import Label
+from dsexplore.capture.issued import Issued, Label
+from dsexplore.capture.labels import current
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
+from dsexplore.comm.layers import OWN
 from dsexplore.comm.spellings import Spelling
 
 SWITCHED_OFF = "switched_off:"
@@ -21,19 +23,31 @@ OWN_OP = "dsexplore.comm."
 
 
 class Call(Label):
-    """One call through this package.
+    """One call through this package; or all those of one kind that came to torch another way.
 
     Args:
         spelling: the function that was called.
         name: what it is logged under.
         is_wanted: whether it is to be logged.
         ends_with_call: see `Label`.
+        layer: whose function was called: this package's, or what it found in front of torch's own kernels.
+        reduction: ``SUM``, ``MAX``, …; empty for an op without one.
     """
 
-    __slots__ = ("is_printed", "is_wanted", "members", "name", "ops", "spelling")
+    __slots__ = ("is_printed", "is_wanted", "layer", "members", "name", "ops", "reduction", "spelling")
 
-    def __init__(self, spelling: Spelling, name: str, is_wanted: bool, ends_with_call: bool) -> None:
+    def __init__(
+        self,
+        spelling: Spelling,
+        name: str,
+        is_wanted: bool,
+        ends_with_call: bool,
+        layer: str = OWN,
+        reduction: str = "",
+    ) -> None:
         super().__init__(ends_with_call)
+        self.layer = layer
+        self.reduction = reduction
         self.spelling = spelling
         self.name = name
         self.is_wanted = is_wanted
@@ -45,17 +59,29 @@ class Call(Label):
 
     def parts(self) -> list[Call]:
         """A call for each collective that it issued."""
-        parts = [Call(self.spelling, self.name, self.is_wanted, self.ends_with_call) for _ in self.issued]
+        parts = [
+            Call(self.spelling, self.name, self.is_wanted, self.ends_with_call, self.layer, self.reduction)
+            for _ in self.issued
+        ]
         for part, issued in zip(parts, self.issued, strict=True):
             part.issued = [issued]
         return parts
 
 
+@dataclass(eq=False)
 class LogRecording(Recording):
-    """Keeps of what is issued what calls through this package issue, where they are to be logged."""
+    """Keeps of what is issued what is to be logged.
+
+    What functions of this package issue is labelled; anything else was issued through ``deepspeed.comm`` or by torch.
+    """
+
+    label_of: Callable[[Issued], Call | None] = lambda _issued: None
+    """The label of a collective that has none, called while its op runs; None for one that is not to be logged."""
 
     def add(self, issued: Issued) -> None:
-        """A collective was issued."""
+        """Append a collective that has been issued, if it is to be logged."""
+        if issued.label is None:
+            issued.label = self.label_of(issued)
         call = issued.label
         if not isinstance(call, Call) or not call.is_wanted:
             return
@@ -64,6 +90,16 @@ class LogRecording(Recording):
         if call.spelling.is_custom and is_collective(issued):
             return  # the call is one line, which `CommsLogger.begin_custom` adds, and not what it issues
         self.issued.append(issued)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep what the running thread issues inside the block out of the log: the log's own traffic."""
+    outer, current.label = current.label, Label(ends_with_call=False)
+    try:
+        yield
+    finally:
+        current.label = outer
 
 
 def is_collective(issued: Issued) -> bool:
@@ -90,6 +126,16 @@ class Record:
     def name(self) -> str:
         """What the call is logged under."""
         return f"{SWITCHED_OFF}{self.call.name}" if self.switched_off else self.call.name
+
+    @property
+    def layer(self) -> str:
+        """Whose function was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
+        return self.call.layer
+
+    @property
+    def reduction(self) -> str:
+        """``SUM``, ``MAX``, …; empty for an op without one, and where C++ code issued it."""
+        return self.call.reduction
 
     @property
     def bytes(self) -> int:
@@ -179,15 +225,16 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
                 together = one_of(call)
                 yield Record(together, call, together.messages[0])
         elif call.members:
-            yield from _members(issued, call)
+            yield from _members(issued, call.members)
+        elif len(issued.messages) == 1:
+            yield Record(issued, call, issued.messages[0])
         else:
-            for message in issued.messages:
-                yield Record(issued, call, message)
+            yield from _members(issued, [call] * len(issued.messages))
 
 
-def _members(issued: Issued, call: Call) -> Iterator[Record]:
+def _members(issued: Issued, calls: Sequence[Call | None]) -> Iterator[Record]:
     total = sum(message[1] for message in issued.messages)
-    for message, member in zip(issued.messages, call.members, strict=False):
+    for message, member in zip(issued.messages, calls, strict=False):
         if member is not None and member.is_wanted:
             share = message[1] / total if total else 1 / len(issued.messages)
             yield Record(issued, member, message, share)

@@ -13,6 +13,8 @@ import torch.distributed as td
 
 from dsexplore.errors import UsageError
 
+_SUM = td.ReduceOp.SUM
+
 
 class ReduceOp(Enum):
     """How the tensors of the ranks become one."""
@@ -40,5 +42,19 @@ class ReduceOp(Enum):
 
 
 def to_torch(op: Any) -> Any:
-    """torch's reduction for one of either kind; anything else is handed on for torch to judge."""
-    return op.torch if isinstance(op, ReduceOp) else op
+    """torch's reduction for one of either kind, or of DeepSpeed's; anything else is handed on for torch to judge."""
+    if isinstance(op, ReduceOp):
+        return op.torch
+    if isinstance(op, Enum) and type(op).__name__ == ReduceOp.__name__:
+        return ReduceOp[op.name].torch  # that of deepspeed.comm, which has the same names
+    return op
+
+
+def reduction_name(op: Any) -> str:
+    """``SUM``, ``MAX``, … for a reduction in any of torch's forms; empty for anything else."""
+    if op is _SUM:  # most are, and torch's enumeration takes a microsecond to give a name
+        return "SUM"
+    if isinstance(op, str):
+        return op.upper()
+    name = getattr(op, "name", None)
+    return name if isinstance(name, str) else ""

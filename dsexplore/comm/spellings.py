@@ -17,6 +17,7 @@ import torch.distributed as td
 from dsexplore.capture.ops import COMMUNICATION, Communication, Message
 from dsexplore.capture.parties import PARTIES
 from dsexplore.comm.bandwidth import plain_op
+from dsexplore.comm.reduce_op import reduction_name
 
 AsOp = Callable[[Sequence[Any]], Sequence[Any]]
 """From a call's positional arguments to the first ones of its c10d op, from which the message is read."""
@@ -38,6 +39,8 @@ class Spelling:
     """Positions of tensor arguments that are written, or both."""
     peers: tuple[int, int] | None = None
     """Positions of the other rank or the root: by its number in the world, by its number in the group."""
+    reduction: int | None = None
+    """Position of the reduction; None for an op without one."""
     check: Callable[[Sequence[Any], int], str] | None = None
     """What is wrong with the arguments that torch would let pass, from them and the group's size; "" for nothing."""
     is_object: bool = False
@@ -56,6 +59,10 @@ class Spelling:
         """Put together once what each call looks at."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
         object.__setattr__(self, "entry", COMMUNICATION[self.c10d_op])
+
+    def reduction_of(self, args: Sequence[Any]) -> str:
+        """``SUM``, ``MAX``, … of a call with these arguments; empty for an op without a reduction."""
+        return "" if self.reduction is None else reduction_name(args[self.reduction])
 
     def message(self, args: Sequence[Any], group_size: int) -> Message:
         """What a call with these arguments moves; nothing where they make no sense."""
@@ -99,14 +106,17 @@ def _even_parts(args: Sequence[Any], group_size: int) -> str:
 
 _IN_PLACE: dict[str, Any] = {"as_op": _in_list, "writes": (0,)}
 _OUT_OF_PLACE: dict[str, Any] = {"writes": (0,), "reads": (1,)}
+_REDUCED: dict[str, Any] = {**_IN_PLACE, "reduction": 1}
 
-ALL_REDUCE = _spelling("all_reduce", td.all_reduce, "allreduce_", **_IN_PLACE)
-INFERENCE_ALL_REDUCE = _spelling("inference_all_reduce", td.all_reduce, "allreduce_", **_IN_PLACE)
-ALL_REDUCE_COALESCED = _spelling("all_reduce_coalesced", td.all_reduce, "allreduce_", **_IN_PLACE)
-REDUCE = _spelling("reduce", td.reduce, "reduce_", peers=(1, 5), **_IN_PLACE)
+ALL_REDUCE = _spelling("all_reduce", td.all_reduce, "allreduce_", **_REDUCED)
+INFERENCE_ALL_REDUCE = _spelling("inference_all_reduce", td.all_reduce, "allreduce_", **_REDUCED)
+ALL_REDUCE_COALESCED = _spelling("all_reduce_coalesced", td.all_reduce, "allreduce_", **_REDUCED)
+REDUCE = _spelling("reduce", td.reduce, "reduce_", peers=(1, 5), reduction=2, **_IN_PLACE)
 BROADCAST = _spelling("broadcast", td.broadcast, "broadcast_", peers=(1, 4), **_IN_PLACE)
 ALL_GATHER = _spelling("all_gather", td.all_gather, "allgather_", _in_lists, **_OUT_OF_PLACE)
-REDUCE_SCATTER = _spelling("reduce_scatter", td.reduce_scatter, "reduce_scatter_", _in_lists, **_OUT_OF_PLACE)
+REDUCE_SCATTER = _spelling(
+    "reduce_scatter", td.reduce_scatter, "reduce_scatter_", _in_lists, reduction=2, **_OUT_OF_PLACE
+)
 GATHER = _spelling("gather", td.gather, "gather_", _input_second, writes=(1,), reads=(0,), peers=(2, 5))
 SCATTER = _spelling("scatter", td.scatter, "scatter_", _in_list, peers=(2, 5), **_OUT_OF_PLACE)
 ALL_TO_ALL_SINGLE = _spelling(
@@ -127,7 +137,7 @@ ALL_GATHER_COALESCED_LISTS = _spelling(
     "all_gather_coalesced", td.all_gather_coalesced, "allgather_coalesced_", reads=(1,)
 )
 REDUCE_SCATTER_TENSOR, REDUCE_SCATTER_SINGLE = (
-    _spelling(name, _reduce_into, "_reduce_scatter_base_", **_OUT_OF_PLACE)
+    _spelling(name, _reduce_into, "_reduce_scatter_base_", reduction=2, **_OUT_OF_PLACE)
     for name in ("reduce_scatter_tensor", "reduce_scatter_single")
 )
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as td
 
 from dsexplore.capture.timing import timing_of
-from dsexplore.comm.records import Record
+from dsexplore.comm.records import Record, unlogged
 from dsexplore.comm.summary import trimmed_mean
 from dsexplore.units import format_bytes
 
@@ -117,7 +117,8 @@ def gather_logs(records: Iterable[Record]) -> list[RankLog]:
     if timing_of(td.get_backend()) == "none":  # the other ranks are simulated, and have none
         return [mine]
     logs: list[Any] = [None] * td.get_world_size()
-    td.all_gather_object(logs, mine)
+    with unlogged():
+        td.all_gather_object(logs, mine)
     return logs
 
 

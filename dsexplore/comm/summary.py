@@ -1,4 +1,4 @@
-"""The log added up: a table per op, group and message size, and the same in DeepSpeed's shape."""
+"""The log added up: a table per op, layer, group and message size, and the same in DeepSpeed's shape."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dsexplore.units import format_bytes
 COLUMNS: dict[str, pl.DataType] = {
     "name": pl.String(),  # what the op was logged under
     "op": pl.String(),  # plain op, or switched_off:<op>
+    "layer": pl.String(),  # whose function was called: dsexplore.comm, deepspeed.comm or torch.distributed
     "group": pl.String(),
     "group_size": pl.Int32(),
     "message_bytes": pl.Int64(),  # S, as nccl-tests counts it
@@ -37,10 +38,11 @@ _TRIMMED = 0.1  # share that DeepSpeed's averages drop at either end
 
 @dataclass(frozen=True)
 class Line:
-    """All records of one name, op, group and message size."""
+    """All records of one name, op, layer, group and message size."""
 
     name: str
     op: str
+    layer: str
     group: Group
     message_bytes: int
     count: int
@@ -61,6 +63,7 @@ class Line:
         return {
             "name": self.name,
             "op": self.op,
+            "layer": self.layer,
             "group": self.group.name,
             "group_size": self.group.size,
             "message_bytes": self.message_bytes,
@@ -77,23 +80,24 @@ class Line:
 
 def lines_of(records: Iterable[Record]) -> list[Line]:
     """Add records up; names in order of first appearance, then groups, then sizes."""
-    order: dict[tuple[str, str], int] = {}
-    found: dict[tuple[str, str, str, int, int], list[Record]] = defaultdict(list)
+    order: dict[tuple[str, str, str], int] = {}
+    found: dict[tuple[str, str, str, str, int, int], list[Record]] = defaultdict(list)
     for record in records:
-        order.setdefault((record.name, record.op), len(order))
+        order.setdefault((record.name, record.op, record.layer), len(order))
         group = record.group
-        found[record.name, record.op, group.name, group.size, record.bytes].append(record)
-    keys = sorted(found, key=lambda key: (order[key[:2]], *key[2:]))
-    return [_line(key[0], key[1], found[key]) for key in keys]
+        found[record.name, record.op, record.layer, group.name, group.size, record.bytes].append(record)
+    keys = sorted(found, key=lambda key: (order[key[:3]], *key[3:]))
+    return [_line(found[key]) for key in keys]
 
 
-def _line(name: str, op: str, records: Sequence[Record]) -> Line:
+def _line(records: Sequence[Record]) -> Line:
     seconds = tuple(second for record in records if (second := record.seconds) is not None)
-    return Line(name, op, records[0].group, records[0].bytes, len(records), seconds)
+    first = records[0]
+    return Line(first.name, first.op, first.layer, first.group, first.bytes, len(records), seconds)
 
 
 class CommsSummary(Displayable):
-    """The log as a table, one line per op, group and message size; shows itself in a notebook.
+    """The log as a table, one line per op, layer, group and message size; shows itself in a notebook.
 
     Args:
         records: of one logger, or several.
@@ -108,14 +112,14 @@ class CommsSummary(Displayable):
 
     def text(self) -> str:
         """The table as text, with the unit of each column."""
-        head = ("op", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw", "busbw")
+        head = ("op", "layer", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw", "busbw")
         rows = [_cells(line) for line in self.lines]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = []
         for row in [head, *rows]:
-            left, right = row[:2], row[2:]
+            left, right = row[:3], row[3:]
             cells = [text.ljust(width) for text, width in zip(left, widths, strict=False)]
-            cells += [text.rjust(width) for text, width in zip(right, widths[2:], strict=True)]
+            cells += [text.rjust(width) for text, width in zip(right, widths[3:], strict=True)]
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines) if rows else "nothing was logged"
 
@@ -128,7 +132,7 @@ def _cells(line: Line) -> tuple[str, ...]:
     times = (f"{total:.3f}", f"{total / len(line.seconds):.3f}") if line.seconds else ("–", "–")
     rates = tuple(map(rate_text, line.rates)) if line.rates else ("–", "–")
     size = "off" if line.op.startswith(SWITCHED_OFF) else format_bytes(line.message_bytes)
-    return (shown_name(line), line.group.name, str(line.group.size), size, str(line.count), *times, *rates)
+    return (shown_name(line), line.layer, line.group.name, str(line.group.size), size, str(line.count), *times, *rates)
 
 
 def shown_name(line: Line) -> str:

@@ -467,8 +467,8 @@ def test_the_log_as_text_writes_units_and_groups(capsys: pytest.CaptureFixture[s
         log.append("all_gather", "all_gather", latency=0.5, msg_size=1_000_000, group_size=4)
     log.log_all()
     assert capsys.readouterr().out.splitlines() == [
-        "op          group    ranks    message  count  total ms  mean ms   algbw     busbw",
-        "all_gather  4 ranks      4  976.6 KiB      2     1.000    0.500  2 GB/s  1.5 GB/s",
+        "op          layer           group    ranks    message  count  total ms  mean ms   algbw     busbw",
+        "all_gather  dsexplore.comm  4 ranks      4  976.6 KiB      2     1.000    0.500  2 GB/s  1.5 GB/s",
     ]
     assert CommsLogger().summary().text() == "nothing was logged"
 

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as td
 from ipykernel.compiler import XCachingCompiler
 from IPython.core.interactiveshell import InteractiveShell
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import dsexplore.comm as dist
 from dsexplore.capture import substrate
@@ -205,14 +207,51 @@ def test_the_log_goes_on_where_it_was_turned_off() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_calls_of_torch_are_not_the_logs_and_a_trace_has_both() -> None:
+def test_what_is_not_wanted_is_in_a_trace_alone_whoever_issued_it() -> None:
     dist.configure(enabled=True, prof_all=False, prof_ops=["barrier"])
     with record() as trace:
         td.all_reduce(torch.ones(2))
+        td.barrier()
         dist.all_reduce(torch.ones(3))
         dist.barrier()
-    assert dist.get_logged_comm_ops() == ["barrier"]
-    assert trace.events["message_bytes"].to_list() == [8, 12, 0]
+    logged = [(record.name, record.layer) for record in dist.comms_logger.records]
+    assert logged == [("barrier", "torch.distributed"), ("barrier", "dsexplore.comm")]
+    assert trace.events["message_bytes"].to_list() == [8, 0, 12, 0]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_log_has_what_reached_torch_without_it() -> None:
+    model = torch.nn.Linear(4, 2)
+    dist.configure(enabled=True)
+    with record() as trace:
+        dist.all_reduce(torch.ones(3))
+        td.all_reduce(torch.ones(2), op=td.ReduceOp.MAX)
+        td.reduce_scatter(torch.ones(2), [torch.ones(2)], op=td.ReduceOp.MIN)
+        functional.wait_tensor(functional.all_reduce(torch.ones(5), "max", td.group.WORLD))
+        gathered = [None]
+        td.all_gather_object(gathered, "an object")
+        with _coalescing_manager(td.group.WORLD):
+            td.all_reduce(torch.ones(1))
+            td.all_reduce(torch.ones(3))
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        ddp(torch.ones(1, 4)).sum().backward()
+    records = dist.comms_logger.records
+    logged = [(record.op, record.bytes) for record in records]
+    assert logged == trace.events.select("op", "message_bytes").rows()
+    assert [record.layer for record in records] == ["dsexplore.comm"] + ["torch.distributed"] * (len(trace) - 1)
+    assert [record.reduction for record in records[:4]] == ["SUM", "MAX", "MIN", "MAX"]
+    assert [record.source for record in records] == trace.events["source"].to_list()
+    members = [record for record in records if record.bytes in (4, 12) and record.batch is not None]
+    assert [record.share for record in members] == [0.25, 0.75]
+    assert dist.comms_logger.trace().events.drop("step").equals(trace.events.drop("step"))
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_logs_own_traffic_is_not_in_it() -> None:
+    dist.configure(enabled=True)
+    dist.all_reduce(torch.ones(3))
+    dist.log_summary(show_straggler=True)
+    assert dist.get_comm_operation_count() == 1
 
 
 @pytest.mark.usefixtures("alone")

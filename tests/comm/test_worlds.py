@@ -250,7 +250,8 @@ def data_parallel_step(logged: bool) -> list[Any]:
     model.register_comm_hook(None, lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(
         lambda future: future.value()[0] / dist.get_world_size()))  # fmt: skip
     model(torch.ones(1, 3) * (dist.get_rank() + 1)).sum().backward()
-    names = [(record.op, record.phase) for record in dist.comms_logger.records if record.seconds]
+    records = [record for record in dist.comms_logger.records if record.phase != "start-up"]
+    names = [(record.op, record.phase, record.layer) for record in records if record.seconds]
     return [model.module.weight.grad.tolist(), names]
 
 
@@ -259,4 +260,4 @@ def test_handles_serve_as_ddps_communication_hook(ranks: Ranks, logged: bool) ->
     wanted = [[1.5] * 3] * 2
     for gradient, names in ranks(2, data_parallel_step, logged):
         assert gradient == wanted
-        assert names == ([("all_reduce", "backward")] if logged else [])
+        assert names == ([("all_reduce", "backward", "dsexplore.comm")] if logged else [])

@@ -18,7 +18,7 @@ STYLE = """
 .dsx .log .track{display:inline-block;width:48px;text-align:left}
 .dsx.dsx .log th,.dsx.dsx .log td{padding-right:8px}
 """
-HEAD = ("op", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
+HEAD = ("op", "layer", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
 KINDS = ("time", "bandwidth")
 _MARGIN = {"l": 8, "r": 8, "t": 24, "b": 8}
 _MOST_LINES = 200
@@ -52,7 +52,7 @@ class CommsSummaryView(View):
         text = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
         rest = f'<p class="dim">{text}</p>' if more else ""
         note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
-        table = html.table(HEAD, rows, left=(0, 1, 5))
+        table = html.table(HEAD, rows, left=(0, 1, 2, 6))
         return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
 
     def page(self) -> str:
@@ -93,6 +93,7 @@ def _row(line: Line, longest: float) -> list[str]:
     times = [min(line.seconds), max(line.seconds)] if line.seconds else []
     return [
         html.name(shown_name(line)),
+        html.name(line.layer),
         html.name(line.group.name),
         str(line.group.size),
         format_bytes(line.message_bytes) if line.message_bytes else "–",

@@ -41,9 +41,12 @@ def test_the_page_holds_every_line_with_units(log: CommsLogger) -> None:
     rows = re.findall(r"<tr>(.*?)</tr>", shown)[1:]
     cells = [[re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in rows]
     assert cells[0] == [
-        "all_reduce", "8 ranks", "8", "7.6 MiB", "2", "", "6 ms", "3 ms", "2 ms", "4 ms", "2.67 GB/s", "4.67 GB/s",
+        "all_reduce", "dsexplore.comm", "8 ranks", "8", "7.6 MiB", "2", "", "6 ms", "3 ms", "2 ms", "4 ms",
+        "2.67 GB/s", "4.67 GB/s",
     ]  # fmt: skip
-    assert cells[2] == ["barrier", "8 ranks", "8", "–", "1", "", "500 µs", "500 µs", "500 µs", "500 µs", "–", "–"]
+    assert cells[2] == [
+        "barrier", "dsexplore.comm", "8 ranks", "8", "–", "1", "", "500 µs", "500 µs", "500 µs", "500 µs", "–", "–",
+    ]  # fmt: skip
 
 
 def test_names_are_data(log: CommsLogger) -> None:

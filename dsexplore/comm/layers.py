@@ -1,0 +1,86 @@
+"""Which function of which layer issued a collective that did not come through this package.
+
+Read off the Python stack while the collective's op runs: from there outwards, the frames of torch come first, then
+those of ``deepspeed.comm`` where the program called that, then the program's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
+
+from dsexplore.comm.reduce_op import reduction_name
+
+OWN = "dsexplore.comm"
+DEEPSPEED = "deepspeed.comm"
+TORCH = "torch.distributed"
+
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""The plain ops that a reduction belongs to."""
+
+_REDUCTION = {str(c10d.__file__): "op", str(functional.__file__): "reduceOp"}
+"""By a file of torch: what its functions call the parameter with the reduction."""
+_BELOW = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
+"""Where the frames between a layer's function and an op's kernel come from: torch, the recorder, ``with`` blocks."""
+
+
+class Caller(NamedTuple):
+    """The function that issued a collective past this package."""
+
+    layer: str
+    """`DEEPSPEED` or `TORCH`."""
+    name: str
+    """What DeepSpeed's own log calls the call; the plain op for a call of torch."""
+    prof: bool
+    """Whether the call asks DeepSpeed's log to record it though not all are."""
+    reduction: str
+    """``SUM``, ``MAX``, …; empty for an op without one, and where C++ code issued it."""
+    function: str
+    """The name of the function that called the layer."""
+
+
+def caller_of(op: str) -> Caller:
+    """The function that issued the collective whose kernel runs in this thread.
+
+    Args:
+        op: the plain op.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    deepspeed = _folder_of_deepspeed_comm()
+    reduction, called = "", None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_BELOW) or file.endswith("typing_extensions.py"):  # torch's deprecated names
+            if not reduction and op in REDUCING and file in _REDUCTION:
+                reduction = reduction_name(_argument(frame, _REDUCTION[file]))
+        elif deepspeed and file.startswith(deepspeed):
+            # The innermost one with the parameter that says how DeepSpeed logs it; without any the outermost one.
+            if called is None or _argument(called, "log_name") is None:
+                called = frame
+        else:
+            break
+        frame = frame.f_back
+    function = frame.f_code.co_name if frame is not None else ""
+    if called is None:
+        return Caller(TORCH, op, False, reduction, function)
+    name = _argument(called, "log_name") or called.f_code.co_name
+    return Caller(DEEPSPEED, str(name), bool(_argument(called, "prof")), reduction, function)
+
+
+def _argument(frame: FrameType, parameter: str) -> Any:
+    """The argument that a function was called with; None where it has no such parameter."""
+    return frame.f_locals.get(parameter) if parameter in frame.f_code.co_varnames else None
+
+
+def _folder_of_deepspeed_comm() -> str:
+    """Where ``deepspeed.comm`` was imported from; empty where it was not."""
+    folder = next(iter(getattr(sys.modules.get(DEEPSPEED), "__path__", ())), "")
+    return folder + os.sep if folder else ""
