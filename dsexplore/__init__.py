@@ -15,6 +15,7 @@ _HOMES = {
     "CommDebugMode": "dsexplore.comm_debug_mode.mode",
     "Trace": "dsexplore.trace.trace",
     "load": "dsexplore.trace.trace",
+    "explain_hang": "dsexplore.analysis.hangs.explain",
     "expect_comms": "dsexplore.capture.expect",
     "run_ranks": "dsexplore.worlds.real.local_ranks",
     "UsageError": "dsexplore.errors",
@@ -32,6 +33,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from dsexplore import aio as aio
     from dsexplore import comm as comm
+    from dsexplore.analysis.hangs.explain import explain_hang as explain_hang
     from dsexplore.capture.expect import expect_comms as expect_comms
     from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode
     from dsexplore.errors import ClosedWorldError as ClosedWorldError

@@ -1,8 +1,9 @@
-"""``dsexplore run | lab | demo | show | aio``."""
+"""``dsexplore run | lab | demo | show | hang | aio``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -130,7 +131,9 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="a trace file, or a folder that commtrace(save=…) wrote")
+    parser.add_argument(
+        "path", help="a trace file, a folder that commtrace(save=…) wrote, profiler traces or flight-recorder dumps"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
 
 
@@ -143,11 +146,31 @@ def _report(trace: object, html: Path | None) -> None:
     from dsexplore.trace.trace import Trace
 
     assert isinstance(trace, Trace)
-    if html is not None and not html.parent.is_dir():
-        raise UsageError(f"--html {html}: there is no folder {html.parent}")
+    _check_folder(html)
     print(trace._repr_mimebundle_()["text/plain"])
     if html is not None:
         print(f"wrote {trace.to_html(html)}")
+
+
+def _hang_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="+", help="a folder or files: flight-recorder dumps, or what commtrace(save=…) wrote"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
+
+
+def _hang(options: argparse.Namespace) -> None:
+    report = dsexplore.explain_hang(options.paths)
+    _check_folder(options.html)
+    print(json.dumps(report.to_dict(), indent=2) if options.json else report._repr_mimebundle_()["text/plain"])
+    if options.html is not None:
+        print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
+
+
+def _check_folder(html: Path | None) -> None:
+    if html is not None and not html.parent.is_dir():
+        raise UsageError(f"--html {html}: there is no folder {html.parent}")
 
 
 def _aio_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,5 +202,6 @@ COMMANDS = {
     "lab": Command("open JupyterLab on the tour notebook", _lab_arguments, _lab),
     "demo": Command("trace one step of a small Llama on simulated ranks", _demo_arguments, _demo),
     "show": Command("show a saved trace", _show_arguments, _show),
+    "hang": Command("say why a job hangs, and which ranks it is due to", _hang_arguments, _hang),
     "aio": Command("measure how fast the disk can feed a program", _aio_arguments, _aio),
 }

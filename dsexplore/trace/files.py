@@ -20,7 +20,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import digest, schema
+from dsexplore.trace.importers.foreign import foreign_files, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import Tables, TraceInfo
 
@@ -42,6 +43,8 @@ _SIDE_TABLES = ("parameters", "modules", "groups")
 def load(path: str | os.PathLike[str]) -> Tables:
     """Read a trace: one file, or a directory with one file per rank, which are merged.
 
+    Dumps of torch's flight recorder and traces of its profiler are read too, see `dsexplore.trace.importers`.
+
     Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
 
     Raises:
@@ -50,11 +53,35 @@ def load(path: str | os.PathLike[str]) -> Tables:
             trace files, or with files that do not belong to one recording.
     """
     source = Path(path)
-    if source.is_dir():
-        return _read_directory(source)
     if not source.exists():
         raise FileNotFoundError(f"no trace at {source}: give a file that Trace.save wrote, or a directory of them")
-    return _read(source)
+    if not _has_own_files(source):
+        foreign = foreign_files(source)
+        if foreign:
+            return load_foreign(foreign)
+    return _read_directory(source) if source.is_dir() else _read(source)
+
+
+def _has_own_files(source: Path) -> bool:
+    """Whether there is a Parquet file at a path, whole or not."""
+    if source.is_dir():
+        return any(source.glob("*.parquet"))
+    with source.open("rb") as opened:
+        return opened.read(4) == b"PAR1"
+
+
+def load_several(paths: Sequence[Path]) -> Tables:
+    """One trace of several files or directories of one recording.
+
+    Raises:
+        TraceFileError: as `load`, or they do not belong to one recording.
+    """
+    if len(paths) == 1:
+        return load(paths[0])
+    try:
+        return merge_as_they_come(map(load, paths), "reading traces", len(paths))
+    except UsageError as error:
+        raise TraceFileError(f"{paths[0]} and the others are of different recordings: {error}") from error
 
 
 def save(tables: Tables, path: str | os.PathLike[str]) -> Path:

@@ -16,6 +16,7 @@ VIEWS = {
     "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.findings_view:FindingsView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
+    "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }
 

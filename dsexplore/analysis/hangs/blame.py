@@ -1,0 +1,173 @@
+"""Which ranks a hang is due to, as far as the evidence says.
+
+In this order:
+
+1. *Missing*: ranks that others wait for and that wait for nothing themselves. In a program whose ranks call in one
+   order, such a rank is stopped by something else than a collective: it left, it slept, it was in other code. Where
+   they are most of the ranks, and their earlier steps do not have the collective that the others wait in, those others
+   called one too many.
+2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
+3. *No evidence*: ranks that others wait for and of which nothing is known.
+4. *Order*: ranks that wait for each other in a circle. Those that did not call what the ranks called before at
+   that place, or that went past a collective which all others call first.
+5. *Device*: all ranks are in one collective. Those whose device has not begun it, or not ended it where others have, or
+   that alone have not issued what follows.
+
+Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dsexplore.analysis.hangs.calls import Instance, Job
+from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
+from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches
+from dsexplore.analysis.hangs.wavefront import Wavefront
+
+Reason = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "device", "unknown"]
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who is to blame, and by what."""
+
+    reason: Reason
+    culprits: tuple[int, ...] = ()
+    """Empty where the evidence does not say."""
+    suspects: tuple[int, ...] = ()
+    """The ranks among which the cause is, where the evidence does not say which."""
+    instances: tuple[Instance, ...] = ()
+    """The collectives in which the others wait for the culprits, or in which the ranks parted."""
+    mismatch: Mismatch | None = None
+
+
+def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = None) -> Blame:
+    """Find the culprits of a job that hangs.
+
+    Args:
+        job: the evidence of all ranks.
+        front: of the same job.
+        mismatched: its `mismatches`, where they are known already.
+    """
+    if not job.waiting:
+        return Blame("none")
+    expected = ExpectedCalls(job)
+    harmful = [found for found in (mismatches(job) if mismatched is None else mismatched) if found.is_harmful]
+    parted = {found.instance.id for found in harmful}
+    attempts = (
+        _missing(job, front, expected, harmful),
+        *(_mismatch(job, found, expected) for found in harmful),
+        _without_evidence(job, front),
+        *(_circle(job, front, circle, expected) for circle in front.circles),
+        *(_device(front, instance) for instance in front.together if instance.id not in parted),
+    )
+    answers = [found for found in attempts if found is not None]
+    sure = next((found for found in answers if found.culprits), None)
+    return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted(front.heads))))
+
+
+def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch]) -> Blame | None:
+    idle = sorted(rank for rank in front.awaited if _is_idle(job, rank))
+    if not idle:
+        return None
+    instances = _instances(front, idle)
+    waiting = sorted(front.heads)
+    if len(idle) > len(waiting) and not any(
+        expected.is_expected(rank, next(iter(instance.calls.values()))) for instance in instances for rank in idle
+    ):
+        return Blame("extra", tuple(waiting), instances=instances)
+    odd = {rank for found in harmful for rank in found.minority} - set(idle)
+    first = next((found for found in harmful if found.minority), None)
+    return Blame("missing", tuple(sorted({*idle, *odd})), instances=instances, mismatch=first)
+
+
+def _is_idle(job: Job, rank: int) -> bool:
+    known = job.ranks.get(rank)
+    if known is None or not known.has_left_evidence:
+        return False
+    return not known.pending or known.end.startswith("died")
+
+
+def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
+    """The instances in which the ranks are missing: those in which a rank waits first, first."""
+    found = {instance.id: instance for rank in ranks for instance in front.awaited.get(rank, ())}
+    heads = {id(call) for calls in front.heads.values() for call in calls}
+    order = sorted(found.values(), key=lambda one: not any(id(call) in heads for call in one.pending))
+    return tuple(order)
+
+
+def _mismatch(job: Job, found: Mismatch, expected: ExpectedCalls) -> Blame:
+    culprits: Iterable[int] = found.minority
+    if not culprits:
+        odd = expected.deviating(found.instance.calls.values(), _last_together(job, found.instance))
+        culprits = odd if len(odd) < len(found.instance.calls) else ()
+    everyone = tuple(sorted(found.instance.calls))
+    suspects = () if culprits else everyone
+    return Blame("mismatch", tuple(sorted(culprits)), suspects, (found.instance,), found)
+
+
+def _last_together(job: Job, instance: Instance) -> dict[int, int]:
+    """By rank: the position after its last call before ``instance`` in the same group."""
+    before: dict[int, int] = {}
+    for rank, call in instance.calls.items():
+        earlier = [one.position for one in job.ranks[rank].calls if one.group == call.group and not one.is_message]
+        before[rank] = max((position for position in earlier if position < call.position), default=-1) + 1
+    return before
+
+
+def _without_evidence(job: Job, front: Wavefront) -> Blame | None:
+    awaited = {rank for ranks in front.waits_for.values() for rank in ranks}
+    unknown = tuple(sorted(rank for rank in awaited if not _has_evidence(job, rank)))
+    if not unknown:
+        return None
+    known = sum(1 for rank in job.ranks if _has_evidence(job, rank))
+    instances = _instances(front, unknown)
+    if len(unknown) > known:
+        return Blame("no evidence", suspects=unknown, instances=instances)
+    return Blame("no evidence", unknown, instances=instances)
+
+
+def _has_evidence(job: Job, rank: int) -> bool:
+    known = job.ranks.get(rank)
+    return known is not None and known.has_left_evidence
+
+
+def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
+    heads = [front.heads[rank][0] for rank in sorted(circle)]
+    instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in heads}.values())
+    odd = expected.deviating(heads) or _went_past(job, front, circle)
+    if odd and len(odd) < len(circle):
+        return Blame("order", tuple(sorted(odd)), instances=instances)
+    return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
+
+
+def _went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
+    """The ranks that wait in a collective which another rank calls only after one that they have not called."""
+    found = set()
+    for rank in circle:
+        head = front.heads[rank][0]
+        for instance in front.awaited.get(rank, ()):
+            for call in instance.calls.values():
+                later = job.instance_of(head).calls.get(call.rank)
+                if later is not None and call.position < later.position:
+                    found.add(rank)
+    return found
+
+
+def _device(front: Wavefront, instance: Instance) -> Blame:
+    calls = list(instance.calls.values())
+    pending = {call.rank for call in instance.pending}
+    begun = {call.rank for call in instance.pending if call.state == "started"}
+    odd: set[int] = set()
+    if begun and begun != pending:
+        odd = pending - begun
+    elif len(pending) < len(calls) and len(pending) <= len(calls) // 2:
+        odd = pending
+    elif len(behind := pending & front.awaited.keys()) <= len(calls) // 2:
+        odd = behind
+    if odd:
+        return Blame("device", tuple(sorted(odd)), instances=(instance,))
+    return Blame("unknown", suspects=tuple(sorted(instance.calls)), instances=(instance,))

@@ -1,0 +1,228 @@
+"""What each rank called before a job hung: the evidence that all steps of the analysis read.
+
+A `Call` is one collective, or one message between two ranks, as one rank issued it. An `Instance` is one collective of
+a group, or one message, with the calls of all ranks that have issued it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from dsexplore.trace.schema import State
+
+
+class GroupId(NamedTuple):
+    """A process group: processes may give one name to different groups."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class InstanceId(NamedTuple):
+    """A collective of a group, or a message in it."""
+
+    group: GroupId
+    pair: tuple[int, int] | None
+    """Sender and receiver; None for a collective."""
+    number: int
+    """Sequence number of a collective in its group; of a message among those of its pair, from the first known one."""
+    part: int = 0
+    """Position among the calls of one rank that share a number, as those of one coalesced call do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective or a message, as one rank issued it."""
+
+    rank: int
+    position: int
+    """Place in the rank's program order."""
+    group: GroupId
+    label: str
+    """What the group is called in reports: its mesh axis or description, else its name."""
+    number: int
+    """Sequence number among the collectives of the group; of a message, as the recorder counts."""
+    op: str
+    state: State
+    sent: int | None = None
+    """Elements that the rank hands in; None where that is not known."""
+    received: int | None = None
+    """Elements that the rank gets."""
+    dtype: str = ""
+    message_bytes: int = 0
+    pair: tuple[int, int] | None = None
+    """Sender and receiver of a message; None for a collective, and where they are not known."""
+    source: str = ""
+    batch: int | None = None
+    created: int | None = None
+    has_equal_parts: bool = True
+    """Whether all ranks must send equally much, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
+    kind: str = ""
+    """What groups with the same part in the program share: their description, or the pattern of their ranks."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it has not ended, or has failed."""
+        return self.state != "completed"
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it goes from one rank to one other."""
+        return self.op in ("send", "recv")
+
+    @property
+    def token(self) -> tuple[str, ...]:
+        """The call without where and when: equal for ranks that run the same line of a program."""
+        return (self.kind, self.op, self.dtype, str(self.sent if self.sent is not None else self.message_bytes))
+
+
+@dataclass(frozen=True)
+class RankCalls:
+    """What one rank called."""
+
+    rank: int
+    calls: Sequence[Call] = ()
+    """In program order."""
+    has_left_evidence: bool = True
+    """False for a rank of which nothing is known, as it left no file or an empty one."""
+    is_whole: bool = True
+    """Whether ``calls`` begins with the first call; false where a ring buffer lost it, or only pending ones were
+    kept."""
+    enqueued: Mapping[GroupId, int] = field(default_factory=dict)
+    """By group: the last sequence number that the recorder counted, also of calls that it no longer has."""
+    stack: str = ""
+    """Where the rank was when it was ended, innermost call first; empty where that is not known."""
+    end: str = ""
+    """How the rank ended, such as ``died: killed by SIGKILL``; empty where it was ended with the job."""
+
+    @cached_property
+    def pending(self) -> list[Call]:
+        """The calls that have not ended, in program order."""
+        return [call for call in self.calls if call.is_pending]
+
+    @cached_property
+    def highest(self) -> dict[GroupId, int]:
+        """By group: the highest sequence number of a collective that the rank has issued."""
+        found = dict(self.enqueued)
+        for call in self.calls:
+            if not call.is_message:
+                found[call.group] = max(found.get(call.group, -1), call.number)
+        return found
+
+
+@dataclass
+class Instance:
+    """One collective of a group, or one message, with what is known of each rank's part in it."""
+
+    id: InstanceId
+    calls: dict[int, Call] = field(default_factory=dict)
+    """By rank, of those whose call is known."""
+    absent: tuple[int, ...] = ()
+    """The ranks that take part in it and have not issued it, as far as is known."""
+
+    @property
+    def pending(self) -> list[Call]:
+        """The calls of ranks that wait in it."""
+        return [call for call in self.calls.values() if call.is_pending]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The evidence of all ranks of one job."""
+
+    ranks: Mapping[int, RankCalls]
+    world_size: int
+    notes: tuple[str, ...] = ()
+    """What a reader must know: files that could not be read, ranks without a file, …"""
+
+    @cached_property
+    def instances(self) -> dict[InstanceId, Instance]:
+        """All collectives and messages of which a rank's call is known."""
+        found: dict[InstanceId, Instance] = {}
+        for rank in self.ranks.values():
+            for call, identity in _identities(self, rank):
+                found.setdefault(identity, Instance(identity)).calls[call.rank] = call
+        for instance in found.values():
+            if instance.id.pair is None:
+                instance.absent = tuple(self._absent(instance))
+        _find_missing_ends(self, found)
+        return found
+
+    def knows_all(self, ranks: Iterable[int]) -> bool:
+        """Whether all calls of these ranks are known, from the first on."""
+        known = [self.ranks.get(rank) for rank in ranks]
+        return all(one is not None and one.is_whole and one.has_left_evidence for one in known)
+
+    def _absent(self, instance: Instance) -> Iterable[int]:
+        group, _, number, part = instance.id
+        for rank in group.ranks:
+            if rank in instance.calls:
+                continue
+            known = self.ranks.get(rank)
+            highest = known.highest.get(group, -1) if known else -1
+            if highest < number or (part and highest == number and known and known.is_whole):
+                yield rank
+
+    @cached_property
+    def waiting(self) -> list[Instance]:
+        """The instances in which a rank waits, those that began first, first."""
+        waiting = [instance for instance in self.instances.values() if instance.pending]
+        return sorted(waiting, key=lambda instance: min(call.position for call in instance.pending))
+
+    def instance_of(self, call: Call) -> Instance:
+        """The instance that a call is part of."""
+        return self._by_call[call.rank, call.position]
+
+    @cached_property
+    def _by_call(self) -> dict[tuple[int, int], Instance]:
+        return {
+            (call.rank, call.position): instance
+            for instance in self.instances.values()
+            for call in instance.calls.values()
+        }
+
+
+def _identities(job: Job, rank: RankCalls) -> Iterable[tuple[Call, InstanceId]]:
+    """The calls of one rank with the instance that each is part of.
+
+    A message is one instance for both its ranks where all calls of both are known, as they can be counted then; else
+    each of them has its own.
+    """
+    of_pair: dict[tuple[GroupId, tuple[int, int]], int] = defaultdict(int)
+    of_number: dict[tuple[GroupId, int], int] = defaultdict(int)
+    for call in rank.calls:
+        if call.pair is not None:
+            number = of_pair[call.group, call.pair]
+            of_pair[call.group, call.pair] += 1
+            yield call, InstanceId(call.group, call.pair, number, 0 if job.knows_all(call.pair) else call.rank + 1)
+        elif not call.is_message:
+            part = of_number[call.group, call.number]
+            of_number[call.group, call.number] += 1
+            yield call, InstanceId(call.group, None, call.number, part)
+        else:
+            yield call, InstanceId(call.group, (call.rank, -1), call.position)
+
+
+def _find_missing_ends(job: Job, instances: Mapping[InstanceId, Instance]) -> None:
+    """Fill in who has not issued the other end of each pending message.
+
+    Where both ranks' calls are known from the first on, message n of a pair has n-th calls at both ends. Else the first
+    pending ones of both are taken to be the same messages.
+    """
+    counted: dict[tuple[GroupId, tuple[int, int], int], list[Instance]] = defaultdict(list)
+    for identity, instance in instances.items():
+        if identity.pair is None or identity.pair[1] < 0:
+            continue
+        if not identity.part:
+            instance.absent = tuple(rank for rank in identity.pair if rank not in instance.calls)
+        elif instance.pending:
+            counted[identity.group, identity.pair, identity.part - 1].append(instance)
+    for (group, pair, rank), ours in counted.items():
+        other = pair[1] if pair[0] == rank else pair[0]
+        theirs = counted.get((group, pair, other), [])
+        for message in ours[len(theirs) :]:
+            message.absent = (other,)

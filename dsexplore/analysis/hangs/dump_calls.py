@@ -1,0 +1,190 @@
+"""The evidence of a hang from flight-recorder dumps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from dsexplore.analysis.hangs.calls import Call, GroupId, Job, RankCalls
+from dsexplore.trace.importers.dumps import Dumps
+from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
+from dsexplore.trace.importers.recorder_tables import message_bytes, numel
+
+_WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window", "unknown:coalesced"})
+"""Entries that are no collective of the program: making a communicator, and the end of a call that is lost."""
+_OF_EQUAL_PARTS = ("_base", "_single", "into_tensor", "scatter_tensor")
+_MESSAGES = ("send", "recv")
+
+
+def job_of_dumps(found: Dumps) -> Job:
+    """What each rank called, from the dumps of a job."""
+    groups = _Groups(found.dumps)
+    known = {dump.rank: _rank_calls(dump, groups) for dump in found.dumps}
+    world = max(found.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
+    missing = [rank for rank in range(world) if rank not in known]
+    notes = [*(f"rank {dump.rank} left an empty file" for dump in found.dumps if dump.note), *found.unreadable]
+    if missing:
+        notes.append(f"{_ranks(missing)} left no dump")
+    for rank in missing:
+        known[rank] = RankCalls(rank, has_left_evidence=False, is_whole=False)
+    return Job(known, world, tuple(notes))
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
+    calls = [
+        _call(dump.rank, i, entry, groups) for i, entry in enumerate(dump.entries) if entry.op not in _WITHOUT_TRAFFIC
+    ]
+    return RankCalls(
+        dump.rank,
+        calls,
+        has_left_evidence=not dump.note,
+        is_whole=bool(dump.entries) and _is_whole(dump),
+        enqueued=groups.enqueued(dump),
+    )
+
+
+def _is_whole(dump: RecorderDump) -> bool:
+    """Whether the entries begin with the first call, and none is left out."""
+    return [entry.record for entry in dump.entries[:1]] == [0] and (
+        dump.entries[-1].record < len(dump.entries) + _ends_of_calls(dump)
+    )
+
+
+def _ends_of_calls(dump: RecorderDump) -> int:
+    """How many coalesced calls the dump has: the entry that ended each is none of the entries any more."""
+    return len({entry.batch for entry in dump.entries if entry.batch is not None})
+
+
+def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Call:
+    group = groups.of(rank, entry.group)
+    pair = None
+    if entry.peers is not None and max(entry.peers) < len(group.ranks):
+        pair = group.ranks[entry.peers[0]], group.ranks[entry.peers[1]]
+    label, kind = groups.names(group)
+    has_sizes = bool(entry.input_sizes or entry.output_sizes)
+    return Call(
+        rank=rank,
+        position=position,
+        group=group,
+        label=label,
+        kind=kind,
+        number=entry.sequence,
+        op=entry.op,
+        state=entry.state,
+        sent=_elements(entry.input_sizes) if has_sizes else None,
+        received=_elements(entry.output_sizes) if has_sizes else None,
+        dtype=(entry.input_dtypes or entry.output_dtypes or ("",))[0] if entry.op != "barrier" else "",
+        message_bytes=message_bytes(entry, len(group.ranks) or 1),
+        pair=pair if entry.op in _MESSAGES else None,
+        source=entry.source,
+        batch=entry.batch,
+        created=entry.created,
+        has_equal_parts=any(part in entry.raw_op for part in _OF_EQUAL_PARTS),
+    )
+
+
+def _elements(sizes: Sizes) -> int | None:
+    return numel(sizes) if sizes and sizes != ((),) else None
+
+
+class _Groups:
+    """The groups of all dumps: each process lists its own, and gloo lists none."""
+
+    def __init__(self, dumps: Iterable[RecorderDump]) -> None:
+        self._dumps = tuple(dumps)
+        self._by_name: dict[str, list[GroupId]] = defaultdict(list)
+        self._descriptions: dict[GroupId, str] = {}
+        self._own: dict[tuple[int, str], GroupId] = {}
+        self._names: dict[GroupId, tuple[str, str]] = {}
+        for dump in self._dumps:
+            for name, (description, ranks) in dump.groups.items():
+                if ranks:
+                    self._add(GroupId(name, ranks), description)
+                    self._own[dump.rank, name] = GroupId(name, ranks)
+        self._add_unlisted()
+
+    def _add(self, group: GroupId, description: str) -> None:
+        if group not in self._by_name[group.name]:
+            self._by_name[group.name].append(group)
+        if description and not self._descriptions.get(group):
+            self._descriptions[group] = description
+
+    def _add_unlisted(self) -> None:
+        """Add the groups whose ranks no dump lists: all ranks for the default group, else those that called there."""
+        callers: dict[str, set[int]] = defaultdict(set)
+        descriptions: dict[str, str] = {}
+        for dump in self._dumps:
+            for entry in dump.entries:
+                if entry.group not in self._by_name:
+                    callers[entry.group].add(dump.rank)
+                    descriptions.setdefault(entry.group, entry.description)
+        everyone = {dump.rank for dump in self._dumps}
+        for name, ranks in callers.items():
+            members = everyone if descriptions[name] == "default_pg" or name == "0" else ranks
+            group = GroupId(name, tuple(sorted(members)))
+            self._add(group, descriptions[name])
+
+    def all(self) -> list[GroupId]:
+        """All groups."""
+        return [group for groups in self._by_name.values() for group in groups]
+
+    def of(self, rank: int, name: str) -> GroupId:
+        """The group that a rank means by a name."""
+        own = self._own.get((rank, name))
+        if own is not None:
+            return own
+        with_rank = [group for group in self._by_name[name] if rank in group.ranks]
+        return with_rank[0] if with_rank else GroupId(name, (rank,))
+
+    def names(self, group: GroupId) -> tuple[str, str]:
+        """What reports call a group, and what it shares with groups of other ranks that do the same.
+
+        The first is its mesh axis or description, else its name. The second: description, size, and step between ranks.
+        """
+        if group not in self._names:
+            described = self._descriptions.get(group, "")
+            steps = {after - before for before, after in zip(group.ranks, group.ranks[1:], strict=False)}
+            label = described.removeprefix("mesh_")
+            if described in ("", "undefined", "default_pg"):
+                label = "default" if described == "default_pg" else group.name
+            self._names[group] = label, f"{described} {len(group.ranks)} {sorted(steps)}"
+        return self._names[group]
+
+    def enqueued(self, dump: RecorderDump) -> Mapping[GroupId, int]:
+        """By group: the last sequence number that a rank counted; of groups without messages, which count otherwise."""
+        if any(entry.raw_op.startswith("gloo") for entry in dump.entries):
+            return {}  # gloo counts messages and collectives together
+        return {
+            self.of(dump.rank, name): dump.status[number][0]
+            for number, name in self._numbers.get(dump.rank, {}).items()
+            if number in dump.status and name not in self._with_messages
+        }
+
+    @cached_property
+    def _with_messages(self) -> set[str]:
+        return {entry.group for dump in self._dumps for entry in dump.entries if entry.is_p2p}
+
+    @cached_property
+    def _numbers(self) -> dict[int, dict[int, str]]:
+        """By rank: the names of its group numbers.
+
+        A process numbers its groups in the order in which it makes them, and that is the order of their names where
+        these are numbers. Where an entry of any rank says otherwise, only what entries say counts.
+        """
+        said = {
+            dump.rank: {entry.group_number: entry.group for entry in dump.entries if entry.group_number is not None}
+            for dump in self._dumps
+        }
+        ordered = {}
+        for dump in self._dumps:
+            digits = [name for name in dump.groups if name.isdigit()]
+            ordered[dump.rank] = dict(enumerate(sorted(digits, key=int))) if len(digits) == len(dump.groups) else {}
+        for rank, names in said.items():
+            if any(ordered[rank].get(number) != name for number, name in names.items()):
+                return said
+        return {rank: {**ordered[rank], **said[rank]} for rank in said}

@@ -1,0 +1,97 @@
+"""What a rank would have called next, had it gone on as the ranks did before: a program repeats its steps.
+
+The calls before a place are looked for everywhere else, on the same rank and on all others, as many of them as are
+found; what followed there, most often, was to be expected here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from dsexplore.analysis.hangs.calls import Call, Job
+
+_LONGEST = 64
+"""Calls before a place that are compared at most."""
+
+
+class ExpectedCalls:
+    """Calls of all ranks as text, one character per different call, in which runs of calls are found fast."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def deviating(self, calls: Iterable[Call], begins: Mapping[int, int] | None = None) -> set[int]:
+        """The ranks of which a call is another than was to be expected at its place.
+
+        Args:
+            calls: one of each rank, at which they part; where they are expected elsewhere, they are no evidence.
+            begins: by rank, the position from which its calls are looked at; only the given call where it is not there.
+        """
+        judged = list(calls)
+        places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
+        found = set()
+        for call in judged:
+            first = (begins or {}).get(call.rank, call.position)
+            looked_at = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
+            if any(self._is_unexpected(call.rank, at, places) for at in looked_at):
+                found.add(call.rank)
+        return found
+
+    def is_expected(self, rank: int, call: Call) -> bool:
+        """Whether ``call``, of another rank, was to be expected of ``rank`` after its last call."""
+        text = self._texts.get(rank, "")
+        place = (call.rank, self._places[call.rank][call.position])
+        votes = self._votes(text, len(text), {place, (rank, len(text))})
+        return bool(votes) and votes[self._code(call)] == max(votes.values())
+
+    def _is_unexpected(self, rank: int, at: int, judged: set[tuple[int, int]]) -> bool:
+        text = self._texts[rank]
+        votes = self._votes(text, at, judged | {(rank, at)}) or self._votes(text, at, {(rank, at)})
+        return bool(votes) and votes[text[at]] < max(votes.values())
+
+    def _votes(self, text: str, at: int, left_out: set[tuple[int, int]]) -> Counter[str]:
+        """How often each call followed the longest run of calls before ``at`` that is found elsewhere too."""
+        for length in sorted({min(_LONGEST, at), 32, 16, 8, 4, 2, 1}, reverse=True):
+            if 0 < length <= at:
+                votes = self._following(text[at - length : at], left_out)
+                if votes:
+                    return votes
+        return Counter()
+
+    def _following(self, run: str, left_out: set[tuple[int, int]]) -> Counter[str]:
+        votes: Counter[str] = Counter()
+        for rank, text in self._texts.items():
+            found = text.find(run)
+            while found >= 0:
+                follower = found + len(run)
+                if follower < len(text) and (rank, follower) not in left_out:
+                    votes[text[follower]] += 1
+                found = text.find(run, found + 1)
+        return votes
+
+    @cached_property
+    def _codes(self) -> dict[tuple[str, ...], str]:
+        return {}
+
+    def _code(self, call: Call) -> str:
+        return self._codes.setdefault(call.token, chr(0x100 + len(self._codes)))
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        """By rank: a character per call, after one for the program's begin where that is known."""
+        return {
+            rank: ("\x01" if known.is_whole else "") + "".join(map(self._code, known.calls))
+            for rank, known in self._job.ranks.items()
+            if known.has_left_evidence
+        }
+
+    @cached_property
+    def _places(self) -> dict[int, dict[int, int]]:
+        """By rank and position: the place of the call in the rank's text."""
+        return {
+            rank: {call.position: at + known.is_whole for at, call in enumerate(known.calls)}
+            for rank, known in self._job.ranks.items()
+            if known.has_left_evidence
+        }

@@ -1,0 +1,64 @@
+"""`explain_hang`: from files that the ranks of a job left to who is to blame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from dsexplore.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore.analysis.hangs.trace_calls import job_of_trace
+from dsexplore.errors import UsageError
+from dsexplore.trace import files
+from dsexplore.trace.importers.dumps import read_dumps
+from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
+from dsexplore.trace.importers.many_objects import no_collection
+from dsexplore.trace.tables import Tables
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def explain_hang(paths: Paths) -> HangReport:
+    """Say why a job hangs, and which ranks it is due to.
+
+    Args:
+        paths: a folder or files: dumps of torch's flight recorder (JSON or pickle, of any name), or what
+            ``commtrace(save=…)`` wrote on the ranks of the job.
+
+    Returns:
+        The report; ``culprits`` is empty where nothing hangs or the evidence does not say who is to blame.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        TraceFileError: no file can be read; one that cannot be read beside others is named in the report's notes.
+        UsageError: files that say nothing about waiting, such as a simulation's.
+    """
+    with no_collection():
+        return _explained(paths)
+
+
+def _explained(paths: Paths) -> HangReport:
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    sources = [Path(path) for path in given]
+    if not sources:
+        raise UsageError("explain_hang was given no files: give the folder that the ranks wrote to")
+    for source in sources:
+        if not source.exists():
+            raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
+    dumps = [file for source in sources for file in foreign_files(source)]
+    if any(kind_of_file(file) == "recorder" for file in dumps):
+        return report_of(job_of_dumps(read_dumps([file for file in dumps if kind_of_file(file) != "profiler"])))
+    if dumps and any(kind_of_file(file) == "profiler" for file in dumps):
+        raise UsageError(
+            f"{dumps[0]} is a profiler trace, which is written after all has ended: give flight-recorder dumps, or "
+            "what commtrace(save=…) wrote"
+        )
+    return report_of(job_of_trace(_tables(sources)))
+
+
+def _tables(sources: list[Path]) -> Tables:
+    tables = files.load_several(sources)
+    if tables.info.simulated:
+        raise UsageError("this is a trace of a simulation, in which nothing waits: give one of real ranks")
+    return tables

@@ -1,0 +1,143 @@
+"""`HangReport`: why a job hangs, as a sentence, as data, and as something to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from dsexplore.analysis.hangs.blame import Blame, Reason, blame
+from dsexplore.analysis.hangs.calls import Call, Job
+from dsexplore.analysis.hangs.hang_text import sentence
+from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches
+from dsexplore.analysis.hangs.wavefront import Wavefront
+from dsexplore.display import Displayable
+
+WAITING: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "op": pl.String(),
+    "group": pl.String(),  # its mesh axis or description, else its name
+    "ranks": pl.List(pl.Int32()),  # of the group
+    "number": pl.Int64(),  # sequence number of a collective in its group; of a message, as the recorder counts
+    "message_bytes": pl.Int64(),
+    "dtype": pl.String(),
+    "state": pl.String(),  # scheduled, started or failed
+    "source": pl.String(),  # "file:line" of the call; "" where that is not known
+    "waits_for": pl.List(pl.Int32()),  # the ranks that this wait is for
+    "since": pl.Int64(),  # ns since the Unix epoch, when the call was issued; null where that is not known
+}
+MISMATCHES: dict[str, pl.DataType] = {
+    "group": pl.String(),
+    "number": pl.Int64(),
+    "field": pl.String(),  # op, size or dtype
+    "ranks": pl.List(pl.Int32()),  # that called this
+    "op": pl.String(),
+    "message_bytes": pl.Int64(),
+    "dtype": pl.String(),
+    "source": pl.String(),
+    "is_harmful": pl.Boolean(),  # false where all ranks got through it, and parted nowhere after
+}
+
+
+@dataclass(frozen=True, eq=False)
+class HangReport(Displayable):
+    """Who is to blame for a hang, who waits for whom, and where the ranks of each group parted."""
+
+    culprits: tuple[int, ...]
+    """The ranks that the hang is due to; empty where the evidence does not say."""
+    sentence: str
+    """What happened, in one sentence."""
+    waiting: pl.DataFrame
+    """One row per rank that waits: in which call, and for which ranks; columns: `WAITING`."""
+    mismatches: pl.DataFrame
+    """The first collective of each group that the ranks did not call alike, a row per side; columns: `MISMATCHES`."""
+    reason: Reason
+    """What the blame rests on, see `dsexplore.analysis.hangs.blame`; ``none`` where nothing hangs."""
+    suspects: tuple[int, ...] = ()
+    """The ranks among which the cause is, where the evidence does not say which of them it is."""
+    lines: Mapping[int, str] = field(default_factory=dict)
+    """By culprit: the ``file:line`` of the call that parted from the others', or of its last one."""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    """By rank: where it was when it was ended, innermost call first."""
+    world_size: int = 0
+    notes: tuple[str, ...] = ()
+    """What a reader must know: files that could not be read, ranks without a file, …"""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"<HangReport: {self.sentence}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """`waiting`, one row per rank that waits."""
+        return self.waiting
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON."""
+        return {
+            "culprits": list(self.culprits),
+            "sentence": self.sentence,
+            "reason": self.reason,
+            "suspects": list(self.suspects),
+            "lines": {str(rank): line for rank, line in self.lines.items()},
+            "world_size": self.world_size,
+            "waiting": self.waiting.to_dicts(),
+            "mismatches": self.mismatches.to_dicts(),
+            "stacks": {str(rank): stack for rank, stack in self.stacks.items()},
+            "notes": list(self.notes),
+        }
+
+
+def report_of(job: Job) -> HangReport:
+    """Analyse the evidence of a job."""
+    front = Wavefront(job)
+    parted = mismatches(job)
+    found = blame(job, front, parted)
+    return HangReport(
+        culprits=found.culprits,
+        sentence=sentence(job, front, found),
+        waiting=_waiting(front),
+        mismatches=pl.DataFrame([row for one in parted for row in _sides(one)], schema=MISMATCHES, orient="row"),
+        reason=found.reason,
+        suspects=found.suspects,
+        lines={rank: _line(job, front, found, rank) for rank in found.culprits},
+        stacks={rank: known.stack for rank, known in job.ranks.items() if known.stack},
+        world_size=job.world_size,
+        notes=job.notes,
+    )
+
+
+def _waiting(front: Wavefront) -> pl.DataFrame:
+    rows = []
+    for rank, calls in sorted(front.heads.items()):
+        call = calls[0]
+        rows.append(
+            (
+                *(rank, call.op, call.label, list(call.group.ranks), call.number, call.message_bytes, call.dtype),
+                *(call.state, call.source, sorted(front.waits_for[rank]), call.created),
+            )
+        )
+    return pl.DataFrame(rows, schema=WAITING, orient="row")
+
+
+def _sides(found: Mismatch) -> list[tuple[Any, ...]]:
+    rows = []
+    for ranks in found.classes:
+        call = found.instance.calls[ranks[0]]
+        identity = (call.label, found.instance.id.number, found.field, list(ranks))
+        rows.append((*identity, call.op, call.message_bytes, call.dtype, call.source, found.is_harmful))
+    return rows
+
+
+def _line(job: Job, front: Wavefront, found: Blame, rank: int) -> str:
+    call: Call | None = None
+    if found.mismatch is not None:
+        call = found.mismatch.instance.calls.get(rank)
+    if call is None and rank in front.heads:
+        call = front.heads[rank][0]
+    if call is None and job.ranks[rank].calls:
+        call = job.ranks[rank].calls[-1]
+    return call.source if call is not None else ""

@@ -1,0 +1,175 @@
+"""The sentence of a hang report: who waits where, where the ranks parted, and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+from dsexplore.analysis.hangs.blame import Blame
+from dsexplore.analysis.hangs.calls import Call, Instance, Job
+from dsexplore.analysis.hangs.wavefront import Wavefront
+from dsexplore.units import format_bytes
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3``; ``ranks 0, 2, 3``; ``ranks 0–7, 12`` where three or more follow each other."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+
+
+def place(source: str) -> str:
+    """The innermost line of a call, ``train.py:12``, without the folders of its file."""
+    line = source.partition(" ← ")[0]
+    return PurePath(line).name if line else ""
+
+
+def call_text(call: Call) -> str:
+    """``all_reduce (train.py:12, group dp, 4 MiB)``."""
+    details = [place(call.source), f"group {call.label}"]
+    if call.pair is not None:
+        details.append(f"rank {call.pair[0]} → {call.pair[1]}")
+    if call.message_bytes:
+        details.append(format_bytes(call.message_bytes))
+    return f"{call.op} ({', '.join(part for part in details if part)})"
+
+
+def sentence(job: Job, front: Wavefront, found: Blame) -> str:
+    """What the hang is due to, in one sentence."""
+    if found.reason == "none":
+        ended = sum(len(rank.calls) for rank in job.ranks.values())
+        return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"
+    if found.reason in ("missing", "no evidence"):
+        return _missing_text(job, front, found)
+    if found.reason == "extra":
+        return _extra_text(job, front, found)
+    if found.reason in ("mismatch", "order"):
+        return _parted_text(job, front, found)
+    return _device_text(front, found)
+
+
+def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
+    accused = found.culprits or found.suspects
+    first = next((one for one in found.instances if set(one.absent) & set(accused)), found.instances[0])
+    waiting = ranks_text(call.rank for call in first.pending)
+    verb = "waits" if len(first.pending) == 1 else "wait"
+    whom = "it" if len(accused) == 1 else "them"
+    where = f"{call_text(first.pending[0])}{_number(first)}{_others(front, first)}"
+    text = f"{ranks_text(accused)} did not come: {waiting} {verb} for {whom} in {where}"
+    if found.reason == "no evidence":
+        text += f"; {ranks_text(accused)} left no record, which does not say where"
+        if not found.culprits:
+            text += " nor, as they are most of the ranks, which of them stopped first"
+        return text
+    lasts = [_last_text(job, rank) for rank in accused[:3]]
+    return "; ".join([text, *filter(None, lasts)])
+
+
+def _number(instance: Instance) -> str:
+    call = next(iter(instance.calls.values()))
+    return "" if instance.id.pair is not None else f", collective {instance.id.number} of group {call.label}"
+
+
+def _others(front: Wavefront, first: Instance) -> str:
+    others = front.heads.keys() - {call.rank for call in first.pending}
+    verb = "waits" if len(others) == 1 else "wait"
+    return f"; {ranks_text(others)} {verb} elsewhere because of that" if others else ""
+
+
+def _last_text(job: Job, rank: int) -> str:
+    known = job.ranks[rank]
+    if known.end:
+        return f"rank {rank} {known.end}"
+    if known.stack:
+        return f"rank {rank} was at {_stack_line(known.stack)}"
+    if not known.calls:
+        return f"rank {rank} has called nothing that its record kept"
+    last = known.calls[-1]
+    return f"the last call of rank {rank} was {call_text(last)}, which ended"
+
+
+def _stack_line(stack: str) -> str:
+    lines = [line.strip() for line in stack.splitlines() if "File " in line]
+    return lines[0].removeprefix("File ").replace('"', "") if lines else stack.splitlines()[0].strip()
+
+
+def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
+    absent = {rank for instance in found.instances for rank in instance.absent}
+    text = "; ".join(_waits_by_call(front, found.culprits))
+    return f"{text}; {ranks_text(absent)} did not call it, and had not called it before either"
+
+
+def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
+    """``rank 1 waits in all_gather (…)`` for each call in which some of the ranks wait."""
+    together: dict[tuple[object, ...], list[Call]] = {}
+    for rank in sorted(ranks):
+        for call in front.heads.get(rank, [])[:1]:
+            together.setdefault((call.op, call.label, place(call.source), call.message_bytes), []).append(call)
+    return [
+        f"{ranks_text(call.rank for call in calls)} {'waits' if len(calls) == 1 else 'wait'} in {call_text(calls[0])}"
+        for calls in together.values()
+    ]
+
+
+def _parted_text(job: Job, front: Wavefront, found: Blame) -> str:
+    parted = found.instances[0]
+    involved = {rank for instance in found.instances for rank in instance.calls} & front.heads.keys()
+    first, others = (found.culprits, involved - set(found.culprits)) if found.culprits else ((), involved)
+    texts = [*_waits_by_call(front, first), *_waits_by_call(front, others)]
+    if found.culprits and not set(found.culprits) & front.heads.keys():
+        texts.insert(0, f"{ranks_text(found.culprits)} called {call_text(parted.calls[found.culprits[0]])}")
+    after = _last_common(parted, found)
+    texts.append(
+        f"they parted after collective {after} of group {_label(parted)}"
+        if after
+        else f"they parted in the first collective of group {_label(parted)}"
+    )
+    if found.mismatch is not None and found.mismatch.field != "op":
+        texts[-1] += f", by {found.mismatch.field}"
+    if not found.culprits:
+        texts.append("the evidence does not say which of them is wrong")
+    else:
+        texts.append(
+            f"{ranks_text(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
+        )
+    return "; ".join(texts)
+
+
+def _plural(found: Blame) -> str:
+    return "" if len(found.culprits) == 1 else "s"
+
+
+def _label(instance: Instance) -> str:
+    return next(iter(instance.calls.values())).label
+
+
+def _last_common(parted: Instance, found: Blame) -> int:
+    """The number of the last collective of the group that all called alike."""
+    for instance in found.instances:
+        if instance.id.pair is None and set(instance.absent) & set(found.culprits):
+            return instance.id.number - 1
+    return max(parted.id.number - 1, 0)
+
+
+def _device_text(front: Wavefront, found: Blame) -> str:
+    if not found.instances:
+        waits: Sequence[str] = _waits_by_call(front, front.heads)
+        return "; ".join([*waits[:4], "the evidence does not say for whom"])
+    instance = found.instances[0]
+    call = next(iter(instance.calls.values()))
+    text = f"all of {ranks_text(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
+    if not found.culprits:
+        return text + ": the evidence does not say on which rank"
+    states = {instance.calls[rank].state for rank in found.culprits if rank in instance.calls}
+    how = "has not begun on the device of" if states == {"scheduled"} and _has_begun(instance) else "is held up by"
+    return f"{text}: it {how} {ranks_text(found.culprits)}"
+
+
+def _has_begun(instance: Instance) -> bool:
+    return any(call.state == "started" for call in instance.calls.values())

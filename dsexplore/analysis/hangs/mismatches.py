@@ -1,0 +1,107 @@
+"""Where the ranks of a group did not call the same: another op, size or dtype under one sequence number."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsexplore.analysis.hangs.calls import Call, GroupId, Instance, Job
+
+Signature = tuple[str, int | None, int | None, str]
+"""Op, elements handed in, elements got, dtype: None and empty where ranks may differ, or where it is not known."""
+
+_REDUCED = frozenset({"all_reduce", "broadcast", "reduce"})
+_OF_ANY_SIZE = frozenset({"all_to_all", "gather", "scatter"})
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first collective of a group in which its ranks parted."""
+
+    instance: Instance
+    classes: tuple[tuple[int, ...], ...]
+    """The ranks that called the same, those of the most ranks first."""
+    field: str
+    """What differs: ``op``, ``size`` or ``dtype``."""
+    is_harmful: bool
+    """Whether ranks hang in it or after it; one that all ranks got through, and that is not followed by others, is not
+    why the job hangs."""
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        """The ranks that called otherwise than the most; empty where no side has the most."""
+        first, *rest = self.classes
+        if len(first) <= max(len(others) for others in rest):
+            return ()
+        return tuple(sorted(rank for others in rest for rank in others))
+
+
+def mismatches(job: Job) -> list[Mismatch]:
+    """The first mismatch of each group, in the order of groups."""
+    by_group: dict[GroupId, list[Instance]] = defaultdict(list)
+    for instance in job.instances.values():
+        if instance.id.pair is None and len(instance.calls) > 1:
+            by_group[instance.id.group].append(instance)
+    found = []
+    for instances in by_group.values():
+        instances.sort(key=lambda instance: (instance.id.number, instance.id.part))
+        differing = [instance for instance in instances if _field(instance)]
+        if differing:
+            found.append(_described(differing[0], instances, differing))
+    return sorted(found, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
+
+
+def _described(first: Instance, instances: list[Instance], differing: list[Instance]) -> Mismatch:
+    hang = any(instance.pending for instance in instances if instance.id.number >= first.id.number)
+    got_through = not first.pending and differing[-1] is not instances[-1]
+    classes: dict[object, list[int]] = defaultdict(list)
+    for rank, call in sorted(first.calls.items()):
+        classes[signature(call)].append(rank)
+    sides = sorted(map(tuple, classes.values()), key=lambda ranks: (-len(ranks), ranks))
+    if len(sides) == 1:  # an all_to_all whose sums differ: nobody says who is wrong
+        sides = [(rank,) for rank in sorted(first.calls)]
+    return Mismatch(first, tuple(sides), _field(first), hang and not got_through)
+
+
+def signature(call: Call) -> Signature:
+    """What all ranks of a group must call alike."""
+    if call.op == "barrier":
+        return (call.op, None, None, "")
+    if call.op in _OF_ANY_SIZE:
+        return (call.op, None, None, call.dtype if call.op == "all_to_all" else "")
+    if call.op in _REDUCED:
+        size = call.sent if call.sent else call.received
+        return (call.op, size, None, call.dtype)
+    if call.op == "all_gather":
+        return (call.op, call.sent if call.has_equal_parts else None, call.received, call.dtype)
+    if call.op == "reduce_scatter":
+        return (call.op, call.sent, call.received if call.has_equal_parts else None, call.dtype)
+    return (call.op, call.sent, call.received, call.dtype)
+
+
+def _field(instance: Instance) -> str:
+    """What differs between the ranks' calls; empty where nothing does."""
+    signatures = [signature(call) for call in instance.calls.values()]
+    if _differ(one[0] for one in signatures):
+        return "op"
+    if any(_differ(one[at] for one in signatures) for at in (1, 2)):
+        return "size"
+    if _differ(one[3] or None for one in signatures):
+        return "dtype"
+    return "size" if _sums_differ(instance) else ""
+
+
+def _differ(values: Iterable[object]) -> bool:
+    return len({value for value in values if value is not None}) > 1
+
+
+def _sums_differ(instance: Instance) -> bool:
+    """Whether the ranks of an all_to_all send more or less, all together, than they get."""
+    calls = list(instance.calls.values())
+    if calls[0].op != "all_to_all" or len(calls) < len(instance.id.group.ranks):
+        return False
+    sent, received = [call.sent for call in calls], [call.received for call in calls]
+    if None in sent or None in received:
+        return False
+    return sum(filter(None, sent)) != sum(filter(None, received))

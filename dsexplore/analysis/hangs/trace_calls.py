@@ -1,0 +1,95 @@
+"""The evidence of a hang from a trace of real ranks, recorded by dsexplore or imported."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from dsexplore.analysis.hangs.calls import Call, GroupId, Job, RankCalls
+from dsexplore.trace.merge import ranks_of
+from dsexplore.trace.schema import State
+from dsexplore.trace.tables import Tables
+
+_COLUMNS = (
+    *("rank", "seq", "op", "raw_op", "axis", "group", "message_bytes", "dtype", "source", "batch", "peer", "start"),
+    *("end", "state"),
+)
+_WITH_EQUAL_PARTS = ("base", "tensor", "single")
+
+
+def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, str] | None = None) -> Job:
+    """What each rank called, from the merged trace of all ranks.
+
+    Args:
+        tables: of real ranks; a simulation has nothing that could hang.
+        stacks: by rank, where it was when it was ended.
+        ends: by rank, how it ended by itself, such as ``died: killed by SIGKILL``.
+    """
+    members = {name: GroupId(name, tuple(ranks)) for name, ranks in tables.groups.select("group", "ranks").iter_rows()}
+    by_rank: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    sent = tables.events.filter(~pl.col("op").str.starts_with("switched_off:"))
+    for row in sent.select(_COLUMNS).sort("rank", "seq").iter_rows(named=True):
+        by_rank[row["rank"]].append(row)
+    left = set(ranks_of(tables))
+    known = {}
+    for rank in range(max(tables.info.world_size, *(rank + 1 for rank in left), 1)):
+        known[rank] = RankCalls(
+            rank,
+            _calls(by_rank.get(rank, ()), members),
+            has_left_evidence=rank in left,
+            is_whole=rank in left,
+            stack=(stacks or {}).get(rank, ""),
+            end=(ends or {}).get(rank, ""),
+        )
+    return Job(known, len(known), tables.info.notes)
+
+
+def _calls(rows: Any, members: Mapping[str, GroupId]) -> list[Call]:
+    numbers: dict[str, int] = defaultdict(int)
+    calls = []
+    for row in rows:
+        is_message = row["op"] in ("send", "recv")
+        if not is_message:
+            numbers[row["group"]] += 1
+        group = members.get(row["group"], GroupId(row["group"], (row["rank"],)))
+        label = row["axis"] or row["group"]
+        gathers = row["op"] == "all_gather"
+        calls.append(
+            Call(
+                rank=row["rank"],
+                position=row["seq"],
+                group=group,
+                label=label,
+                kind=f"{row['axis']} {len(group.ranks)}",
+                number=numbers[row["group"]],
+                op=row["op"],
+                state=_state(row),
+                sent=None if gathers else row["message_bytes"],
+                received=row["message_bytes"] if gathers else None,
+                dtype=row["dtype"],
+                message_bytes=row["message_bytes"],
+                pair=_pair(row) if is_message else None,
+                source=row["source"],
+                batch=row["batch"],
+                created=row["start"],
+                has_equal_parts=any(part in row["raw_op"] for part in _WITH_EQUAL_PARTS),
+            )
+        )
+    return calls
+
+
+def _state(row: Mapping[str, Any]) -> State:
+    """The state; in a file of an earlier format, by whether there is an end."""
+    if row["state"] is not None:
+        state: State = row["state"] or "completed"
+        return state
+    return "completed" if row["end"] is not None or row["start"] is None else "scheduled"
+
+
+def _pair(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    if row["peer"] is None:
+        return None
+    return (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])

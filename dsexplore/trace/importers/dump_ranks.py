@@ -1,0 +1,76 @@
+"""Which rank left which dump: dumps do not name it, and their files may have any name.
+
+A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number that ends its
+name; a number in it that differs in all files; the only rank that is in all groups of the dump. What a name says counts
+only where no two files say the same; what the dumps' groups have too goes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.recorder_dump import groups_of
+
+_SUFFIX = re.compile(r"(\.(json|pickle|pkl|pk|gz|txt|bin|dump|log|trace|pt))+$", re.IGNORECASE)
+_AFTER_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[^0-9a-z]{0,2}(\d+)", re.IGNORECASE)
+
+Guess = dict[Path, int]
+
+
+def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
+    """The rank of each dump, by its file.
+
+    Args:
+        contents: what each file holds, None for an empty one.
+
+    Raises:
+        TraceFileError: neither names nor contents say it.
+    """
+    possible = {file: _possible(content) for file, content in contents.items()}
+    stems = {file: _SUFFIX.sub("", file.name) for file in contents}
+    most = max((len(re.findall(r"\d+", stem)) for stem in stems.values()), default=0)
+    guesses: list[Callable[[Path], int | None]] = [
+        lambda file: _written(contents[file]),
+        lambda file: _number(_AFTER_RANK.search(stems[file])),
+        lambda file: _number(re.search(r"(\d+)$", stems[file])),
+        *(lambda file, at=at: _nth_number(stems[file], at) for at in range(-1, -most - 1, -1)),
+        lambda file: next(iter(possible[file])) if len(possible[file]) == 1 else None,
+    ]
+    found = []
+    for guess in guesses:
+        ranks = {file: guess(file) for file in contents}
+        known = {file: rank for file, rank in ranks.items() if rank is not None}
+        if len(known) == len(contents) and len(set(known.values())) == len(known):
+            found.append(known)
+    fitting = [ranks for ranks in found if all(not possible[f] or rank in possible[f] for f, rank in ranks.items())]
+    if found:
+        return (fitting or found)[0]
+    name = next(iter(contents)).name
+    raise TraceFileError(
+        f"the names of {len(contents)} dumps, {name} first, do not say which rank each is from: rename them so that "
+        "each ends in its rank, such as trace_3"
+    )
+
+
+def _possible(content: Any) -> frozenset[int]:
+    """The ranks that are in all groups of a dump: a process lists the groups that it is in. Empty for any."""
+    groups = [set(ranks) for _, ranks in groups_of(content).values() if ranks] if isinstance(content, Mapping) else []
+    return frozenset(set.intersection(*groups)) if groups else frozenset()
+
+
+def _written(content: Any) -> int | None:
+    rank = content.get("rank") if isinstance(content, Mapping) else None
+    return int(rank) if isinstance(rank, (int, str)) and str(rank).isdigit() else None
+
+
+def _number(found: re.Match[str] | None) -> int | None:
+    return int(found[1]) if found else None
+
+
+def _nth_number(stem: str, at: int) -> int | None:
+    found = re.findall(r"\d+", stem)
+    return int(found[at]) if -at <= len(found) else None

@@ -1,0 +1,70 @@
+"""Traces from files of other tools: which tool wrote a file is read off its beginning, not off its name."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.dumps import read_dumps, tables_of_dumps
+from dsexplore.trace.tables import Tables
+from dsexplore.user_warnings import warn
+
+Kind = Literal["", "empty", "recorder", "profiler"]
+"""``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``""``: neither."""
+
+_LOOKED_AT = 1 << 18
+
+
+def kind_of_file(file: Path) -> Kind:
+    """Which tool wrote a file."""
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(_LOOKED_AT)
+        if begin[:2] == b"\x1f\x8b":
+            with gzip.open(file) as unpacked:
+                begin = b""
+                with suppress(OSError, EOFError):  # a file that is cut off is named when it is read whole
+                    begin = unpacked.read(_LOOKED_AT)
+    except OSError:
+        return ""
+    text = begin.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not text:
+        return "empty"
+    if text[:1] == b"\x80":
+        return "recorder"
+    if text[:1] not in (b"{", b"["):
+        return ""
+    if b'"traceEvents"' in text or b'"ph"' in text:
+        return "profiler"
+    return "recorder" if any(key in text for key in (b'"entries"', b'"pg_config"', b'"pg_status"')) else ""
+
+
+def foreign_files(source: Path) -> list[Path]:
+    """The files of other tools at a path: itself, those of a folder, or of its folders where it has none itself."""
+    if not source.is_dir():
+        return [source] if kind_of_file(source) else []
+    for found in (source.iterdir(), source.rglob("*")):
+        files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
+        files = [file for file in files if kind_of_file(file)]
+        if any(kind_of_file(file) != "empty" for file in files):
+            return files
+    return []
+
+
+def load_foreign(files: Sequence[Path]) -> Tables:
+    """One trace of the files of one job.
+
+    Raises:
+        TraceFileError: none can be read.
+    """
+    kinds = {file: kind_of_file(file) for file in files}
+    if "profiler" not in kinds.values():
+        found = read_dumps(files)
+        for problem in found.unreadable:
+            warn(problem)
+        return tables_of_dumps(found)
+    raise TraceFileError(f"{files[0]} is a profiler trace")

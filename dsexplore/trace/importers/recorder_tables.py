@@ -1,0 +1,126 @@
+"""The tables of a trace from flight-recorder dumps: one event per collective of each rank, with its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import polars as pl
+import torch
+
+from dsexplore.trace import schema
+from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
+from dsexplore.trace.tables import Tables, TraceInfo
+
+
+def tables_of(dump: RecorderDump, world_size: int) -> Tables:
+    """One rank's events and groups.
+
+    Args:
+        dump: of that rank.
+        world_size: how many ranks the job had.
+    """
+    members = {name: ranks for name, (_, ranks) in dump.groups.items()}
+    rows = [_row(dump.rank, i, entry, members.get(entry.group, ())) for i, entry in enumerate(dump.entries)]
+    notes = [f"rank {dump.rank}: {dump.note}"] if dump.note else []
+    if dump.entries and dump.entries[0].record > 0:
+        first = dump.entries[0].record
+        notes.append(f"rank {dump.rank}: the recorder kept {len(dump.entries):,} collectives, not the {first:,} before")
+    return Tables(
+        events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events"),
+        groups=pl.DataFrame(list(_groups(dump)), schema=schema.GROUPS, orient="row"),
+        info=TraceInfo(world_size=world_size, ranks=(dump.rank,), notes=tuple(notes)),
+    )
+
+
+def world_size_of(dumps: Iterable[RecorderDump]) -> int:
+    """The number of ranks that the dumps' groups have, or more where a dump has a higher rank."""
+    ranks = {0}
+    for dump in dumps:
+        ranks |= {dump.rank}.union(*(ranks for _, ranks in dump.groups.values()))
+    return max(ranks) + 1
+
+
+def _groups(dump: RecorderDump) -> Iterable[tuple[Any, ...]]:
+    described = dict(dump.groups)
+    backends: dict[str, str] = {}
+    for entry in dump.entries:
+        described.setdefault(entry.group, (entry.description, ()))
+        backends.setdefault(entry.group, entry.raw_op.partition(":")[0] if ":" in entry.raw_op else "")
+    for name, (description, ranks) in described.items():
+        yield name, _axis(description), "", list(ranks), len(ranks) or 1, backends.get(name, ""), "host"
+
+
+def _axis(description: str) -> str:
+    """A mesh axis, of a group that a mesh made; what the program calls the group; empty where it says nothing."""
+    if description in ("default_pg", "undefined", ""):
+        return ""
+    return description.removeprefix("mesh_")
+
+
+def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int]) -> tuple[Any, ...]:
+    size = len(members) or 1
+    message = message_bytes(entry, size)
+    sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
+    shape = _first(sizes) or _first(entry.output_sizes)
+    is_sent = entry.op != "barrier"
+    dtype = (entry.input_dtypes or entry.output_dtypes or ("",))[0] if is_sent else ""
+    peer = None
+    if entry.peers is not None:
+        place = entry.peers[1] if entry.op == "send" else entry.peers[0]
+        peer = members[place] if place < len(members) else None
+    return (
+        *(rank, 0, position, entry.op, entry.raw_op, "other", "", "", _axis(entry.description), entry.group, size),
+        *(message, wire_bytes(entry.op, message, size), dtype, list(shape) if is_sent else []),
+        *(False, "", entry.source, True, False, entry.batch, peer, None, None, None),
+        *(*_times(entry), entry.state),
+    )
+
+
+def _times(entry: RecorderEntry) -> tuple[int | None, int | None]:
+    """Start and end: measured ones where the recorder timed the collective, else its issue and when its end was
+    seen."""
+    start = entry.started or entry.created
+    if entry.state != "completed" or entry.ended is None:
+        return start, None
+    if entry.duration_ms is not None:
+        return entry.ended - round(entry.duration_ms * 1e6), entry.ended
+    return start, entry.ended
+
+
+def _first(sizes: Sizes) -> tuple[int, ...]:
+    return sizes[0] if sizes else ()
+
+
+def numel(sizes: Sizes) -> int:
+    """Elements of several tensors together."""
+    return sum(math.prod(shape) for shape in sizes)
+
+
+def message_bytes(entry: RecorderEntry, group_size: int) -> int:
+    """S as `schema` counts it: the whole buffer."""
+    received = numel(entry.output_sizes) * _item_size(entry.output_dtypes or entry.input_dtypes)
+    sent = numel(entry.input_sizes) * _item_size(entry.input_dtypes or entry.output_dtypes)
+    match entry.op:
+        case "barrier":
+            return 0
+        case "all_gather":
+            return max(received, sent * group_size)
+        case "reduce_scatter":
+            return max(sent, received * group_size)
+        case "gather":
+            return sent * group_size
+        case "scatter":
+            return received * group_size
+        case "recv":
+            return received or sent
+        case "all_to_all":
+            return max(sent, received)
+    return sent or received
+
+
+def _item_size(dtypes: Sequence[str]) -> int:
+    dtype = getattr(torch, dtypes[0], None) if dtypes else None
+    return dtype.itemsize if isinstance(dtype, torch.dtype) else 1

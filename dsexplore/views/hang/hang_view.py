@@ -1,0 +1,130 @@
+"""A hang report: the sentence, who waits in which call for whom, where the ranks parted, and the ranks' stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dsexplore.analysis.hangs.hang_report import HangReport
+from dsexplore.analysis.hangs.hang_text import place, ranks_text
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.view import View
+
+HEAD = ("ranks", "wait in", "group", "number", "bytes", "state", "line", "for")
+_MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
+_MOST_STACKS = 64
+
+Row = dict[str, Any]
+
+
+class HangView(View):
+    """The view of a `HangReport`."""
+
+    title = "Hang"
+
+    def __init__(self, report: HangReport) -> None:
+        self._report = report
+        self._waits = _together(report.waiting.to_dicts())
+
+    def text(self) -> str:
+        """The sentence, a line for each call in which ranks wait, and the notes."""
+        lines = [html.plain(self._report.sentence, 0)]
+        lines += [f"  {_wait_text(ranks, row)}" for ranks, row in self._waits[:_MOST_ROWS]]
+        if len(self._waits) > _MOST_ROWS:
+            lines.append(f"  … and {len(self._waits) - _MOST_ROWS} more calls: see waiting")
+        lines += [f"note: {html.plain(note, 0)}" for note in self._report.notes]
+        return "\n".join(lines)
+
+    def html(self, most: int = _MOST_ROWS) -> str:
+        """The same with tables, and the stacks folded.
+
+        Args:
+            most: rows of the table.
+        """
+        report = self._report
+        parts = [f"<p><b>{_headline(report)}</b></p><p>{html.escape(report.sentence, 0)}</p>"]
+        if self._waits:
+            rows = [_cells(ranks, row, report) for ranks, row in self._waits[:most]]
+            parts.append(html.table(HEAD, rows, left=(0, 1, 2, 5, 6, 7)))
+        if len(self._waits) > most:
+            parts.append(
+                f'<p class="dim">… and {len(self._waits) - most:,} more calls: <code>waiting</code> has all</p>'
+            )
+        parts += _parted(report)
+        parts += [_stack(rank, stack) for rank, stack in list(report.stacks.items())[:_MOST_STACKS]]
+        parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
+        return html.fragment("".join(parts))
+
+    def page(self) -> str:
+        """A document with many more rows than a notebook's output holds."""
+        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
+
+
+def _headline(report: HangReport) -> str:
+    if report.reason == "none":
+        return "No hang"
+    if report.culprits:
+        return f"Hang: {ranks_text(report.culprits)}"
+    return "Hang: the evidence does not say which rank is to blame"
+
+
+def _together(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
+    """Ranks that wait in the same call for the same ranks, with one of their rows."""
+    found: dict[tuple[Any, ...], tuple[list[int], Row]] = {}
+    for row in rows:
+        key = (
+            *(row[name] for name in ("op", "group", "number", "message_bytes", "state", "source")),
+            str(row["ranks"]),
+        )
+        found.setdefault((*key, str(row["waits_for"])), ([], row))[0].append(row["rank"])
+    return list(found.values())
+
+
+def _wait_text(ranks: Sequence[int], row: Row) -> str:
+    line = f", {place(row['source'])}" if row["source"] else ""
+    size = f", {format_bytes(row['message_bytes'])}" if row["message_bytes"] else ""
+    whom = f" for {ranks_text(row['waits_for'])}" if row["waits_for"] else ""
+    verb = "waits" if len(ranks) == 1 else "wait"
+    where = f"collective {row['number']} of group {row['group']}"
+    return html.plain(f"{ranks_text(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", 0)
+
+
+def _cells(ranks: Sequence[int], row: Row, report: HangReport) -> list[str]:
+    shown = html.escape(ranks_text(ranks).partition(" ")[2])
+    return [
+        f"<b>{shown}</b>" if set(ranks) & set(report.culprits) else shown,
+        html.name(row["op"]),
+        html.name(row["group"]),
+        str(row["number"]),
+        format_bytes(row["message_bytes"]) if row["message_bytes"] else "–",
+        html.escape(row["state"]),
+        html.name(row["source"] or "–"),
+        html.escape(ranks_text(row["waits_for"]).partition(" ")[2] if row["waits_for"] else "–"),
+    ]
+
+
+def _stack(rank: int, stack: str) -> str:
+    shown = f'<pre class="mono">{html.escape(stack, 0)}</pre>'
+    return f"<details><summary>rank {rank}: where it was</summary>{shown}</details>"
+
+
+def _parted(report: HangReport) -> list[str]:
+    rows = [
+        [
+            html.name(row["group"]),
+            str(row["number"]),
+            html.escape(row["field"]),
+            html.escape(ranks_text(row["ranks"]).partition(" ")[2]),
+            html.name(row["op"]),
+            format_bytes(row["message_bytes"]),
+            html.name(row["dtype"] or "–"),
+            html.name(row["source"] or "–"),
+            "" if row["is_harmful"] else "got through",
+        ]
+        for row in report.mismatches.to_dicts()
+    ]
+    if not rows:
+        return []
+    head = ("group", "number", "differs", "ranks", "op", "bytes", "dtype", "line", "")
+    return ["<h4>Not called alike</h4>", html.table(head, rows, left=(0, 2, 3, 4, 6, 7, 8))]

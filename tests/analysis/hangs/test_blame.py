@@ -1,0 +1,88 @@
+"""Who is blamed, in hangs of our own making and in random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dsexplore
+from dsexplore.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore.trace.importers.dumps import Dumps
+from dsexplore.trace.importers.recorder_dump import dump_of
+from tests.analysis.hangs.hangs import HANGS, Hang
+from tests.analysis.hangs.programs import STOP, Collective, Group, Step, dumps, run, write
+
+
+def report(hang: Hang, folder: Path) -> HangReport:
+    found = dumps(
+        run(hang.program, hang.size),
+        hang.groups,
+        keep=hang.keep,
+        only_active=hang.only_active,
+        empty=hang.empty,
+        lost=hang.lost,
+    )
+    return dsexplore.explain_hang(write(found, folder))
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_the_guilty_rank_and_line_are_named_and_no_other(name: str, tmp_path: Path) -> None:
+    hang = HANGS[name]
+    found = report(hang, tmp_path / "dumps")
+    print(found.sentence)
+    assert (found.culprits, found.suspects, found.reason) == (hang.culprits, hang.suspects, hang.reason)
+    lines = hang.line if isinstance(hang.line, tuple) else (hang.line,) * len(hang.culprits)
+    assert list(found.lines.values()) == [f"/home/me/train.py:{line}" if line else "" for line in lines]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[int, list[Group], list[Collective], int, int]:
+    """Ranks, random groups of them, a program that all run in one order, and one rank with the call before which it
+    stops although others still need it."""
+    size = draw(st.integers(2, 9))
+    members = st.lists(st.integers(0, size - 1), min_size=2, max_size=size, unique=True).map(sorted)
+    groups = [
+        Group(str(i), tuple(ranks), f"g{i}") for i, ranks in enumerate(draw(st.lists(members, min_size=1, max_size=6)))
+    ]
+    calls = st.builds(
+        Collective,
+        group=st.sampled_from(groups),
+        op=st.sampled_from(["all_reduce", "_all_gather_base", "barrier", "broadcast"]),
+        elements=st.integers(1, 3),
+        blocking=st.booleans(),
+    )
+    program = draw(st.lists(calls, min_size=1, max_size=25))
+    culprit = draw(st.sampled_from(program[-1].group.ranks))
+    own = [i for i, call in enumerate(program) if culprit in call.group.ranks]
+    return size, groups, program, culprit, draw(st.sampled_from(own))
+
+
+@given(jobs(), st.sampled_from(["whole", "active", "cut", "empty", "lost"]))
+@settings(max_examples=150, deadline=None)
+def test_one_rank_that_stops_is_blamed_whatever_the_groups(job: Any, kept: str) -> None:
+    size, groups, calls, culprit, stop = job
+
+    def program(rank: int) -> Iterator[Step]:
+        for i, call in enumerate(calls):
+            if rank == culprit and i == stop:
+                yield STOP
+            if rank in call.group.ranks:
+                yield call
+
+    left = dumps(
+        run(program, size),
+        groups,
+        keep=3 if kept == "cut" else None,
+        only_active=kept == "active",
+        empty=(culprit,) if kept == "empty" else (),
+        lost=(culprit,) if kept == "lost" else (),
+    )
+    contents = {Path(f"_dump_{rank}"): dump for rank, dump in left.items()}
+    found = Dumps(tuple(dump_of(file, content, int(file.name[6:])) for file, content in contents.items()))
+    assert report_of(job_of_dumps(found)).culprits == (culprit,)

@@ -1,0 +1,123 @@
+"""`explain_hang` and ``dsexplore hang`` on files, good and bad."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dsexplore
+from dsexplore.cli import main
+from dsexplore.errors import TraceFileError, UsageError
+from tests.analysis.hangs.hangs import ALL4, HANGS, slow_loader
+from tests.analysis.hangs.programs import Collective, Group, dumps, run, write
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(dumps(run(slow_loader, 4), ALL4), tmp_path / "dumps")
+
+
+def test_the_command_prints_the_sentence_and_the_waits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hang", str(folder)]) == 0
+    first, *waits = capsys.readouterr().out.splitlines()
+    assert first.startswith("rank 2 did not come: rank 3 waits for it in all_gather (train.py:10, group tp, 4 KiB)")
+    assert len(waits) == 3
+    assert waits[0].strip().startswith("rank 0 waits in all_reduce (collective 4 of group dp, 16 KiB, train.py:12;")
+
+
+def test_the_command_prints_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "hang.html"
+    assert main(["hang", "--json", "--html", str(page), str(folder)]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["culprits"] == [2]
+    assert read["lines"] == {"2": "/home/me/train.py:12"}
+    assert {row["rank"]: row["waits_for"] for row in read["waiting"]} == {0: [2], 1: [3], 3: [2]}
+    assert "rank 2 did not come" in page.read_text()
+
+
+def test_json_and_pickle_say_the_same(folder: Path, tmp_path: Path) -> None:
+    as_json = write(dumps(run(slow_loader, 4), ALL4), tmp_path / "json", "of {} here.txt", as_json=True)
+    assert dsexplore.explain_hang(as_json).sentence == dsexplore.explain_hang(folder).sentence
+    assert dsexplore.explain_hang(sorted(folder.iterdir())).culprits == (2,)
+
+
+def test_an_empty_file_is_a_rank_without_evidence(folder: Path) -> None:
+    (folder / "_dump_2").write_bytes(b"")
+    report = dsexplore.explain_hang(folder)
+    assert report.culprits == (2,)
+    assert report.reason == "no evidence"
+    assert "rank 2 left an empty file" in report.notes
+
+
+def test_a_broken_file_is_named_and_the_others_go_on(folder: Path) -> None:
+    (folder / "_dump_3").write_bytes(b"\x80\x02}q\x00(X\x07\x00\x00\x00entries")
+    report = dsexplore.explain_hang(folder)
+    assert report.culprits == (2,)
+    assert any("_dump_3 cannot be read" in note for note in report.notes)
+    assert "rank 3 left no dump" in report.notes
+
+
+def test_nothing_hangs(tmp_path: Path) -> None:
+    def good(_rank: int) -> Any:
+        for _ in range(3):
+            yield Collective(ALL4[0])
+
+    report = dsexplore.explain_hang(write(dumps(run(good, 4), ALL4), tmp_path / "dumps"))
+    assert (report.culprits, report.reason) == ((), "none")
+    assert report.sentence == "nothing hangs: no rank waits, all 12 recorded calls ended"
+    assert report.waiting.is_empty()
+
+
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing at .*nowhere: give the folder that the ranks wrote to"):
+        dsexplore.explain_hang(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="was given no files"):
+        dsexplore.explain_hang([])
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(TraceFileError):
+        dsexplore.explain_hang(tmp_path)
+    assert main(["hang", str(tmp_path / "nowhere")]) == 2
+    assert "dsexplore hang: nothing at" in capsys.readouterr().err
+
+
+def test_a_simulation_has_nothing_that_waits(tmp_path: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    with dsexplore.commtrace(world_size=2, save=tmp_path / "trace"):
+        dist.all_reduce(torch.ones(2))
+    with pytest.raises(UsageError, match="a trace of a simulation, in which nothing waits"):
+        dsexplore.explain_hang(tmp_path / "trace")
+
+
+def test_every_hang_has_a_page(tmp_path: Path) -> None:
+    for i, hang in enumerate(HANGS.values()):
+        left = dumps(run(hang.program, hang.size), hang.groups, lost=hang.lost, empty=hang.empty)
+        report = dsexplore.explain_hang(write(left, tmp_path / str(i)))
+        html = report._repr_mimebundle_()["text/html"]
+        assert "Hang" in html
+        assert len(html) < 40_000
+
+
+def test_sixteen_dumps_are_analysed_within_a_second(tmp_path: Path) -> None:
+    world = Group("0", tuple(range(16)), "default_pg")
+    tp = [Group(str(1 + i), tuple(range(4 * i, 4 * i + 4)), "mesh_tp") for i in range(4)]
+    dp = [Group(str(5 + i), tuple(range(i, 16, 4)), "mesh_dp") for i in range(4)]
+
+    def program(rank: int) -> Any:
+        for i in range(400):
+            if rank == 6 and i == 333:
+                return
+            yield Collective(tp[rank // 4], line=1)
+            yield Collective(dp[rank % 4], line=2)
+            yield Collective(world, line=3)
+
+    folder = write(dumps(run(program, 16, 10**7), [world, *tp, *dp], keep=1_000), tmp_path / "dumps")
+    dsexplore.explain_hang(folder)
+    begin = time.process_time()
+    assert dsexplore.explain_hang(folder).culprits == (6,)
+    assert time.process_time() - begin < 1.0

@@ -1,0 +1,202 @@
+"""Flight-recorder dumps of every format, as they come and as they should not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.recorder_dump import RecorderEntry, dump_of, numbers, read_content
+from dsexplore.trace.trace import load
+
+
+def entry(name: str = "nccl:all_reduce", record: int = 0, **changes: Any) -> dict[str, Any]:
+    """An entry as torch 2.13 writes it; a change to ``...`` leaves the field out."""
+    full = {
+        "record_id": record,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": record + 1,
+        "p2p_seq_id": 0,
+        "op_id": record + 1,
+        "profiling_name": name,
+        "time_created_ns": 1_000,
+        "input_sizes": [[4, 4]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[4, 4]],
+        "output_dtypes": ["BFloat16"],
+        "state": "completed",
+        "time_discovered_started_ns": 1_500,
+        "time_discovered_completed_ns": 3_000,
+        "retired": True,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        **changes,
+    }
+    return {key: value for key, value in full.items() if value is not ...}
+
+
+def dump(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    full = {
+        "version": "2.10",
+        "comm_lib_version": "2.27.3",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+        "pg_status": {
+            "0": {"last_enqueued_collective": 1, "last_started_collective": 1, "last_completed_collective": 1}
+        },
+        "entries": list(entries),
+        **changes,
+    }
+    return {key: value for key, value in full.items() if value is not ...}
+
+
+def entries(content: dict[str, Any]) -> tuple[RecorderEntry, ...]:
+    return dump_of(Path("rank_0"), content, 0).entries
+
+
+def text(value: Any) -> Any:
+    """The same with every number as text, as torch's JSON of some versions has them."""
+    if isinstance(value, dict):
+        return {key: text(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [text(each) for each in value]
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("pack", [lambda d: json.dumps(d).encode(), lambda d: pickle.dumps(d, protocol=2)])
+@pytest.mark.parametrize("squeeze", [lambda data: data, gzip.compress])
+def test_json_and_pickle_hold_the_same(tmp_path: Path, as_text: bool, pack: Any, squeeze: Any) -> None:
+    whole = dump(entry(), entry("nccl:send 0->1", 1, is_p2p=True, p2p_seq_id=7))
+    file = tmp_path / "dump_0"
+    file.write_bytes(squeeze(pack(text(whole) if as_text else whole)))
+    read = dump_of(file, read_content(file), 0)
+    assert (read.version, read.library, read.groups) == ("2.10", "2.27.3", {"0": ("default_pg", (0, 1))})
+    assert read.status == {0: (1, 1, 1)}
+    first, second = read.entries
+    assert (first.op, first.state, first.ended, first.input_dtypes) == ("all_reduce", "completed", 3_000, ("bfloat16",))
+    assert (second.op, second.sequence, second.peers, second.input_sizes) == ("send", 7, (0, 1), ((4, 4),))
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def test_no_code_of_a_pickle_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "dump_0"
+    file.write_bytes(pickle.dumps({"entries": [Evil()], "version": "2.10"}, protocol=2))
+    with pytest.raises(TraceFileError, match=r"dump_0 cannot be read \(the pickle names __builtin__.print"):
+        read_content(file)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("data", [b"\x80\x02}q", b'{"entries": [', b"\x1f\x8b\x00", b"{]"])
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "dump_0"
+    file.write_bytes(data)
+    with pytest.raises(TraceFileError, match="dump_0 cannot be read"):
+        read_content(file)
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("profiling_name", r"entries\[0\]\.profiling_name"),
+        ("process_group", r"entries\[0\]\.process_group"),
+        ("collective_seq_id", r"entries\[0\]\.collective_seq_id"),
+    ],
+)
+def test_a_missing_field_is_named(field: str, named: str) -> None:
+    missing = {field: ..., **({"p2p_seq_id": ...} if field == "collective_seq_id" else {})}
+    with pytest.raises(TraceFileError, match=f"rank_0 has no {named}"):
+        entries(dump(entry(**missing)))
+
+
+def test_fields_of_other_versions() -> None:
+    old = entry(
+        is_p2p=..., p2p_seq_id=..., process_group=..., pg_name="0", time_discovered_completed_ns=0, state="scheduled"
+    )
+    (one,) = entries(dump(old, version="2.3", comm_lib_version=..., nccl_version="2.20.5"))
+    assert (one.group, one.state, one.ended, one.is_p2p) == ("0", "scheduled", None, False)
+    (one,) = entries(dump(entry(collective_seq_id=..., seq_id=3), pg_config={"0": [0, 1]}))
+    assert one.sequence == 3
+    assert dump_of(Path("r"), dump(entries=...), 0).entries == ()
+    assert numbers("[0, 1, 12]") == (0, 1, 12) == numbers([0, "1", 12])
+
+
+def test_gloo_records_no_end_but_that_it_let_go() -> None:
+    kept, gone = entry("gloo:all_reduce"), entry("nccl:all_reduce")
+    for one in (kept, gone):
+        one.update(state="scheduled", time_discovered_completed_ns=0, retired=True)
+    assert entries(dump(kept))[0].state == "completed"
+    assert entries(dump(gone))[0].state == "scheduled"
+
+
+def test_members_of_a_coalesced_call_have_its_state() -> None:
+    def member(record: int, name: str, **changes: Any) -> dict[str, Any]:
+        return entry(name, record, state="scheduled", time_discovered_completed_ns=None, is_p2p=True, **changes)
+
+    calls = []
+    for number, state in ((1, "completed"), (2, "started")):
+        first = len(calls)
+        calls += [
+            member(first + i, name, p2p_seq_id=number) for i, name in enumerate(("nccl:send 0->1", "nccl:recv 0<-1"))
+        ]
+        end = entry("nccl:coalesced", first + 2, state=state, is_p2p=True, p2p_seq_id=number, input_sizes=[])
+        calls.append({**end, "time_discovered_completed_ns": 9_000 if state == "completed" else None})
+    found = entries(dump(*calls))
+    assert [(one.op, one.state, one.batch) for one in found] == [
+        ("send", "completed", 2),
+        ("recv", "completed", 2),
+        ("send", "started", 5),
+        ("recv", "started", 5),
+    ]
+
+
+def test_the_lost_end_of_a_coalesced_call_follows_from_what_ended_after_it() -> None:
+    lost = entry("nccl:_broadcast_oop", 0, state="scheduled", time_discovered_completed_ns=None)
+    assert [one.state for one in entries(dump(lost, entry(record=1)))] == ["completed", "completed"]
+    assert [one.state for one in entries(dump(lost))] == ["scheduled"]
+
+
+def test_dumps_become_a_trace(tmp_path: Path) -> None:
+    gather = entry(
+        "nccl:_all_gather_base", output_sizes=[[8, 4]], frames=[
+            {"filename": "/x/torch/distributed/c10d.py", "line": 3, "name": "all_gather"},
+            {"filename": "/home/me/train.py", "line": 40, "name": "step"},
+        ],
+    )  # fmt: skip
+    waiting = entry("nccl:all_reduce", 1, state="started", time_discovered_completed_ns=None)
+    for rank in (0, 1):
+        (tmp_path / f"nccl_trace_rank_{rank}.json").write_text(json.dumps(dump(gather, waiting)))
+    trace = load(tmp_path)
+    assert trace.info.ranks == (0, 1)
+    assert trace.info.world_size == 2
+    assert trace.events.select(
+        "rank", "op", "message_bytes", "wire_bytes", "dtype", "source", "start", "end", "state"
+    ).rows()[:2] == [
+        (0, "all_gather", 64, 32, "bfloat16", "/home/me/train.py:40", 1_500, 3_000, "completed"),
+        (0, "all_reduce", 32, 32, "bfloat16", "", 1_500, None, "started"),
+    ]
+    assert trace.groups.select("group", "ranks", "backend").rows() == [("0", [0, 1], "nccl")]
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        (tmp_path / f"r{rank}").write_text(json.dumps(dump(entry(**({"profiling_name": ...} if rank == 1 else {})))))
+    with pytest.warns(RuntimeWarning, match=r"r1 has no entries\[0\]\.profiling_name"):
+        trace = load(tmp_path)
+    assert trace.info.ranks == (0, 2)
+    assert any("r1 has no entries[0].profiling_name" in note for note in trace.info.notes)
+
+
+def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "dump_0").write_bytes(b'{"entries": [')
+    with pytest.raises(TraceFileError, match="dump_0 cannot be read"):
+        load(tmp_path)
