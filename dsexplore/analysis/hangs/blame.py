@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from dsexplore.analysis.hangs.calls import Instance, Job
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches
+from dsexplore.analysis.hangs.rank_calls import Instance, Job
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
 Reason = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "device", "unknown"]

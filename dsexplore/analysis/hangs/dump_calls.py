@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from dsexplore.analysis.hangs.calls import Call, GroupId, Job, RankCalls
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
 from dsexplore.trace.importers.recorder_tables import message_bytes, numel

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from dsexplore.analysis.hangs.calls import Call, Job
+from dsexplore.analysis.hangs.rank_calls import Call, Job
 
 _LONGEST = 64
 """Calls before a place that are compared at most."""

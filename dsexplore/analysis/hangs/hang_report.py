@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 
 from dsexplore.analysis.hangs.blame import Blame, Reason, blame
-from dsexplore.analysis.hangs.calls import Call, Job
 from dsexplore.analysis.hangs.hang_text import sentence
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches
+from dsexplore.analysis.hangs.rank_calls import Call, Job
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.display import Displayable
 

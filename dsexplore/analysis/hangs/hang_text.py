@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from dsexplore.analysis.hangs.blame import Blame
-from dsexplore.analysis.hangs.calls import Call, Instance, Job
+from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.units import format_bytes
 

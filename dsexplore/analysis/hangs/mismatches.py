@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsexplore.analysis.hangs.calls import Call, GroupId, Instance, Job
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job
 
 Signature = tuple[str, int | None, int | None, str]
 """Op, elements handed in, elements got, dtype: None and empty where ranks may differ, or where it is not known."""

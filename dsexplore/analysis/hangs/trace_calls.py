@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.analysis.hangs.calls import Call, GroupId, Job, RankCalls
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables

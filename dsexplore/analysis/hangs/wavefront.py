@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from dsexplore.analysis.hangs.calls import Call, Instance, Job
+from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 
 
 class Wavefront:

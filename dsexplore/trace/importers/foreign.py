@@ -46,7 +46,7 @@ def kind_of_file(file: Path) -> Kind:
 def foreign_files(source: Path) -> list[Path]:
     """The files of other tools at a path: itself, those of a folder, or of its folders where it has none itself."""
     if not source.is_dir():
-        return [source] if kind_of_file(source) else []
+        return [source] if kind_of_file(source) not in ("", "empty") else []
     for found in (source.iterdir(), source.rglob("*")):
         files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
         files = [file for file in files if kind_of_file(file)]
