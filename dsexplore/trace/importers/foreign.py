@@ -34,13 +34,11 @@ def kind_of_file(file: Path) -> Kind:
     text = begin.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
         return "empty"
-    if text[:1] == b"\x80":
-        return "recorder"
-    if text[:1] not in (b"{", b"["):
+    if text[:1] not in (b"\x80", b"{", b"["):
         return ""
     if b'"traceEvents"' in text or b'"ph"' in text:
         return "profiler"
-    return "recorder" if any(key in text for key in (b'"entries"', b'"pg_config"', b'"pg_status"')) else ""
+    return "recorder" if any(key in text for key in (b"entries", b"pg_config", b"pg_status")) else ""
 
 
 def foreign_files(source: Path) -> list[Path]:
