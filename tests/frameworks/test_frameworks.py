@@ -22,6 +22,8 @@ import dsexplore
 
 HERE = Path(__file__).parent
 RANKS = 4
+EXTENSIONS = HERE.parents[1] / "build" / "extensions"
+"""Where DeepSpeed builds what it needs on CPUs: once, as it takes most of a minute."""
 TABLE = HERE.parents[1] / "docs" / "frameworks.md"
 TABLE_HEAD = """\
 # Frameworks that run unmodified
@@ -40,6 +42,27 @@ LAYER = 4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 128 + 64 + 4 * 64
 """Parameters of a ``TransformerEncoderLayer(64, 4, 128)``: attention, two linear layers and two norms, with biases."""
 ENDS = 100 * 64 + 65 * 100
 """Parameters of an embedding of 100 words and of the linear layer that predicts them."""
+ZERO_WEIGHTS = 64 * 128 + 128 * 128 + 128 * 12
+ZERO = ZERO_WEIGHTS + 128 + 128 + 12
+"""Parameters of `scripts/deepspeed_zero.py`, without and with biases."""
+ACTIVATIONS = 2 * 32 * 2 * 64
+"""Bytes of what layers of `scripts/megatron_gpt.py` hand on: 32 tokens of 2 sequences, 64 wide, bf16."""
+MICRO_BATCHES = 2 * 4
+"""Of its two steps."""
+
+
+def gpt_layer(tp: int) -> int:
+    """Parameters of a layer of `scripts/megatron_gpt.py` on one rank, with Megatron's alignment of each to 64."""
+    split = (3 * 64 * 64, 3 * 64, 64 * 64, 64 * 256, 256, 256 * 64)
+    return sum(-(-size // tp // 64) * 64 for size in split) + 2 * 64 + 4 * 64
+
+
+GPT_TP = 4 * gpt_layer(2) + 2 * 128 * 64 // 2 + 2 * 64
+GPT_PP = 2 * gpt_layer(1) + 128 * 64
+"""Parameters of one rank: half of all, but for norms and some biases; the embedding and two of the four layers."""
+GPT_DENSE = 4 * (3 * 64 * 64 + 64 * 64 + 4 * 64 + 4 * 64) + 2 * 128 * 64 + 2 * 64
+GPT_EXPERTS = 4 * 2 * 2 * 64 * 256
+"""Of a rank that has two of four experts, without biases: attention, router, norms, embeddings; its experts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +77,23 @@ class Case:
     only_on_gpus: str = ""
     """Why real ranks on CPUs are not compared; empty where they are."""
     expected: Mapping[str, int] = field(default_factory=dict)
-    """Message bytes by op, of all its messages that carry more than losses and norms."""
+    """Message bytes by op, or by op and axis, of all its messages that carry more than losses and norms."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables by which the framework is told to use CPUs, where that is compared."""
 
     @property
     def name(self) -> str:
         return " ".join((self.script.removesuffix(".py"), *self.arguments))
 
 
-def sent(events: pl.DataFrame, op: str, least: int = 1024) -> int:
-    """Message bytes of an op, without the small messages that carry losses and norms."""
-    return int(events.filter((pl.col("op") == op) & (pl.col("message_bytes") >= least))["message_bytes"].sum())
+def sent(events: pl.DataFrame, what: str, least: int = 1024) -> int:
+    """Message bytes of ``"op"`` or ``"op axis"``, without the small messages that carry losses and norms."""
+    op, _, axis = what.partition(" ")
+    chosen = events.filter((pl.col("op") == op) & (pl.col("message_bytes") >= least))
+    return int(chosen.filter(pl.col("axis") == axis if axis else pl.lit(True))["message_bytes"].sum())
+
+
+CPUS = {"DS_ACCELERATOR": "cpu"}
 
 
 CASES = (
@@ -115,13 +145,67 @@ CASES = (
         only_on_gpus="not compared: equal in each run that ended, but one of eleven runs of the real ranks failed",
         expected={"reduce_scatter": 3 * 4 * (3 * 65 * 64 + ENDS)},
     ),
+    # Three steps in bf16. What is gathered is padded to pairs of elements on each rank.
+    *(
+        Case(
+            *("deepspeed_zero.py", (stage,), "deepspeed"),
+            expected={"all_reduce": 3 * 2 * ZERO, "all_gather": 3 * 2 * (-(-ZERO // 8) * 8)},
+            variables=CPUS,
+        )
+        for stage in ("1", "2")
+    ),
+    # Each parameter is gathered alone at set-up, then forward in each step, and backward in the first one alone:
+    # from the second on DeepSpeed knows the order, and keeps what backward uses again.
+    Case(
+        *("deepspeed_zero.py", ("3",), "deepspeed"),
+        expected={"reduce_scatter": 3 * 2 * ZERO, "all_gather": 2 * (ZERO_WEIGHTS + 4 * ZERO)},
+        variables=CPUS,
+    ),
+    # Of L = 4 layers, attention and MLP gather their input and scatter their output, the embedding scatters, the output
+    # layer gathers; backward does the opposite of each, and gathers each input once more. Gradients are fp32.
+    Case(
+        *("megatron_gpt.py", ("--tensor-parallel", "2"), "megatron-core"),
+        only_on_gpus="Megatron asks for GPUs",
+        expected={
+            "all_gather tp": MICRO_BATCHES * 3 * (2 * 4 + 1) * ACTIVATIONS,
+            "reduce_scatter tp": MICRO_BATCHES * 2 * (2 * 4 + 1) * ACTIVATIONS,
+            "all_reduce tp": 2 * 4 * (4 * (4 * 64 + 2 * 64) + 2 * 64),  # gradients of norms and of biases behind them
+            "reduce_scatter dp": 2 * 4 * GPT_TP,
+            "all_gather dp": 2 * 2 * GPT_TP,
+        },
+    ),
+    Case(
+        *("megatron_gpt.py", ("--pipeline-parallel", "2"), "megatron-core"),
+        only_on_gpus="Megatron asks for GPUs",
+        expected={
+            "send pp": MICRO_BATCHES * ACTIVATIONS,
+            "recv pp": MICRO_BATCHES * ACTIVATIONS,
+            "reduce_scatter dp": 2 * 4 * GPT_PP,
+            "all_gather dp": 2 * 2 * GPT_PP,
+        },
+    ),
+    # Two of four experts for each token, padded: to them and back, forward and backward. Two optimizers, of dense and
+    # of expert parameters, each gather all.
+    Case(
+        *("megatron_gpt.py", ("--experts", "4", "--expert-parallel", "2"), "megatron-core"),
+        only_on_gpus="Megatron asks for GPUs",
+        expected={
+            "all_to_all ep": MICRO_BATCHES * 4 * 4 * 2 * ACTIVATIONS,
+            "reduce_scatter dp": 2 * 4 * GPT_DENSE,
+            "reduce_scatter edp": 2 * 4 * GPT_EXPERTS,
+            "all_gather dp": 2 * 2 * 2 * GPT_DENSE,
+            "all_gather edp": 2 * 2 * 2 * GPT_EXPERTS,
+        },
+    ),
 )
 
 
 def environment() -> dict[str, str]:
-    """One thread a rank, loopback only, and dsexplore from this tree."""
+    """One thread a rank, loopback only, dsexplore from this tree, and the commands of this environment."""
     return {
         **os.environ,
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # DeepSpeed looks for ninja
+        "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
         "PYTHONPATH": str(Path(dsexplore.__file__).parents[1]),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -129,18 +213,20 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(*command: str) -> None:
+def run(*command: str, variables: Mapping[str, str] | None = None) -> None:
+    variables = {**environment(), **(variables or {})}
     done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment(), capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", *command], env=variables, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
 
-def simulated(case: Case, folder: Path, *options: str) -> pl.DataFrame:
+def simulated(case: Case, folder: Path, *options: str, variables: Mapping[str, str] | None = None) -> pl.DataFrame:
     """The events of rank 0 of four."""
     file = folder / "simulated.parquet"
     size = ("--mesh", case.mesh) if case.mesh else ("--world-size", str(RANKS))
-    run("dsexplore", "run", *size, *options, "-o", str(file), str(HERE / "scripts" / case.script), *case.arguments)
+    script = (str(HERE / "scripts" / case.script), *case.arguments)
+    run("dsexplore", "run", *size, *options, "-o", str(file), *script, variables=variables)
     return dsexplore.load(file).events
 
 
@@ -149,7 +235,8 @@ def on_real_ranks(case: Case, folder: Path) -> pl.DataFrame:
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     launcher += ("--log-dir", str(folder / "logs"))
     script = str(HERE / "scripts" / case.script)
-    run(*launcher, str(HERE / "on_each_rank.py"), str(folder / "real"), script, *case.arguments)
+    traced = (str(HERE / "on_each_rank.py"), str(folder / "real"), script, *case.arguments)
+    run(*launcher, *traced, variables=case.variables)
     return dsexplore.load(folder / "real").events.filter(pl.col("rank") == 0)
 
 
@@ -185,5 +272,6 @@ def test_sends_on_gpus_what_its_formula_says(case: Case, tmp_path: Path, counted
 def test_sends_on_cpus_what_real_ranks_send(case: Case, tmp_path: Path, counted: dict[tuple[Case, str], int]) -> None:
     expected = on_real_ranks(case, tmp_path).select(COLUMNS)
     assert expected.height > 0
-    assert simulated(case, tmp_path, "--gpu", "cpu").select(COLUMNS).rows() == expected.rows()
+    events = simulated(case, tmp_path, "--gpu", "cpu", variables=case.variables)
+    assert events.select(COLUMNS).rows() == expected.rows()
     counted[case, "CPUs"] = expected.height
