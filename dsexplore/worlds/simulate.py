@@ -46,7 +46,7 @@ from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node
 from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
-from dsexplore.worlds.simulated.pipeline import patch_pipeline
+from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.takeover import Takeover
 from dsexplore.worlds.simulated.target_traffic import Target, check_target, patch_target
 from dsexplore.worlds.spec import resolve
@@ -125,6 +125,7 @@ class World:
         gpu: the GPU that is stood in for.
         target: the hardware and backend whose traffic is shown.
         remarks: what the world must say of itself.
+        stage_shapes: who answers for other pipeline stages; to be set before the world is opened.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class World:
         self.device, self.gpu = device, gpu
         self.target = check_target(target)
         self.remarks = Remarks()
+        self.stage_shapes = StageShapes()
         self._inventor = Inventor(self.remarks, values)
         self._exit = ExitStack()
         self._watch = closed.Watch()
@@ -225,11 +227,12 @@ class World:
             fake_tensors.patch_loaders(patches, self.remarks)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module, self.fake)
-        patch_pipeline(patches)
+        objects = Objects(patches, self.remarks)
+        patch_pipeline(patches, self.stage_shapes, objects, self.remarks)
         patch_futures(patches)
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)
-        patch_checkpoints(patches, Objects(patches, self.remarks), self.remarks)
+        patch_checkpoints(patches, objects, self.remarks)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 
     def _cuda(self) -> AbstractContextManager[object]:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
+from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.tracing import recorded
+
+_FOREVER = 1e6
+"""Seconds that another rank may take: a script ends when it ends."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +73,27 @@ class Played:
     """What ended it, with the script's own traceback; None for a script that came to its end."""
 
 
-def play(program: Program, setting: Setting, look: Callable[[Trace], None] | None = None) -> Played:
+def play(
+    program: Program,
+    setting: Setting,
+    look: Callable[[Trace], None] | None = None,
+    stages: EarlierStages | None = None,
+) -> Played:
     """Run a program as one rank, and return its trace also where it ended with an error.
 
     Args:
         program: what to run.
         setting: its world.
         look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
+        stages: what is known of the shapes of earlier pipeline stages; nothing unless given.
 
     Raises:
         UsageError: no such script, numbers that do not fit together, or a process group that is there already.
     """
     world = setting.world()
     program.check()
+    stages = earlier_stages(program, setting) if stages is None else stages
+    world.stage_shapes = stages.shapes()
     world.open()
     try:
         world.expect_set_up()
@@ -92,6 +107,48 @@ def play(program: Program, setting: Setting, look: Callable[[Trace], None] | Non
             return played
     finally:
         world.close()
+
+
+def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
+    """What answers for the earlier pipeline stages of a rank: it plays their ranks.
+
+    Args:
+        program: what to run.
+        setting: the world of the rank.
+        folder: where answers are shared with other ranks of the same world; empty for nowhere.
+    """
+    return EarlierStages(partial(_play_until, program, setting), folder, rank=setting.rank)
+
+
+def _play_until(program: Program, setting: Setting, rank: int, stage: int, known: Mapping[int, Any]) -> Any:
+    """Play a rank in a process of its own until a stage of it knows its shapes, and return what it sends on.
+
+    Raises:
+        UsageError: the program ended before.
+    """
+    other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
+    ran = run_ranks(
+        _answer_of, 1, args=(program, other, stage, dict(known)), backend=None, timeout=_FOREVER, grace=_FOREVER
+    )
+    (outcome,) = ran.outcomes
+    if outcome.status == "ok" and outcome.value is not None:
+        return outcome.value
+    why = outcome.error or "the script came to its end"
+    raise UsageError(
+        f"pipeline stage {stage} was played as rank {rank} for the shapes that it sends on, and did not come to know "
+        f"them ({why}): give stages their shapes, PipelineStage(..., input_args=…, output_args=…)"
+    )
+
+
+def _answer_of(program: Program, setting: Setting, stage: int, known: dict[int, Any]) -> Any:
+    """In a process of its own: what a stage of the rank sends on; None where the program ends before that is known."""
+    stages = replace(earlier_stages(program, setting), known=known, wanted=stage)
+    error = play(program, setting, stages=stages).error
+    if isinstance(error, ShapesKnown):
+        return error.answer
+    if error is not None:
+        raise error
+    return None
 
 
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> Played:

@@ -23,7 +23,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.scripts.program import Program, exit_status
-from dsexplore.worlds.scripts.script import Setting, play
+from dsexplore.worlds.scripts.script import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around
 
 _FOREVER = 1e6
@@ -173,7 +173,12 @@ def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: 
     found: list[WorldFound] = []
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
     with _watched_files(lambda path: written.setdefault(path), folder):
-        played = play(program, setting, lambda trace: found.append(look_around(trace, sys.modules["__main__"])))
+        played = play(
+            program,
+            setting,
+            lambda trace: found.append(look_around(trace, sys.modules["__main__"])),
+            earlier_stages(program, setting, folder),
+        )
     error = played.error
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)

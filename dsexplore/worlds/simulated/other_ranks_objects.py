@@ -161,8 +161,17 @@ def _arriving(**values: list[torch.Tensor]) -> Iterator[None]:
 
 
 def _bringing(function: Callable[..., Any], values: list[torch.Tensor]) -> Callable[..., Any]:
+    is_called = False
+
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = function(tensor, *args, **kwargs)
+        nonlocal is_called
+        if is_called:  # torch calls the same name again under a mode of functions, as that of GPUs is
+            return function(tensor, *args, **kwargs)
+        is_called = True
+        try:
+            result = function(tensor, *args, **kwargs)
+        finally:
+            is_called = False
         tensor.copy_(values.pop(0))
         return result
 

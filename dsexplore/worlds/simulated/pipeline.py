@@ -2,14 +2,22 @@
 
 Before its first microbatch a schedule of torch 2.13 lets its stages vote, down the pipeline and back, whether all of
 them were told their shapes (``input_args`` and ``output_args``). What a simulated rank receives is not the others'
-vote, so it would go on to ask its neighbours for shapes, and read those from memory that nobody wrote. In a simulated
-world the vote is sent as in the real one, and its result is what it would be if the other ranks' stages were built
-like this one's. A schedule of torch 2.15 leaves the vote out on a simulated group.
+vote. So the vote is sent as in the real one, and its result is what it would be if the other ranks' stages were built
+like this one's.
+
+Stages that were not told their shapes find them out in turn: each runs its module once on inputs of the shapes that
+the stage before it sends, and sends on those of its outputs; then those of the gradients go back. Here the shapes of an
+earlier stage come from `StageShapes.ask`, which plays the ranks of the earlier stages where a script is run (see
+`dsexplore.worlds.scripts.stage_shapes`). The gradients that a later stage sends back are taken to have the
+shapes, dtypes and placements of what was sent there. Both travel torch's whole way, so the same messages are recorded.
+
+A schedule of torch 2.15 leaves the vote out on a simulated group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -20,31 +28,105 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.simulated.other_ranks_objects import Objects
+
+_LIKE_ACTIVATIONS = (
+    "the gradients that later pipeline stages send are taken to have the shapes of the activations that they receive"
+)
 
 
-def patch_pipeline(patches: Patches) -> None:
-    """Let pipeline stages that know their shapes run on simulated groups; say what the others lack."""
+@dataclass
+class StageShapes:
+    """Where the shapes of other stages come from, and where those of this rank's go.
+
+    Attributes:
+        ask: called with a stage of this rank and the index of the stage before it; returns what that one sends on,
+            torch's description of its outputs. None where nobody can answer.
+        found: called with each stage of this rank once its outputs' shapes are known.
+    """
+
+    ask: Callable[[Any, int], Any] | None = None
+    found: Callable[[Any], None] = lambda _stage: None
+
+
+def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks) -> None:
+    """Let pipeline stages run on simulated groups; say what those lack that cannot find out their shapes.
+
+    Args:
+        patches: where the changes are kept.
+        shapes: answers for other stages.
+        objects: brings what another rank would send.
+        remarks: where assumptions are reported.
+    """
     if hasattr(PipelineStage, "_warmup_forward_vote"):
-        _patch_vote(patches)
+        _patch_vote(patches, shapes)
+        _patch_messages(patches, shapes, objects, remarks)
     else:  # torch 2.15 holds no vote on a fake group
         _patch_initialisation(patches)
 
 
-def _patch_vote(patches: Patches) -> None:
+def _patch_vote(patches: Patches, shapes: StageShapes) -> None:
     result: Callable[..., torch.Tensor] = PipelineStage._warmup_backward_result
     vote: Callable[..., torch.Tensor] = PipelineStage._warmup_forward_vote
+    without_shapes: list[int] = []
 
     @wraps(vote)
     def simulated_vote(stage: Any, /, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
-        _check_shapes(stage, has_backward)
+        if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
+            if shapes.ask is None and not stage.is_first:
+                raise _no_shapes(stage)
+            without_shapes.append(stage.stage_index)
         return vote(stage, has_backward, *args, **kwargs)
 
     @wraps(result)
     def simulated_result(stage: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.ones_like(result(stage, *args, **kwargs))
+        sent = result(stage, *args, **kwargs)
+        return torch.tensor([0 if without_shapes else 1], dtype=sent.dtype)
 
     patches.attribute(PipelineStage, "_warmup_forward_vote", simulated_vote)
     patches.attribute(PipelineStage, "_warmup_backward_result", simulated_result)
+
+
+def _patch_messages(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks) -> None:
+    receive: Callable[..., Any] = PipelineStage._recv_meta
+    infer: Callable[..., Any] = PipelineStage._forward_metadata_inference
+
+    @wraps(receive)
+    def simulated_receive(stage: Any, /, src_stage: int) -> Any:
+        if src_stage > stage.stage_index:
+            remarks.note(_LIKE_ACTIVATIONS)
+            brought = _gradients_of(stage._stage_meta.outputs)
+        elif shapes.ask is None:
+            raise _no_shapes(stage)
+        else:
+            brought = shapes.ask(stage, src_stage)
+        with objects.standing_for(brought):
+            return receive(stage, src_stage)
+
+    @wraps(infer)
+    def watched_inference(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
+        sent = infer(stage, *args, **kwargs)
+        shapes.found(stage)
+        return sent
+
+    patches.attribute(PipelineStage, "_recv_meta", simulated_receive)
+    patches.attribute(PipelineStage, "_forward_metadata_inference", watched_inference)
+
+
+def sent_on(stage: Any) -> Any:
+    """What a stage sends to the next one once the shapes of its outputs are known."""
+    from torch.distributed.pipelining._utils import _StageForwardMeta  # not in torch 2.15
+
+    return _StageForwardMeta(forward_metas=stage._stage_meta.outputs)
+
+
+def _gradients_of(outputs: Any) -> Any:
+    """What the next stage would send back: a description of the gradient of each output that needs one."""
+    from torch.distributed.pipelining._utils import _StageBackwardMeta  # not in torch 2.15
+
+    described = tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs)
+    return _StageBackwardMeta(backward_metas=described)
 
 
 def _patch_initialisation(patches: Patches) -> None:
@@ -54,17 +136,16 @@ def _patch_initialisation(patches: Patches) -> None:
     @wraps(initialise)
     def simulated(schedule: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
         for stage in stages:
-            if isinstance(stage, PipelineStage):
-                _check_shapes(stage, has_backward)
+            if isinstance(stage, PipelineStage) and InferenceMode.needs_dynamic(stage._user_meta, has_backward):
+                raise _no_shapes(stage)
         initialise(schedule, stages, has_backward, *args, **kwargs)
 
     patches.attribute(_PipelineSchedule, name, simulated)
 
 
-def _check_shapes(stage: Any, has_backward: bool) -> None:
-    if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
-        raise UsageError(
-            f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbours in a "
-            "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of one "
-            "microbatch's shape"
-        )
+def _no_shapes(stage: Any) -> UsageError:
+    return UsageError(
+        f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbours in a "
+        "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of one "
+        "microbatch's shape"
+    )

@@ -1,6 +1,7 @@
-"""Pipeline stages in a simulated world with a torch that lets stages hold no vote there, as torch 2.15 does.
+"""Pipeline stages in a simulated world, also with a torch that lets stages hold no vote there, as torch 2.15 does.
 
-With the vote of torch 2.13 they run in tests/capture/schemes.
+Stages that know their shapes, with the vote of torch 2.13, run in tests/capture/schemes; those of a script that find
+them out, in tests/worlds/scripts/test_stage_shapes.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedule
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import simulate
+from dsexplore.worlds.tracing import commtrace
 
 INITIALISE = "_initialize_pipeline_distributed_state"
 
@@ -44,3 +46,23 @@ def test_stages_with_shapes_and_of_other_classes_are_torchs_to_initialise(initia
         stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"), example, example, group=mesh.get_group())
         getattr(_PipelineSchedule, INITIALISE)(None, [other, stage], False)
     assert initialised == [other, stage]
+
+
+@pytest.mark.skipif(not hasattr(PipelineStage, "_recv_meta"), reason="torch 2.15 asks in another way")
+class TestStagesWithoutShapesWhereNobodyAnswers:
+    """In a notebook there is no script whose other ranks could be played."""
+
+    def step(self, index: int, *arguments: torch.Tensor) -> None:
+        with simulate(mesh="pp=2", rank=index, fake=True) as mesh:
+            stage = PipelineStage(nn.Linear(4, 4), index, 2, torch.device("cpu"), group=mesh.get_group())
+            Schedule1F1B(stage, 2, loss_fn=nn.MSELoss()).step(*arguments)
+
+    def test_the_first_one_needs_no_answer(self) -> None:
+        with commtrace() as trace:
+            self.step(0, torch.zeros(4, 4))
+        assert trace.where(phase="backward").events["op"].to_list() == ["recv", "recv"]
+        assert not [note for note in trace.info.notes if "invented" in note]
+
+    def test_another_one_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="pipeline stage 1 does not know its shapes"):
+            self.step(1)

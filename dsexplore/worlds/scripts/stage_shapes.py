@@ -1,0 +1,88 @@
+"""The shapes that earlier pipeline stages of a script send on, found by playing their ranks until they know them.
+
+A stage that was not told its shapes asks the stage before it, whose rank no process plays. So the ranks of all earlier
+stages are played, one after the other, each in a process of its own and with the answers of those before, until each
+has run its module once. Several ranks of one world that are played together share the answers through a folder.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsexplore.atomic import writing
+from dsexplore.progress import track
+from dsexplore.worlds.simulated.pipeline import StageShapes, sent_on
+
+PlayUntil = Callable[[int, int, Mapping[int, Any]], Any]
+"""Plays a rank until one of its stages knows its shapes: rank, stage, and the answers of earlier stages by their index.
+Returns the answer of that stage."""
+
+
+class ShapesKnown(BaseException):
+    """Raised in a program, out of the first step of its schedule, once the stage that was asked for has its answer.
+
+    No ``except Exception`` of the program catches it.
+    """
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        super().__init__("the shapes of a pipeline stage are known")
+
+
+@dataclass
+class EarlierStages:
+    """Answers for the stages before a rank's own.
+
+    Args:
+        play_until: plays the rank of another stage.
+        folder: where answers are shared with other ranks; empty for nowhere.
+        known: answers by the index of their stage.
+        wanted: the stage with whose answer the program is to end; None for a program that runs on.
+        rank: the rank that this process plays.
+    """
+
+    play_until: PlayUntil
+    folder: str = ""
+    known: dict[int, Any] = field(default_factory=dict)
+    wanted: int | None = None
+    rank: int = 0
+
+    def shapes(self) -> StageShapes:
+        """What a simulated world asks."""
+        return StageShapes(self.ask, self.found)
+
+    def ask(self, stage: Any, source: int) -> Any:
+        """The answer of stage ``source``, after those of all stages before it."""
+        with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
+            for index in range(source + 1):
+                if index not in self.known:
+                    rank = stage._resolve_peer_global_rank(index)
+                    self.known[index] = self._shared(rank, index) or self.play_until(rank, index, self.known)
+                    self._share(rank, index)
+                work.advance()
+        return self.known[source]
+
+    def found(self, stage: Any) -> None:
+        """Keep the answer of a stage of this rank."""
+        index = stage.stage_index
+        self.known[index] = sent_on(stage)
+        self._share(self.rank, index)
+        if index == self.wanted:
+            raise ShapesKnown(self.known[index])
+
+    def _shared(self, rank: int, index: int) -> Any:
+        file = self._file(rank, index)
+        return pickle.loads(file.read_bytes()) if file is not None and file.exists() else None
+
+    def _share(self, rank: int, index: int) -> None:
+        file = self._file(rank, index)
+        if file is not None and not file.exists():
+            with writing(file) as part:
+                part.write_bytes(pickle.dumps(self.known[index]))
+
+    def _file(self, rank: int, index: int) -> Path | None:
+        return Path(self.folder, f"stage-{index}-of-rank-{rank}") if self.folder else None
