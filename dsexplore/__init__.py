@@ -18,6 +18,7 @@ _HOMES = {
     "explain_hang": "dsexplore.analysis.hangs.explain",
     "expect_comms": "dsexplore.capture.expect",
     "run_ranks": "dsexplore.worlds.real.local_ranks",
+    "calibrate": "dsexplore.cost.calibrate",
     "UsageError": "dsexplore.errors",
     "TraceFileError": "dsexplore.errors",
     "ClosedWorldError": "dsexplore.errors",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from dsexplore.analysis.hangs.explain import explain_hang as explain_hang
     from dsexplore.capture.expect import expect_comms as expect_comms
     from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode
+    from dsexplore.cost.calibrate import calibrate as calibrate
     from dsexplore.errors import ClosedWorldError as ClosedWorldError
     from dsexplore.errors import ExpectationError as ExpectationError
     from dsexplore.errors import TraceFileError as TraceFileError

@@ -1,4 +1,4 @@
-"""``dsexplore run | lab | demo | show | hang | aio``."""
+"""``dsexplore run | lab | demo | show | hang | aio | comm``."""
 
 from __future__ import annotations
 
@@ -185,6 +185,18 @@ def _aio(options: argparse.Namespace) -> int | None:
     return run(options)
 
 
+def _comm_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.cost.comm_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _comm(options: argparse.Namespace) -> int | None:
+    from dsexplore.cost.comm_command import run
+
+    return run(options)
+
+
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     from dsexplore.worlds.scripts.run_command import add_arguments
 
@@ -204,4 +216,5 @@ COMMANDS = {
     "show": Command("show a saved trace", _show_arguments, _show),
     "hang": Command("say why a job hangs, and which ranks it is due to", _hang_arguments, _hang),
     "aio": Command("measure how fast the disk can feed a program", _aio_arguments, _aio),
+    "comm": Command("measure how fast the collectives of some ranks are", _comm_arguments, _comm),
 }

@@ -90,6 +90,7 @@ from dsexplore.comm.ranks import (
     is_initialized,
     new_group,
 )
+from dsexplore.comm.sweep_run import sweep
 from dsexplore.comm.switches import (
     Noop,
     all_gather_comm_off,
@@ -190,6 +191,7 @@ __all__ = [
     "send",
     "send_object_list",
     "set_backend",
+    "sweep",
     "timed_op",
     "uninstall",
 ]

@@ -17,6 +17,8 @@ VIEWS = {
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
+    "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",
+    "dsexplore.cost.calibrate:Calibration": "dsexplore.views.comm_sweep.comm_sweep_view:CalibrationView",
     "dsexplore.comm.summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }
 

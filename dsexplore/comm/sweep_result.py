@@ -1,0 +1,269 @@
+"""`CommSweep`: what a sweep of collectives measured, as rows that nccl-tests would print."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dsexplore.atomic import writing
+from dsexplore.comm.bandwidth import bandwidth
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.trace.collectives import OPS
+from dsexplore.units import format_bytes
+
+if TYPE_CHECKING:
+    import polars
+
+FORMAT = "dsexplore communication sweep"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One op at one size, with one buffer or two.
+
+    Attributes:
+        op: a name from `dsexplore.trace.collectives.OPS`.
+        message_bytes: message bytes S as nccl-tests counts them.
+        in_place: whether the result lies where the input did.
+        rounds: seconds of one call in each round: the median over the calls, the mean over the ranks.
+        calls: how many calls were timed, all rounds together.
+        wrong: how many of the elements that were looked at were wrong; None where nothing was checked.
+    """
+
+    op: str
+    message_bytes: int
+    in_place: bool
+    rounds: tuple[float, ...]
+    calls: int
+    wrong: int | None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one call in the quieter half of the rounds: their mean.
+
+        Other programs only ever add to a time, so that the half of the rounds that took longer says more of them.
+        """
+        ordered = sorted(self.rounds)
+        quiet = ordered[: max(1, (len(ordered) + 1) // 2)]
+        return sum(quiet) / len(quiet)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConditions:
+    """What was measured, and on what.
+
+    Attributes:
+        backend: of the group: ``"nccl"``, ``"gloo"``, …
+        device: where the tensors lay: ``"cpu"``, ``"cuda"``.
+        nodes: how many machines the ranks ran on.
+        ranks_per_node: ranks of the group on each of them; the most, where they differ.
+        dtype: of the elements.
+        software: versions of torch and of the library, or what a file that was read says.
+        started: when, as text.
+        remarks: what was left out and why.
+    """
+
+    backend: str
+    device: str
+    nodes: int
+    ranks_per_node: int
+    dtype: str
+    software: str
+    started: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the group."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass
+class CommSweep(Displayable):
+    """All that a sweep measured; shows itself in a notebook."""
+
+    conditions: SweepConditions
+    points: list[SweepPoint] = field(default_factory=list)
+
+    @property
+    def ops(self) -> list[str]:
+        """The ops that were measured, in the order in which they were."""
+        return list(dict.fromkeys(point.op for point in self.points))
+
+    def of(self, op: str, *, in_place: bool | None = None) -> list[SweepPoint]:
+        """The points of one op by ascending size.
+
+        Args:
+            op: as in `ops`.
+            in_place: which of the two; None takes each size once, out of place where that was measured.
+
+        Raises:
+            UsageError: the op was not measured.
+        """
+        if op not in self.ops:
+            raise UsageError(f"op {op!r} was not measured: there is {', '.join(self.ops)}")
+        found = [point for point in self.points if point.op == op]
+        if in_place is not None:
+            found = [point for point in found if point.in_place == in_place]
+        first: dict[int, SweepPoint] = {}
+        for point in sorted(found, key=lambda p: (p.message_bytes, p.in_place)):
+            first.setdefault(point.message_bytes, point)
+        return list(first.values())
+
+    def wrong(self) -> list[SweepPoint]:
+        """The points at which a result was not what it must be."""
+        return [point for point in self.points if point.wrong]
+
+    def to_frame(self) -> polars.DataFrame:
+        """One row per point: seconds, and algbw and busbw in GB/s as nccl-tests defines them."""
+        import polars
+
+        return polars.DataFrame([self._row(point) for point in self.points], infer_schema_length=None)
+
+    def _row(self, point: SweepPoint) -> dict[str, Any]:
+        algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, self.conditions.ranks)
+        return {
+            "op": point.op,
+            "message_bytes": point.message_bytes,
+            "in_place": point.in_place,
+            "seconds": point.seconds,
+            "algbw": algbw,
+            "busbw": busbw,
+            "shortest": min(point.rounds),
+            "longest": max(point.rounds),
+            "rounds": len(point.rounds),
+            "calls": point.calls,
+            "wrong": point.wrong,
+        }
+
+    def table(self, op: str) -> str:
+        """The rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s."""
+        return "\n".join(table_lines(self, op))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as JSON; returns the path."""
+        with writing(path) as unfinished:
+            unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
+        return Path(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values; `from_json` reads them back."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "conditions": asdict(self.conditions),
+            "points": [asdict(point) for point in self.points],
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a saved result.
+
+        Raises:
+            OSError: it cannot be read.
+            UsageError: it is no sweep of collectives, is damaged, or was written by a newer version.
+        """
+        try:
+            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{os.fspath(path)} is not a saved sweep of collectives: {error}") from error
+        return cls.from_json(loaded, os.fspath(path))
+
+    @classmethod
+    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
+        """Read what `to_json` gave.
+
+        Raises:
+            UsageError: as for `load`.
+        """
+        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+            raise UsageError(f"{name} is not a saved sweep of collectives: write one with CommSweep.save")
+        if loaded.get("version", 0) > VERSION:
+            raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
+        try:
+            conditions = loaded["conditions"]
+            unknown = {point["op"] for point in loaded["points"]} - {*OPS}
+            if unknown:
+                raise UsageError(f"{name} has {sorted(unknown)}, which are no collectives: known are {', '.join(OPS)}")
+            return cls(
+                SweepConditions(**{**conditions, "remarks": tuple(conditions["remarks"])}),
+                [SweepPoint(**{**point, "rounds": tuple(point["rounds"])}) for point in loaded["points"]],
+            )
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{name} is a damaged sweep of collectives: {error!r}") from error
+
+    def lines(self) -> list[str]:
+        """What was measured on what, the best bandwidth of each op, and what was wrong: one statement a line."""
+        how = self.conditions
+        where = f"{how.nodes} × {how.ranks_per_node} ranks" if how.nodes > 1 else f"{how.ranks} ranks"
+        lines = [f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"]
+        for op in self.ops:
+            rows = [self._row(point) for point in self.of(op)]
+            best = max(rows, key=lambda row: float(row["busbw"]))
+            least = min(float(row["seconds"]) for row in rows)
+            lines.append(
+                f"{op}: {least * 1e6:.1f} µs at least, {best['busbw']:.3g} GB/s bus bandwidth "
+                f"at {format_bytes(best['message_bytes'])}"
+            )
+        if self.wrong():
+            wrong = ", ".join(f"{point.op} of {format_bytes(point.message_bytes)}" for point in self.wrong())
+            lines.append(f"WRONG RESULTS: {wrong}")
+        return [*lines, *how.remarks]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+_TOP = "#                                                              out-of-place                       in-place"
+_NAMES = ("#       size         count      type   redop    root", "     time   algbw   busbw  #wrong")
+_UNITS = ("#        (B)    (elements)                          ", "     (us)  (GB/s)  (GB/s)        ")
+_PER_RANK = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+_REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
+    """The header and the rows of `CommSweep.table`.
+
+    Raises:
+        UsageError: the op was not measured.
+    """
+    yield _TOP
+    yield f"{_NAMES[0]}{_NAMES[1]}{_NAMES[1]}"
+    yield f"{_UNITS[0]}{_UNITS[1]}{_UNITS[1]}".rstrip()
+    at: dict[int, dict[bool, SweepPoint]] = {}
+    sweep.of(op)
+    for point in (point for point in sweep.points if point.op == op):
+        at.setdefault(point.message_bytes, {})[point.in_place] = point
+    for size in sorted(at):
+        yield _row_line(sweep, op, size, [at[size].get(False), at[size].get(True)])
+
+
+def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | None]) -> str:
+    width = _BYTES.get(sweep.conditions.dtype, 4)
+    count = size // width // (sweep.conditions.ranks if op in _PER_RANK else 1)
+    name = {"float32": "float", "float16": "half"}.get(sweep.conditions.dtype, sweep.conditions.dtype)
+    redop, root = ("sum" if op in _REDUCING else "none"), (0 if op in _ROOTED else -1)
+    cells = [f"{size:12} {count:13} {name:>9} {redop:>7} {root:7}"]
+    for point in pair:
+        if point is None:
+            cells.append(f"{'N/A':>9} {'N/A':>7} {'N/A':>7} {'N/A':>7}")
+            continue
+        algbw, busbw = bandwidth(op, size, point.seconds, sweep.conditions.ranks)
+        wrong = "N/A" if point.wrong is None else str(point.wrong)
+        cells.append(f"{_significant(point.seconds * 1e6):>9} {algbw:7.2f} {busbw:7.2f} {wrong:>7}")
+    return "".join(cells)
+
+
+_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "uint8": 1, "int8": 1, "float64": 8}
+
+
+def _significant(microseconds: float) -> str:
+    """Four or more digits, as nccl-tests prints times."""
+    return f"{microseconds:.2f}" if microseconds < 1e4 else f"{microseconds:.0f}"

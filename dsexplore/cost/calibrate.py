@@ -1,0 +1,127 @@
+"""`calibrate`: a cluster file whose collectives were measured on the ranks that are here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from dsexplore.atomic import writing
+from dsexplore.comm.sweep_result import CommSweep
+from dsexplore.comm.sweep_run import sweep
+from dsexplore.cost.cluster import Cluster, Measured
+from dsexplore.cost.cluster_file import FOLDER
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+
+
+@dataclass
+class Calibration(Displayable):
+    """Measured collectives beside what a cluster file predicts for them.
+
+    Attributes:
+        sweep: what was measured.
+        base: the cluster file that the measured points were added to.
+        cluster: the base with the measured points, to give to predictions.
+    """
+
+    sweep: CommSweep
+    base: Cluster
+    cluster: Cluster
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the cluster as a file that `Cluster.load` and predictions take by its path; returns the path.
+
+        Raises:
+            UsageError: a path that does not end in ``.toml``.
+        """
+        target = Path(path)
+        if target.suffix != ".toml":
+            raise UsageError(f"{target} would not be taken for a cluster file: give a path that ends in .toml")
+        with writing(target) as unfinished:
+            unfinished.write_text(self.to_toml(), encoding="utf-8")
+        return target
+
+    def to_toml(self) -> str:
+        """The base's file with the measured points at its end, in place of those for the same ops and groups."""
+        kept = [table for table in self.cluster.measured if table not in _tables(self.sweep)]
+        text = (FOLDER / f"{self.base.name}.toml").read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
+        return "\n".join([text, *(_table_text(table) for table in (*kept, *_tables(self.sweep)))]) + "\n"
+
+
+def calibrate(group: Any = None, *, base: str | None = None, **options: Any) -> Calibration:
+    """Measure the collectives of a group and put them into a cluster; every rank of the group calls this.
+
+    Args:
+        group: a process group; None for the world.
+        base: the name of a known cluster, whose other numbers are taken; None takes ``"gloo-local"`` for gloo and
+            ``"dgx-h100"`` for NCCL, whose compute and memory then are not this machine's.
+        options: of `dsexplore.comm.sweep`.
+
+    Raises:
+        UsageError: as `dsexplore.comm.sweep` and `Cluster.load`.
+    """
+    start = Cluster.load(base) if base else None  # a wrong name is an error before minutes of measuring
+    measured = sweep(group, **options)
+    return calibrated(measured, start or Cluster.load(_default(measured)))
+
+
+def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
+    """The calibration by a sweep that was measured, or read from a file of nccl-tests.
+
+    Raises:
+        UsageError: more ranks per node than the cluster has.
+    """
+    here = measured.conditions
+    if here.ranks_per_node > base.ranks_per_node:
+        raise UsageError(
+            f"{base.name} has {base.ranks_per_node} ranks per node and the sweep {here.ranks_per_node}: "
+            "name another cluster as base"
+        )
+    tables = _tables(measured)
+    new = {(table.op, table.nodes, table.ranks_per_node) for table in tables}
+    kept = tuple(t for t in base.measured if (t.op, t.nodes, t.ranks_per_node) not in new)
+    return Calibration(measured, base, replace(base, measured=kept + tables))
+
+
+def _default(measured: CommSweep) -> str:
+    return "dgx-h100" if measured.conditions.backend == "nccl" else "gloo-local"
+
+
+def _tables(measured: CommSweep) -> tuple[Measured, ...]:
+    """The points of each op as a table of a cluster file: in place for those ops that torch does in place."""
+    here = measured.conditions
+    source = f"measured: {here.backend} on {here.device}, {here.software}"
+    day = here.started[:10] or date.today().isoformat()
+    return tuple(
+        Measured(op, here.nodes, here.ranks_per_node, *_points(measured, op), source, day) for op in measured.ops
+    )
+
+
+def _points(measured: CommSweep, op: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    there = {point.in_place for point in measured.points if point.op == op}
+    in_place = op in ("all_reduce", "broadcast", "reduce") and True in there
+    points = measured.of(op, in_place=in_place if in_place in there else None)
+    return tuple(point.message_bytes for point in points), tuple(point.seconds for point in points)
+
+
+def _table_text(table: Measured) -> str:
+    return "\n".join(_table_lines(table))
+
+
+def _table_lines(table: Measured) -> Iterator[str]:
+    yield "\n[[measured]]"
+    yield f'op = "{table.op}"'
+    yield f"nodes = {table.nodes}"
+    yield f"ranks_per_node = {table.ranks_per_node}"
+    yield f"bytes = {list(table.message_bytes)}"
+    yield f"microseconds = {[round(seconds * 1e6, 3) for seconds in table.seconds]}"
+    yield f"source = {_quoted(table.source)}"
+    yield f"date = {_quoted(table.date)}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

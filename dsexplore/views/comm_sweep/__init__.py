@@ -1,0 +1,1 @@
+"""What a sweep of collectives and a calibration look like."""

@@ -1,0 +1,104 @@
+"""A sweep of collectives as plotly figures: bus bandwidth or time by message size, a line per op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dsexplore.comm.bandwidth import bandwidth
+from dsexplore.comm.sweep_result import CommSweep, SweepPoint
+from dsexplore.cost.calibrate import Calibration
+from dsexplore.cost.collective_time import collective_time
+from dsexplore.units import format_bytes
+from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
+
+KINDS = ("busbw", "algbw", "time")
+"""What a figure can show by message size."""
+_AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
+
+
+def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
+    """What a point shows: GB/s, or microseconds."""
+    if kind == "time":
+        return point.seconds * 1e6
+    algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, sweep.conditions.ranks)
+    return busbw if kind == "busbw" else algbw
+
+
+def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str]) -> Any:
+    """A line per op by message size, with the range of the rounds; dashed in place."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for at, op in enumerate(ops):
+        for in_place in (False, True):
+            points = sweep.of(op, in_place=in_place)
+            if points:
+                figure.add_scatter(**_line(sweep, points, kind, _COLOURS[at % len(_COLOURS)], in_place))
+    return _by_size(figure, kind, sweep)
+
+
+def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, colour: str, in_place: bool) -> dict[str, Any]:
+    return {
+        "x": [point.message_bytes for point in points],
+        "y": [value(sweep, point, kind) for point in points],
+        "name": f"{points[0].op}, in place" if in_place else points[0].op,
+        "mode": "lines+markers",
+        "line": {"color": colour, "dash": DASHES[int(in_place)]},
+        "customdata": [point_text(sweep, point) for point in points],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def point_text(sweep: CommSweep, point: SweepPoint) -> str:
+    """One measured point in words."""
+    algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, sweep.conditions.ranks)
+    place = "in place" if point.in_place else "out of place"
+    spread = f"{min(point.rounds) * 1e6:.4g} to {max(point.rounds) * 1e6:.4g} µs in {len(point.rounds)} rounds"
+    return (
+        f"{point.op} of {format_bytes(point.message_bytes)}, {place}: {point.seconds * 1e6:.4g} µs ({spread}), "
+        f"algbw {algbw:.3g} GB/s, busbw {busbw:.3g} GB/s"
+    )
+
+
+def calibration_figure(calibration: Calibration, op: str) -> Any:
+    """Measured times of one op over what the base cluster's file predicted, both by message size."""
+    import plotly.graph_objects as go
+
+    sweep, here = calibration.sweep, calibration.sweep.conditions
+    points = sweep.of(op)
+    sizes = [point.message_bytes for point in points]
+    predicted = [collective_time(op, size, here.ranks, here.ranks_per_node, calibration.base) for size in sizes]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=sizes + sizes[::-1],
+        y=[found.high * 1e6 for found in predicted] + [found.low * 1e6 for found in predicted[::-1]],
+        fill="toself",
+        mode="lines",
+        line={"width": 0, "color": INK},
+        opacity=0.25,
+        name=f"range by {calibration.base.name}",
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=sizes,
+        y=[found.expected * 1e6 for found in predicted],
+        mode="lines",
+        line={"color": INK, "dash": "dash"},
+        name=f"predicted by {calibration.base.name}",
+        customdata=[f"{op} of {format_bytes(size)}: {found}" for size, found in zip(sizes, predicted, strict=True)],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    figure.add_scatter(**{**_line(sweep, points, "time", BLUE, False), "name": f"{op}, measured", "mode": "markers"})
+    return _by_size(figure, "time", sweep)
+
+
+def _by_size(figure: Any, kind: str, sweep: CommSweep) -> Any:
+    every = sorted({point.message_bytes for point in sweep.points})
+    ticks = every[:: max(1, len(every) // 8)]
+    figure.update_xaxes(
+        title="message bytes", type="log", tickvals=ticks, ticktext=[format_bytes(size) for size in ticks]
+    )
+    figure.update_yaxes(title=_AXES[kind], type="log" if kind == "time" else "linear")
+    return themed(figure)

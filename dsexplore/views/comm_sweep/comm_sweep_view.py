@@ -1,0 +1,135 @@
+"""The static views of a sweep of collectives and of a calibration: tables as nccl-tests prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.comm.sweep_result import CommSweep
+from dsexplore.cost.calibrate import Calibration
+from dsexplore.cost.collective_time import collective_time
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_seconds
+from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure
+from dsexplore.views.page import html
+from dsexplore.views.view import View
+
+STYLE = """
+.dsx pre.rows{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;max-width:100%;overflow-x:auto;
+font-family:var(--dsx-mono);font-size:11px;color:inherit}
+.dsx .calibration td{padding:2px 8px;text-align:right}
+.dsx .calibration td.off{font-weight:600}
+.dsx details>summary{font-weight:600;padding:3px 0}
+"""
+
+
+class CommSweepView(View):
+    """The view of a `CommSweep`."""
+
+    title = "Collectives"
+
+    def __init__(self, sweep: CommSweep) -> None:
+        self._sweep = sweep
+
+    def text(self) -> str:
+        """What was measured, and the best bandwidth of each op."""
+        return "\n".join(html.plain(line, 300) for line in self._sweep.lines())
+
+    def html(self) -> str:
+        """The same lines, and a table per op."""
+        body = [f"<p>{html.escape(line, 300)}</p>" for line in self._sweep.lines()]
+        for at, op in enumerate(self._sweep.ops):
+            rows = html.escape(self._sweep.table(op), 0)
+            body.append(
+                f"<details{' open' if not at else ''}><summary>{html.escape(op)}</summary>"
+                f'<pre class="rows">{rows}</pre></details>'
+            )
+        return html.fragment("".join(body), STYLE)
+
+    def figure(self, kind: str = "busbw", ops: list[str] | None = None, **options: Any) -> Any:
+        """A line per op by message size.
+
+        Args:
+            kind: ``"busbw"``, ``"algbw"`` (GB/s) or ``"time"`` (µs).
+            ops: which; None for all.
+
+        Raises:
+            UsageError: an unknown kind, op or option.
+        """
+        _no_options(options, "kind and ops")
+        if kind not in KINDS:
+            raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
+        return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
+
+    def explore(self, **options: Any) -> Any:
+        """Ops and kind to choose, the figure, and the point last clicked."""
+        from dsexplore.views.comm_sweep.comm_sweep_explorer import explorer
+
+        _no_options(options, "none")
+        return explorer(self._sweep)
+
+
+class CalibrationView(View):
+    """The view of a `Calibration`."""
+
+    title = "Calibration"
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+
+    def text(self) -> str:
+        """For each op how far the base cluster's prediction was from what was measured."""
+        base = self._calibration.base
+        lines = [f"{base.title} with the times of {self._calibration.sweep.lines()[0]}"]
+        for op in self._calibration.sweep.ops:
+            factors = sorted(measured / expected for _, measured, expected in self._compared(op))
+            lines.append(
+                f"{op}: {len(factors)} points, {factors[0]:.2g} to {factors[-1]:.2g} times what {base.name} predicted"
+            )
+        return "\n".join(html.plain(line, 300) for line in lines)
+
+    def _compared(self, op: str) -> list[tuple[int, float, float]]:
+        """Size, measured seconds and predicted seconds of each point."""
+        here = self._calibration.sweep.conditions
+        base = self._calibration.base
+        return [
+            (
+                p.message_bytes,
+                p.seconds,
+                collective_time(op, p.message_bytes, here.ranks, here.ranks_per_node, base).expected,
+            )
+            for p in self._calibration.sweep.of(op)
+        ]
+
+    def html(self) -> str:
+        """The same lines, and a table per op."""
+        body = [f"<p>{html.escape(line, 300)}</p>" for line in self.text().splitlines()]
+        for op in self._calibration.sweep.ops:
+            rows = "".join(
+                f"<tr><th>{format_bytes(size)}</th><td>{format_seconds(measured)}</td>"
+                f"<td>{format_seconds(expected)}</td><td>{measured / expected:.2f}</td></tr>"
+                for size, measured, expected in self._compared(op)
+            )
+            head = "<tr><th>message</th><th>measured</th><th>predicted</th><th>factor</th></tr>"
+            body.append(
+                f"<details><summary>{html.escape(op)}</summary>"
+                f'<table class="calibration"><thead>{head}</thead><tbody>{rows}</tbody></table></details>'
+            )
+        return html.fragment("".join(body), STYLE)
+
+    def figure(self, op: str | None = None, **options: Any) -> Any:
+        """Measured times of one op (None: the first) over what the base cluster predicted.
+
+        Raises:
+            UsageError: an op that was not measured, or an unknown option.
+        """
+        _no_options(options, "op")
+        return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
+
+    def explore(self, **options: Any) -> Any:
+        """The explorer of the sweep."""
+        return CommSweepView(self._calibration.sweep).explore(**options)
+
+
+def _no_options(options: dict[str, Any], known: str) -> None:
+    if options:
+        raise UsageError(f"there is no option {next(iter(options))!r}: it takes {known}")

@@ -1,0 +1,229 @@
+"""The sweep of collectives: what it measures on real ranks, what it prints, saves and reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as td
+
+import dsexplore
+from dsexplore import UsageError
+from dsexplore.comm.nccl_tests_file import read_nccl_tests
+from dsexplore.comm.sweep_ops import IN_PLACE, SWEPT
+from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
+
+CONDITIONS = SweepConditions("nccl", "cuda", 1, 8, "float32", "torch 2.13", "2026-11-23T10:00:00", ("a remark",))
+
+
+def small() -> CommSweep:
+    """Two ops of 8 ranks at two sizes."""
+    points = [
+        SweepPoint(op, size, in_place, (seconds, 2 * seconds, 9 * seconds), 60, wrong)
+        for op, wrong in (("all_reduce", 0), ("all_gather", None))
+        for size, seconds in ((1024, 20e-6), (1 << 30, 4029.4e-6))
+        for in_place in (False, True)
+    ]
+    return CommSweep(CONDITIONS, points)
+
+
+def on_each_rank(**options: Any) -> dict[str, Any]:
+    """Runs in the ranks."""
+    from dsexplore.comm import sweep
+
+    return sweep(**options).to_json()
+
+
+def with_a_wrong_result() -> dict[str, Any]:
+    """Runs in the ranks: rank 1 adds 1 to one element of its input each time."""
+    from dsexplore.comm import sweep
+
+    original = td.all_reduce
+
+    def broken(tensor: Any, **options: Any) -> Any:
+        if td.get_rank() == 1 and tensor.numel() == 256:
+            tensor[3] += 1
+        return original(tensor, **options)
+
+    td.all_reduce = broken
+    try:
+        return sweep(sizes=[1024], ops=["all_reduce"], rounds=1, seconds=0.0).to_json()
+    finally:
+        td.all_reduce = original
+
+
+def of_a_subgroup() -> dict[str, Any] | str:
+    """Runs in the ranks: ranks 1 and 2 of three are measured."""
+    from dsexplore.comm import sweep
+
+    group = td.new_group([1, 2])
+    if td.get_rank() == 0:
+        try:
+            sweep(group)
+        except UsageError as error:
+            return str(error)
+    return sweep(group, sizes=["4KiB"], rounds=1, seconds=0.0).to_json()
+
+
+@pytest.mark.processes
+def test_all_ops_on_real_ranks() -> None:
+    run = dsexplore.run_ranks(lambda: on_each_rank(sizes=[8, "4KiB"], rounds=2, seconds=0.001), 2, timeout=120).check()
+    assert run.values[0] == run.values[1]
+    result = CommSweep.from_json(run.values[0])
+    assert result.ops == list(SWEPT)
+    assert (result.conditions.backend, result.conditions.ranks) == ("gloo", 2)
+    assert {(p.op, p.in_place) for p in result.points if p.in_place} == {(op, True) for op in IN_PLACE}
+    for point in result.points:
+        assert point.wrong == 0, point
+        assert len(point.rounds) == 2
+        assert 1e-7 < point.seconds < 5
+        assert point.calls >= 6
+    assert [p.message_bytes for p in result.of("all_gather")] == [8, 4096]
+
+
+@pytest.mark.processes
+def test_a_wrong_result_is_counted_and_named() -> None:
+    result = CommSweep.from_json(dsexplore.run_ranks(with_a_wrong_result, 2, timeout=120).check().values[0])
+    assert [point.wrong for point in result.points] == [4, 4]  # one element, seen from both ends, on both ranks
+    assert "WRONG RESULTS: all_reduce of 1 KiB" in str(result)
+
+
+@pytest.mark.processes
+def test_a_subgroup_is_measured_by_its_members() -> None:
+    values = dsexplore.run_ranks(of_a_subgroup, 3, timeout=120).check().values
+    assert "not in the group" in values[0]
+    result = CommSweep.from_json(values[1])
+    assert result.conditions.ranks == 2
+    assert not result.wrong()
+
+
+def test_without_ranks_it_is_refused() -> None:
+    from dsexplore.comm import sweep
+
+    with pytest.raises(UsageError, match="no process group to measure"):
+        sweep()
+    with dsexplore.simulate(4), pytest.raises(UsageError, match="a simulated group takes no time"):
+        sweep()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ops": ["all_sum"]}, "ops .'all_sum'. cannot be swept"),
+        ({"ops": []}, "cannot be swept"),
+        ({"sizes": [0]}, "message bytes above 0"),
+        ({"smallest": "1MiB", "largest": "1KiB"}, "no size between 1MiB and 1KiB"),
+        ({"largest": "much"}, "'much' is not a number of bytes"),
+        ({"factor": 1}, "factor 1 does not lead"),
+        ({"rounds": 0}, "rounds 0"),
+        ({"sizes": [1 << 50]}, "do not fit the memory"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsexplore.comm import sweep
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in its place and leaves it
+    td.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match=message):
+            sweep(**options)
+    finally:
+        td.destroy_process_group()
+
+
+def test_the_time_of_a_point_is_that_of_the_quieter_rounds() -> None:
+    assert SweepPoint("send", 8, False, (9.0, 1.0, 3.0), 3, 0).seconds == 2.0
+    assert SweepPoint("send", 8, False, (4.0,), 3, 0).seconds == 4.0
+
+
+def test_the_table_is_that_of_nccl_tests() -> None:
+    lines = small().table("all_reduce").splitlines()
+    measured = "time algbw busbw #wrong"
+    assert " ".join(lines[1].split()) == f"# size count type redop root {measured} {measured}"
+    measured = "6044.10 177.65 310.89 0"
+    assert " ".join(lines[-1].split()) == f"1073741824 268435456 float sum -1 {measured} {measured}"
+    assert {len(line) for line in lines[3:]} == {len(lines[1])}
+    assert " 33554432 " in small().table("all_gather")  # elements per rank
+    with pytest.raises(UsageError, match="op 'send' was not measured: there is all_reduce, all_gather"):
+        small().table("send")
+
+
+def test_saved_and_read_again(tmp_path: Path) -> None:
+    path = small().save(tmp_path / "sweep.json")
+    assert CommSweep.load(path) == small()
+    frame = small().to_frame()
+    assert frame.height == 8
+    assert frame["busbw"].max() == pytest.approx(310.89, abs=0.01)
+    path.write_text(path.read_text().replace('"all_gather"', '"<b>"'), encoding="utf-8")
+    with pytest.raises(UsageError, match="are no collectives"):
+        CommSweep.load(path)
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="not a saved sweep of collectives"):
+        CommSweep.load(path)
+    path.write_text(json.dumps({**small().to_json(), "version": 9}), encoding="utf-8")
+    with pytest.raises(UsageError, match="newer dsexplore"):
+        CommSweep.load(path)
+    path.write_text(json.dumps({**small().to_json(), "points": [{"op": "send"}]}), encoding="utf-8")
+    with pytest.raises(UsageError, match="damaged"):
+        CommSweep.load(path)
+
+
+def test_its_own_table_can_be_read(tmp_path: Path) -> None:
+    ranks = "\n".join(f"#  Rank  {r} Group  0 Pid  1 on  node0 device  {r} [0000:19:00] GPU" for r in range(8))
+    path = tmp_path / "out.txt"
+    path.write_text(f"{ranks}\n{small().table('all_reduce')}\n", encoding="utf-8")
+    read = read_nccl_tests(path, op="all_reduce")
+    assert read.conditions.ranks == 8
+    assert [p.seconds for p in read.of("all_reduce")] == pytest.approx([p.seconds for p in small().of("all_reduce")])
+
+
+NEW = """# nccl-tests version 2.17.9 nccl-headers=22602 nccl-library=22602
+# Collective test starting: reduce_scatter_perf
+#  Rank  0 Group  0 Pid 1584280 on gpu-a device  0 [0000:29:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid 1584280 on gpu-b device  0 [0000:2f:00] NVIDIA H100 80GB HBM3
+           0             0     float     sum      -1     0.89    0.00    0.00       0     1.27    0.00    0.00       0
+         128             4     float     sum      -1    41.94    0.00    0.00       0    34.65    0.00    0.00       0
+  8589934592     268435456     float     sum      -1  20695.6  415.06  363.18       0  20641.5  416.15  364.13       2
+"""
+OLD = """[1,0]<stdout>:# nThread 1 nGpus 8 minBytes 1 maxBytes 8589934592 step: 2(factor)
+[1,0]<stdout>:#   Rank  0 Pid 167261 on localhost device  0 [0x00] A100-SXM4-40GB
+[1,0]<stdout>:#   Rank  1 Pid 167261 on localhost device  1 [0x00] A100-SXM4-40GB
+[1,0]<stdout>:  4194304         131072   float            96.44   43.49   38.05    N/A    99.62   42.10   36.84    N/A
+[1,0]<stdout>:  8388608        2097152   float     sum   162.0   51.79   90.63  5e-07    160.0   52.44   91.77  3e-01
+"""
+
+
+def test_output_of_nccl_tests_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(NEW, encoding="utf-8")
+    read = read_nccl_tests(path)
+    assert (read.ops, read.conditions.nodes, read.conditions.ranks_per_node) == (["reduce_scatter"], 2, 1)
+    assert [(p.message_bytes, p.in_place, p.wrong) for p in read.points] == [
+        (128, False, 0),
+        (128, True, 0),
+        (8589934592, False, 0),
+        (8589934592, True, 2),
+    ]
+    assert read.points[-1].seconds == pytest.approx(20641.5e-6)
+    assert "22602" in read.conditions.software
+    path.write_text(OLD, encoding="utf-8")
+    with pytest.raises(UsageError, match="does not say which collective it is: give op="):
+        read_nccl_tests(path)
+    old = read_nccl_tests(path, op="all_to_all")
+    assert [p.wrong for p in old.points] == [None, None, 0, 1]
+    assert old.conditions.ranks == 2
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("hello\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="lists no ranks"):
+        read_nccl_tests(path)
+    path.write_text(NEW.split("         128")[0].split("           0")[0], encoding="utf-8")
+    with pytest.raises(UsageError, match="has no rows"):
+        read_nccl_tests(path)
