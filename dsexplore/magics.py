@@ -1,4 +1,4 @@
-"""``%%commtrace`` and ``%commtrace``: record what a cell communicates, in a simulated world or in yours."""
+"""``%%commtrace`` and ``%commtrace``: record what a cell communicates, simulated, on real local ranks, or in yours."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from IPython.display import display
 
 from dsexplore import run_cell
 from dsexplore.errors import UsageError
+from dsexplore.real_cells import RealCells, failure
+from dsexplore.trace.trace import Trace
+from dsexplore.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore.worlds.scripts.several_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.target_traffic import TARGETS
 from dsexplore.worlds.tracing import commtrace
@@ -26,12 +30,17 @@ Record what a cell communicates: which module, over which mesh axis, how many by
   %commtrace --world-size 8 --mesh dp=2,tp=4      open a world that stays for the cells that follow
   %%commtrace --world-size 8 --device cuda        trace a cell written for GPUs; the CPU stands in for them
   %%commtrace --world-size 8                      with `%run train.py --lr 0.1` as the cell: trace a script
+  %%commtrace --real 4                            run and trace the cell on 4 processes of this machine, new ones
+  %commtrace --real 4                             start 4 that live on: models of one cell are there in the next
+  %%commtrace --rank 1,3                          run the cell on some of them
   %%commtrace                                     trace this cell in the open world, or in your own process group
   %commtrace                                      tell which world is open
   %commtrace --close                              close it
 
 A mesh named in --mesh is there as `mesh`. On a simulated world counts, bytes and placements are those of the real
-program; values are not, because each rank sees its own shard only. The trace of the last cell is `_trace`."""
+program; values are not, because each rank sees its own shard only. Real ranks have values and times: they get the names
+that the cell reads, `rank` and `world_size`, print under their labels, and return their last expression's value in
+`_trace.results`. Ctrl-C and --timeout end them. The trace of the last cell is `_trace`."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,7 +66,10 @@ def _parser() -> _Parser:
     option = parser.add_argument
     option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone tells it too")
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
-    option("--rank", type=int, default=0, metavar="R", help="the simulated rank to play (default: 0)")
+    option("--real", type=int, metavar="N", help="run on N real ranks, processes of this machine")
+    option("--backend", metavar="NAME", help="of real ranks: gloo (default), or nccl with one GPU per rank")
+    option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
+    option("--rank", metavar="R", help="the simulated rank to play (default: 0), or the real ranks to run on: 1,3")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option("--target", choices=TARGETS, help="whose traffic to show: cuda, GPUs with NCCL (default), or cpu, gloo")
     option("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the CPU stands in for GPUs (default: cpu)")
@@ -83,6 +95,7 @@ class CommtraceMagics(Magics):
         self._world: World | None = None
         self._mesh: Any = None
         self._unbind = ExitStack()
+        self._real = RealCells(shell)
 
     @no_var_expand
     @line_cell_magic
@@ -110,39 +123,82 @@ class CommtraceMagics(Magics):
         if options.close:
             if not self._close_and_print():
                 print("no world is open")
+        elif options.real is not None:
+            world = _real_world(options)
+            if options.rank is not None or options.timeout is not None:
+                raise UsageError("--rank and --timeout belong to a cell: write them after %%commtrace, on top of one")
+            self._close_and_print()
+            self._real.keep(world)
+            print(f"opened a world of {world}: %%commtrace runs a cell on them")
         elif _opens(options):
             self._close_and_print()
-            world = _world(options)
-            self._bind(world)
-            self._world = world
-            print(f"opened a world of {world}: this is rank {world.rank}; %%commtrace traces a cell in it")
+            simulated = _world(options)
+            self._bind(simulated)
+            self._world = simulated
+            print(f"opened a world of {simulated}: this is rank {simulated.rank}; %%commtrace traces a cell in it")
         else:
-            print(f"a world of {self._world} is open" if self._world else "no world is open")
+            current = self._world or self._real.kept
+            print(f"a world of {current} is open" if current else "no world is open")
 
     def close(self) -> str:
         """Close the world that stays open, and return its description; an empty text where there was none."""
+        return self._close_simulated() or self._real.close()
+
+    def _close_simulated(self) -> str:
         world, self._world = self._world, None
         self._unbind.close()
         return str(world) if world is not None else ""
 
     def _close_and_print(self) -> bool:
-        closed = self.close()
-        if closed:
-            print(f"closed the world of {closed}")
-        return bool(closed)
+        return _print_closed(self.close())
 
     def _cell(self, options: argparse.Namespace, cell: str) -> None:
         if options.close:
             raise UsageError("--close belongs to the line form: write %commtrace --close in a line of its own")
+        if options.real is not None or (self._real.kept is not None and not _names_simulated(options)):
+            self._run_on_ranks(options, cell)
+            return
         if not _opens(options):
             self._trace(options, cell)
             return
-        self._close_and_print()
+        _print_closed(self._close_simulated())
         try:
             self._bind(_world(options))
             self._trace(options, cell)
         finally:
-            self.close()
+            self._unbind.close()
+
+    def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
+        """Run a cell on the kept ranks, or on new ones, and show what they sent."""
+        kept = self._real.kept
+        world = None if kept is not None and _is_kept(options, kept) else _real_world(options)
+        if world is not None and options.rank is not None:
+            raise UsageError(
+                f"--rank {options.rank} chooses among ranks that are kept: start them with %commtrace --real "
+                f"{options.real} in a line of its own"
+            )
+        ranks = None if options.rank is None or kept is None else parse_ranks(options.rank, kept.size)
+        timeout = _DEFAULT_TIMEOUT if options.timeout is None else options.timeout
+        if timeout <= 0:
+            raise UsageError(f"--timeout {timeout:g}: give seconds above 0")
+        name = options.name or "_trace"
+        try:
+            run = self._real.run(cell, world, ranks, timeout)
+        except KeyboardInterrupt as interrupt:
+            self._bind_trace(options, getattr(interrupt, "run", None))
+            interrupt.add_note(f"The ranks were ended. What was recorded until then is in `{name}`.")
+            raise
+        trace = self._bind_trace(options, run)
+        if not run.ok:
+            raise failure(run, timeout)
+        display(trace.explore() if options.explore else trace)
+
+    def _bind_trace(self, options: argparse.Namespace, run: CellRun | None) -> Trace:
+        trace = Trace() if run is None or run.trace is None else run.trace
+        self.shell.user_ns["_trace"] = trace
+        if options.name:
+            self.shell.user_ns[options.name] = trace
+        return trace
 
     def _bind(self, world: World) -> None:
         """Open the world, and put its mesh into the user's namespace until it closes."""
@@ -178,12 +234,57 @@ class CommtraceMagics(Magics):
         display(trace.explore() if options.explore else trace)
 
 
+_DEFAULT_TIMEOUT = 60.0
+
+
+def _print_closed(closed: str) -> bool:
+    if closed:
+        print(f"closed the world of {closed}")
+    return bool(closed)
+
+
+def _names_simulated(options: argparse.Namespace) -> bool:
+    """Whether the options are about a simulated world."""
+    asked = (options.world_size, options.mesh, options.target)
+    return any(each is not None for each in asked) or options.fake or options.device != "cpu"
+
+
+def _is_kept(options: argparse.Namespace, kept: RankWorld) -> bool:
+    """Whether the options mean the kept ranks; false for others.
+
+    Raises:
+        UsageError: they ask for ranks that are not those that are kept.
+    """
+    asked = options.real or kept.size, options.backend or kept.backend, options.mesh or kept.mesh
+    if asked == (kept.size, kept.backend, kept.mesh):
+        return True
+    raise UsageError(
+        f"a world of {kept}, backend {kept.backend}, is open, and this cell asks for another: leave its options out to "
+        "run on those ranks, or write %commtrace --close in a line of its own before"
+    )
+
+
+def _real_world(options: argparse.Namespace) -> RankWorld:
+    for name, given in (
+        ("--world-size", options.world_size is not None),
+        ("--fake", options.fake),
+        ("--device cuda", options.device != "cpu"),
+        ("--target", options.target is not None),
+    ):
+        if given:
+            raise UsageError(f"{name} is about a simulated world, and --real {options.real} about real ranks: give one")
+    return RankWorld(options.real, options.backend or "gloo", options.mesh or "")
+
+
 def _opens(options: argparse.Namespace) -> bool:
+    for name, value in (("--backend", options.backend), ("--timeout", options.timeout)):
+        if value is not None:
+            raise UsageError(f"{name} {value} is about real ranks: give --real N with it")
     given = options.world_size is not None or options.mesh is not None
-    if not given and (options.rank or options.fake or options.device != "cpu" or options.target):
+    if not given and (options.rank is not None or options.fake or options.device != "cpu" or options.target):
         named = {
             "--fake": options.fake,
-            f"--rank {options.rank}": options.rank,
+            f"--rank {options.rank}": options.rank is not None,
             "--device cuda": options.device != "cpu",
         }
         option = next((name for name, is_given in named.items() if is_given), f"--target {options.target}")
@@ -192,8 +293,16 @@ def _opens(options: argparse.Namespace) -> bool:
 
 
 def _world(options: argparse.Namespace) -> World:
-    given = options.world_size, options.mesh, options.rank, options.fake
+    given = options.world_size, options.mesh, _simulated_rank(options.rank), options.fake
     return World(*given, device=options.device, gpu=options.gpu, target=options.target or "cuda")
+
+
+def _simulated_rank(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.removeprefix("-").isdecimal():
+        raise UsageError(f"--rank {text}: a simulated world plays one rank: give one number")
+    return int(text)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -31,6 +32,19 @@ class CellSyntaxError(Exception):
         return self._lines
 
 
+@dataclass(frozen=True)
+class CompiledCell:
+    """A cell's body, ready to be executed."""
+
+    body: CodeType
+    last: CodeType | None
+    """Its last expression; None where it ends with a statement."""
+    file: str
+    """The file name in both, under which IPython knows the cell."""
+    source: str
+    """As compiled: what IPython made of magics and shell commands, with the lines of the cell."""
+
+
 def run(shell: InteractiveShell, cell: str) -> Any:
     """Execute a cell's body and return the value of its last expression, or None.
 
@@ -39,19 +53,29 @@ def run(shell: InteractiveShell, cell: str) -> Any:
         CellSyntaxError: the cell does not parse.
         BaseException: whatever the cell raises, with a traceback that begins in the cell.
     """
+    compiled = compile_cell(shell, cell)
     try:
-        body, last = _compile(shell, cell)
-    except SyntaxError as error:
-        raise CellSyntaxError(shell, error) from None
-    try:
-        exec(body, shell.user_ns)
-        return eval(last, shell.user_ns) if last is not None else None
+        exec(compiled.body, shell.user_ns)
+        return eval(compiled.last, shell.user_ns) if compiled.last is not None else None
     except BaseException as error:
         _show_only_user_frames(shell, error)
         raise
 
 
-def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:
+def compile_cell(shell: InteractiveShell, cell: str) -> CompiledCell:
+    """Compile a cell's body, as IPython does, with the user's line numbers.
+
+    Raises:
+        UsageError: the cell awaits at its top level.
+        CellSyntaxError: the cell does not parse.
+    """
+    try:
+        return _compile(shell, cell)
+    except SyntaxError as error:
+        raise CellSyntaxError(shell, error) from None
+
+
+def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
     # The magic's own line is line 1 of the cell, so the body begins at line 2.
     source = "\n" + shell.transform_cell(cell)
     name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
@@ -63,7 +87,7 @@ def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | N
         codes.append(compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True))
     if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
         raise UsageError(_AWAITS)
-    return codes[0], codes[1] if len(codes) > 1 else None
+    return CompiledCell(codes[0], codes[1] if len(codes) > 1 else None, name, source)
 
 
 def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:

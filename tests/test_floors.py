@@ -31,7 +31,7 @@ FLOORS = (
     {"worlds", "comm", "aio"},
     {"cost"},
     {"views"},
-    {"magics", "run_cell", "cli", "__main__"},
+    {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views")}

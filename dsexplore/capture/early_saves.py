@@ -28,6 +28,8 @@ from dsexplore.atomic import writing
 
 LOOKS = 8
 """How often in the time-out of a recording the thread looks whether anything has moved on."""
+HOLD = 0.5
+"""Seconds for which a program that is ended does not go on while its recording is saved, which takes about 0.02."""
 
 
 @dataclass(eq=False)
@@ -73,7 +75,12 @@ class _Watcher:
         self._thread.start()
 
     def _handle(self, number: int, frame: object) -> None:
-        """Wake the thread: the signal was held back when its byte came, or comes again."""
+        """Wake the thread, as the signal may have been held back when its byte came, and keep the program from going on
+        until the thread has ended the process; not for long, as the thread may need a lock that the program holds."""
+        self._wake(number)
+        time.sleep(HOLD)
+
+    def _wake(self, number: int) -> None:
         with suppress(BlockingIOError):
             os.write(self._writing, bytes([number]))
 
@@ -154,7 +161,7 @@ def saved_early(early: EarlySave) -> Iterator[None]:
             _watcher = _Watcher()
         watcher = _watcher
         watcher.saves = [*watcher.saves, early]
-        watcher._handle(0, None)  # the thread looks how long it may sleep now
+        watcher._wake(0)  # the thread looks how long it may sleep now
     try:
         yield
     finally:

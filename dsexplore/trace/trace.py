@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Trace(Displayable):
     ) -> None:
         self._tables = Tables() if tables is None else tables
         self._on_step = on_step
+        self.results: Mapping[int, Any] = {}
+        """By rank, the value of the last expression of a cell on real ranks; elsewhere empty, and never saved."""
 
     @property
     def tables(self) -> Tables:

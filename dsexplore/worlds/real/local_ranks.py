@@ -9,34 +9,22 @@ process that has imported torch already (`dsexplore.worlds.real.rank_server`): a
 from __future__ import annotations
 
 import os
-import selectors
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.real.rank_server import Job, Reap, Report, Start, pack_program, server, unpack_report
+from dsexplore.worlds.real.messages import Job
+from dsexplore.worlds.real.packing import pack_program
+from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, RankOutcome, wait_for_all
+from dsexplore.worlds.real.rank_server import server
 
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]
-
-STACK_WAIT = 2.0
-"""Seconds that hung ranks get to write their stacks, all together."""
-EXIT_WAIT = 10.0
-"""Seconds that a rank that has finished gets to end by itself."""
-DEATH_SEEN_LATE = 0.25
-"""Seconds by which the end of a process may be seen late: a killed process first closes its sockets, which makes its
-peers fail."""
-
-Status = Literal["ok", "error", "died", "stuck"]
-"""``ok``: finished; ``error``: raised; ``died``: ended without a result (a signal, ``os._exit``); ``stuck``: had not
-finished when the run was over, and was ended."""
 
 Reason = Literal["done", "failed", "timeout"]
 """Why a run was over: all ranks had finished, one had failed, or the time had run out."""
@@ -82,11 +70,11 @@ def run_ranks(
     packed = pack_program(program, args, namespace)
     server()  # the first time it takes seconds, which are not the run's
     with ExitStack() as stack:
-        launcher_variables = stack.enter_context(_rendezvous(world_size))
+        launcher_variables = stack.enter_context(rendezvous(world_size))
         run = _Run()
         stack.callback(run.close)
         for rank in range(world_size):
-            variables = {**_DEFAULTS, **os.environ, **launcher_variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            variables = {**DEFAULTS, **os.environ, **launcher_variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             job = Job(
                 rank=rank,
                 world_size=world_size,
@@ -97,49 +85,30 @@ def run_ranks(
                 directory=str(os.getcwd()),  # noqa: PTH109 - a string is what travels
                 path=tuple(sys.path),
             )
-            run.add(_Rank(rank, job, on_line))
+            run.add(RankHandle(rank, job, on_line))
         return run.until_over(timeout, grace)
 
 
-_DEFAULTS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_ADDRESS = "127.0.0.1"
+DEFAULTS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+ADDRESS = "127.0.0.1"
 
 
 @contextmanager
-def _rendezvous(world_size: int) -> Iterator[dict[str, str]]:
+def rendezvous(world_size: int) -> Iterator[dict[str, str]]:
     """Hold the store at which the ranks meet; yields the environment variables by which torch finds it.
 
     The system chooses the port, which is already open when the ranks start, so no other program can take it.
     """
-    store = TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
     yield {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": _ADDRESS,
+        "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     del store
-
-
-@dataclass(frozen=True)
-class RankOutcome:
-    """How the program ended on one rank."""
-
-    rank: int
-    status: Status
-    value: Any = None
-    """What the function returned; for source text the ``repr`` of the last expression, "" where there is none."""
-    error: str = ""
-    """``"RuntimeError: …"``, or how the process ended."""
-    traceback: str = ""
-    output: str = ""
-    """All that the rank wrote to stdout and stderr, C++ libraries included."""
-    stack: str = ""
-    """Where a stuck rank was, innermost call first."""
-    exit_code: int | None = None
-    """Negative for a signal: −9 is SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -206,18 +175,17 @@ class _Run:
     """The started ranks of one run, until the last has ended."""
 
     def __init__(self) -> None:
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankHandle] = []
         self._began = time.monotonic()
-        self._first_failure: int | None = None
 
-    def add(self, rank: _Rank) -> None:
+    def add(self, rank: RankHandle) -> None:
         """Take over a rank that has just started."""
         self._ranks.append(rank)
 
     def until_over(self, timeout: float, grace: float) -> RanksRun:
         """Wait until all ranks have finished, the time is up, or ``grace`` seconds after a failure; end the rest."""
         try:
-            self._wait(timeout, grace)
+            first_failure = wait_for_all(self._ranks, self._began + timeout, grace)
         except KeyboardInterrupt as interrupt:
             for outcome in self.close():
                 if outcome.status == "stuck":
@@ -225,39 +193,9 @@ class _Run:
             raise
         outcomes = self.close()
         reason: Reason = "timeout" if any(outcome.status == "stuck" for outcome in outcomes) else "done"
-        if self._first_failure is not None:
+        if first_failure is not None:
             reason = "failed"
-        return RanksRun(outcomes, time.monotonic() - self._began, reason, self._first_failure)
-
-    def _wait(self, timeout: float, grace: float) -> None:
-        deadline, failed = self._began + timeout, False
-        with selectors.DefaultSelector() as selector:
-            for rank in self._ranks:
-                for descriptor in (rank.output.descriptor, rank.result.descriptor, rank.ended):
-                    selector.register(descriptor, selectors.EVENT_READ, rank)
-            last_look = self._began
-            while any(rank.status is None for rank in self._ranks):
-                left = deadline - time.monotonic()
-                ready = selector.select(max(left, 0))
-                ready_at = time.monotonic()
-                for key, _ in ready:
-                    rank = key.data
-                    if key.fd == rank.ended:
-                        rank.has_ended(last_look)
-                        selector.unregister(key.fd)
-                    else:
-                        pipe = rank.output if key.fd == rank.output.descriptor else rank.result
-                        rank.read()
-                        if pipe.at_end:
-                            selector.unregister(key.fd)
-                if left <= 0:
-                    break
-                last_look = ready_at
-                if not failed and any(rank.status in ("error", "died") for rank in self._ranks):
-                    failed = True
-                    deadline = min(deadline, time.monotonic() + grace)
-        failures = [rank for rank in self._ranks if rank.status in ("error", "died")]
-        self._first_failure = min(failures, key=lambda rank: rank.failed_at).rank if failures else None
+        return RanksRun(outcomes, time.monotonic() - self._began, reason, first_failure)
 
     def close(self) -> tuple[RankOutcome, ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""
@@ -271,156 +209,3 @@ class _Run:
         for rank in ranks:
             rank.release()
         return tuple(rank.end() for rank in ranks)
-
-
-class _Rank:
-    """A started rank, with its process and the pipes and files that it writes to."""
-
-    def __init__(self, rank: int, job: Job, on_line: Callable[[int, str], None] | None) -> None:
-        self.rank = rank
-        self.status: Status | None = None
-        """None while the rank runs."""
-        self.failed_at = 0.0
-        """When it raised or died, by the monotonic clock."""
-        self._report: Report | None = None
-        self._on_line = on_line
-        self._given = 0  # bytes of the output that have gone to on_line
-        self._stack = ""
-        with ExitStack() as ours, ExitStack() as theirs:
-            self._stack_file = ours.enter_context(tempfile.TemporaryFile())
-            output, output_end = _pipe(ours, theirs)
-            result, result_end = _pipe(ours, theirs)
-            release_end, self._release = _pipe(theirs, ours)
-            self.output, self.result = _Pipe(output), _Pipe(result)
-            self._server = server()
-            descriptors = (output_end, result_end, release_end, self._stack_file.fileno())
-            self._pid: int = self._server.request(Start(job), descriptors)
-            self.ended = os.pidfd_open(self._pid)
-            """A descriptor that is readable once the process has ended."""
-            ours.callback(os.close, self.ended)
-            self._owned = ours.pop_all()
-
-    def read(self) -> None:
-        """Take what the rank has written; with a report of success its status is ``ok``."""
-        self.output.read()
-        self.result.read()
-        self._give_lines()
-        if self._report is None:
-            self._report = unpack_report(self.result.data)
-            if self._report is not None and self._report.ok:
-                self.status = "ok"
-
-    def _give_lines(self) -> None:
-        text = self.output.data
-        while self._on_line is not None and (end := text.find(b"\n", self._given)) >= 0:
-            line = text[self._given : end].decode(errors="replace")
-            self._given = end + 1
-            self._on_line(self.rank, line)
-
-    def has_ended(self, last_look: float) -> None:
-        """Set the status, now that the process has ended.
-
-        Args:
-            last_look: when the process was last known to run. A rank that died has left no time of its death, and its
-                peers may fail because of it long before a busy launcher looks: so it counts as dead since then.
-        """
-        self.read()
-        unknown = min(last_look, time.monotonic() - DEATH_SEEN_LATE)
-        self.failed_at = self._report.at if self._report is not None else unknown
-        if self.status is None:
-            self.status = "died" if self._report is None else "error"
-
-    def request_stack(self) -> None:
-        """Make a rank that hangs write its stack."""
-        os.kill(self._pid, signal.SIGUSR1)
-
-    def read_stack(self, until: float) -> None:
-        """Wait for the whole requested stack, but not longer than ``until``, and keep the program's own frames."""
-        stack = self._stack_text()
-        while not is_whole_stack(stack) and time.monotonic() < until:
-            time.sleep(0.01)
-            stack = self._stack_text()
-        lines = stack.splitlines(keepends=True)
-        self._stack = "".join(line for line in lines if "rank_server.py" not in line and _OUTERMOST not in line)
-
-    def _stack_text(self) -> str:
-        self._stack_file.seek(0)
-        return self._stack_file.read().decode(errors="replace")
-
-    def release(self) -> None:
-        """Let a rank that finished end by itself."""
-        if self.status == "ok":
-            os.write(self._release, b".")
-
-    def end(self) -> RankOutcome:
-        """End the process and all that it started, collect its exit code, and close the descriptors."""
-        if self.status == "ok":
-            _wait_readable(self.ended, EXIT_WAIT)
-        for kill in (os.killpg, os.kill):
-            with suppress(ProcessLookupError):  # a rank that has only just been forked leads no session yet
-                kill(self._pid, signal.SIGKILL)
-        exit_code: int = self._server.request(Reap(self._pid))
-        self.read()
-        self._owned.close()
-        report = self._report or Report(False, error=_how_it_ended(exit_code) if self.status == "died" else "")
-        return RankOutcome(
-            rank=self.rank,
-            status=self.status or "stuck",
-            value=report.value,
-            error=report.error,
-            traceback=report.traceback,
-            output=self.output.data.decode(errors="replace"),
-            stack=self._stack,
-            exit_code=exit_code,
-        )
-
-
-class _Pipe:
-    """The launcher's end of a pipe that a rank writes to; reading never blocks."""
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self.descriptor = descriptor
-        self.data = bytearray()
-        """All that has been read so far."""
-        self.at_end = False
-
-    def read(self) -> None:
-        """Append what the rank has written since the last call."""
-        while not self.at_end:
-            try:
-                chunk = os.read(self.descriptor, 1 << 16)
-            except BlockingIOError:
-                return
-            self.at_end = not chunk
-            self.data += chunk
-
-
-def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe; each end is closed with the stack given for it."""
-    reading, writing = os.pipe()
-    reader.callback(os.close, reading)
-    writer.callback(os.close, writing)
-    return reading, writing
-
-
-_OUTERMOST = '"<string>"'
-"""The file of a rank's outermost frame: the server was started by ``python -c``."""
-
-
-def is_whole_stack(stack: str) -> bool:
-    """Whether a stack that is being written has its last line: the outermost frame, or dots where it is deep."""
-    *_, last = ["", *stack.splitlines(keepends=True)]
-    return last.endswith("\n") and (_OUTERMOST in last or last.strip() == "...")
-
-
-def _wait_readable(descriptor: int, seconds: float) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        selector.select(seconds)
-
-
-def _how_it_ended(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}, without a result"

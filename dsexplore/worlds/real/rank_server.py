@@ -1,4 +1,4 @@
-"""The process that local ranks are forked from: how the launcher talks to it, and what a forked rank does.
+"""The process that local ranks are forked from, and how the launcher talks to it.
 
 The server imports torch once, so that a rank runs a few milliseconds after it was requested. The server holds no
 threads, no process group and no device, so a fork of it is as good as a fresh interpreter. `server` starts it when
@@ -10,33 +10,24 @@ server, so nothing outlives a launcher that was killed.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import ctypes
-import faulthandler
+import gc
 import importlib
-import linecache
 import os
-import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, NoReturn
 
-import torch
-import torch.distributed as td
+import polars as pl
 
-from dsexplore.errors import UsageError
+from dsexplore.worlds.real.messages import Preload, Reap, Start, receive, send
+from dsexplore.worlds.real.rank_process import become_rank
 
 PRELOAD = (
     "torch.distributed.device_mesh",
@@ -46,125 +37,10 @@ PRELOAD = (
     "torch.testing._internal.distributed.fake_pg",
     "torch._dynamo",
     "dsexplore.comm",
+    "dsexplore.worlds.tracing",
+    "cloudpickle",
 )
-CELL = "<rank cell>"
-LENGTH = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Job:
-    """The program that one rank runs, and its surroundings."""
-
-    rank: int
-    world_size: int
-    program: bytes
-    """A pickled ``(function, arguments)``, or a pickled ``(source text, namespace)``."""
-    backend: str | None
-    """Backend of the process group that is ready when the program starts; None for no group."""
-    group_timeout: float
-    """Seconds after which a collective of that group gives up."""
-    environment: dict[str, str]
-    directory: str
-    path: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Start:
-    """Fork one rank; four descriptors come with it: output, result, release, stack. Answer: its pid."""
-
-    job: Job
-
-
-@dataclass(frozen=True)
-class Reap:
-    """Collect the exit code of a rank that has ended. Answer: that code, negative for a signal."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class Preload:
-    """Import modules, so that ranks forked from now on have them. Answer: how many threads the server has then."""
-
-    modules: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Report:
-    """How a rank's program ended, as the rank itself reports it."""
-
-    ok: bool
-    value: Any = None
-    error: str = ""
-    traceback: str = ""
-    at: float = 0.0
-    """When, by the monotonic clock that all processes of the machine share."""
-
-
-def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespace: Mapping[str, Any] | None) -> bytes:
-    """The program of a `Job` as bytes; functions of test files and notebooks travel by value.
-
-    Raises:
-        UsageError: the program cannot be pickled, or needs cloudpickle, which is not installed.
-    """
-    if isinstance(program, str) and not namespace:
-        return pickle.dumps((program, {}))
-    try:
-        import cloudpickle
-    except ImportError as error:
-        hint = "pip install cloudpickle, or give the program as source text without namespace"
-        raise UsageError(f"functions and objects are sent to ranks with cloudpickle: {hint}") from error
-    module = sys.modules.get(getattr(program, "__module__", "") or "")
-    by_value = module is not None and module.__name__.partition(".")[0] != "dsexplore"
-    if by_value:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        packed: bytes = cloudpickle.dumps((program, dict(namespace or {}) if isinstance(program, str) else tuple(args)))
-    except Exception as error:
-        raise UsageError(f"the program cannot be sent to its ranks: {error}; pass plain data and functions") from error
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
-    return packed
-
-
-def unpack_report(answer: bytes | bytearray) -> Report | None:
-    """The report that a rank has written, or None while some of its bytes are missing."""
-    size = LENGTH.size
-    if len(answer) < size or len(answer) - size < LENGTH.unpack(answer[:size])[0]:
-        return None
-    report: Report = pickle.loads(bytes(answer[size:]))
-    return report
-
-
-def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
-    """Send one message, with the descriptors of open files."""
-    data = pickle.dumps(message)
-    socket.send_fds(sock, [LENGTH.pack(len(data))], list(descriptors))
-    sock.sendall(data)
-
-
-def receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    """Receive the next message and the descriptors sent with it.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
-    head, descriptors, _, _ = socket.recv_fds(sock, LENGTH.size, 8)
-    while 0 < len(head) < LENGTH.size:
-        head += sock.recv(LENGTH.size - len(head))
-    if not head:
-        raise EOFError("the other side of the rank server's socket is gone")
-    left = LENGTH.unpack(head)[0]
-    chunks = []
-    while left:
-        chunk = sock.recv(min(left, 1 << 20))
-        if not chunk:
-            raise EOFError("the other side of the rank server's socket is gone")
-        chunks.append(chunk)
-        left -= len(chunk)
-    return pickle.loads(b"".join(chunks)), descriptors
 
 
 def serve(sock: socket.socket) -> None:
@@ -192,7 +68,7 @@ def serve(sock: socket.socket) -> None:
                 if os.getppid() != server:
                     os._exit(1)
                 sock.close()
-                _become_rank(request.job, *descriptors)
+                become_rank(request.job, *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             children.add(pid)
@@ -205,95 +81,14 @@ def serve(sock: socket.socket) -> None:
             os.waitpid(pid, 0)
 
 
-def _become_rank(job: Job, output: int, result: int, release: int, stack: int) -> NoReturn:
-    """Run the program in this freshly forked process, report how it ended, and wait to be released.
-
-    A rank whose program succeeded stays until all have ended: sockets that close early look like a failure to its
-    peers. A rank that failed exits at once, so that peers in a collective with it find out.
-    """
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        os.close(output)
-        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the process's own stdout
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - and stderr
-        report, data = _pack_report(_run_program(job))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with open(result, "wb") as pipe:
-            pipe.write(LENGTH.pack(len(data)) + data)
-        if report.ok:
-            os.read(release, 1)
-        os._exit(0 if report.ok else 1)
-    finally:
-        os._exit(2)
-
-
-def _pack_report(report: Report) -> tuple[Report, bytes]:
-    """The report and its bytes; where the value cannot be pickled, a report of that error."""
-    reason = ""
-    for pickler in (pickle.dumps, _cloudpickled):
-        try:
-            return report, pickler(report)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-    name = type(report.value).__name__
-    problem = f"TypeError: the program returned a {name}, which cannot be sent back ({reason}): return plain data"
-    report = Report(False, error=problem, at=time.monotonic())
-    return report, pickle.dumps(report)
-
-
-def _cloudpickled(report: Report) -> bytes:
-    import cloudpickle  # an optional dependency, and needed by few programs
-
-    data: bytes = cloudpickle.dumps(report)
-    return data
-
-
-def _run_program(job: Job) -> Report:
-    try:
-        os.environ.clear()
-        os.environ.update(job.environment)
-        os.chdir(job.directory)
-        sys.path[:] = job.path
-        _prepare_torch(job)
-        program, extra = pickle.loads(job.program)
-        if isinstance(program, str):
-            namespace = {"__name__": "__main__", "rank": job.rank, "world_size": job.world_size, **extra}
-            return Report(True, run_source(program, namespace))
-        return Report(True, program(*extra))
-    except BaseException as error:  # SystemExit and KeyboardInterrupt of the program are its failures too
-        text = "".join(traceback.format_exception(error))
-        return Report(False, error=f"{type(error).__name__}: {error}", traceback=text, at=time.monotonic())
-
-
-def _prepare_torch(job: Job) -> None:
-    torch.set_num_threads(int(job.environment.get("OMP_NUM_THREADS", "1")))
-    if job.backend is not None:
-        td.init_process_group(job.backend, timeout=timedelta(seconds=job.group_timeout))
-
-
-def run_source(source: str, namespace: dict[str, Any]) -> str:
-    """Execute source text and return the ``repr`` of its last expression, "" where it ends with a statement.
-
-    Tracebacks name the file `CELL`, with the text's own line numbers and lines.
-    """
-    linecache.cache[CELL] = (len(source), None, source.splitlines(keepends=True), CELL)
-    tree = ast.parse(source, CELL)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, CELL, "exec"), namespace)
-    if not isinstance(last, ast.Expr):
-        return ""
-    return repr(eval(compile(ast.Expression(last.value), CELL, "eval"), namespace))
-
-
 def main(descriptor: int) -> None:
     """Run the server process, which has inherited its end of the socket as ``descriptor``."""
     for name in PRELOAD:
-        importlib.import_module(name)
+        with suppress(ImportError):  # cloudpickle is an optional dependency
+            importlib.import_module(name)
+    pl.col("").cast(pl.Int32)  # loads parts of polars, and starts none of its threads
+    gc.collect()
+    gc.freeze()  # what is imported stays: a rank's collector does not write to the memory that it shares
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)
 

@@ -8,25 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsexplore import RanksFailedError, UsageError, run_ranks
-from dsexplore.worlds.real import local_ranks
-from dsexplore.worlds.real import rank_server as server_module
+from dsexplore.worlds.real import rank_handle
 
-pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rank_server() -> Iterator[None]:
-    """Start the process that ranks are forked from before the first test, and end it after the last."""
-    run_ranks("", 1, backend=None).check()
-    yield
-    server_module.close()
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
 
 def is_running(pid: int) -> bool:
@@ -130,7 +120,7 @@ def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """While the launcher is busy rank 1 dies, and rank 0 fails because of it and reports that."""
-    monkeypatch.setattr(local_ranks, "DEATH_SEEN_LATE", 0)
+    monkeypatch.setattr(rank_handle, "DEATH_SEEN_LATE", 0)
     pids: dict[int, int] = {}
     launcher_is_busy = tmp_path / "launcher_is_busy"
 
@@ -198,7 +188,7 @@ Stack (most recent call first):
 
 
 def test_a_stack_is_whole_only_with_its_last_line() -> None:
-    whole = [end for end in range(len(WHOLE_STACK) + 1) if local_ranks.is_whole_stack(WHOLE_STACK[:end])]
+    whole = [end for end in range(len(WHOLE_STACK) + 1) if rank_handle.is_whole_stack(WHOLE_STACK[:end])]
     assert whole == [len(WHOLE_STACK)]
 
 
@@ -279,8 +269,16 @@ def test_arguments_that_cannot_travel_are_refused_before_anything_starts() -> No
 
 
 LAUNCHER = """
-import os, threading
+import marshal
 import dsexplore
+from dsexplore.worlds.real.messages import Cell
+from dsexplore.worlds.real.rank_world import RankWorld
+
+world = RankWorld(2)
+world.open()
+code = marshal.dumps((compile("import os", "cell", "exec"), compile("os.getpid()", "cell", "eval")))
+kept = world.run(Cell(code, "cell", {}, b"", ""))
+print(*(outcome.value for outcome in kept.outcomes), sep="\\n", flush=True)
 dsexplore.run_ranks(
     "import os, threading\\nprint(os.getpid(), flush=True)\\nthreading.Event().wait()",
     2, backend=None, on_line=lambda rank, line: print(line, flush=True),
@@ -291,7 +289,7 @@ dsexplore.run_ranks(
 def test_nothing_outlives_a_launcher_that_was_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        pids = [int(launcher.stdout.readline()) for _ in range(4)]
         assert all(map(is_running, pids))
         launcher.kill()
     deadline = time.monotonic() + 60

@@ -11,7 +11,9 @@ import sys
 import pytest
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.real.rank_server import LENGTH, Report, pack_program, receive, run_source, send, unpack_report
+from dsexplore.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
+from dsexplore.worlds.real.packing import pack_program
+from dsexplore.worlds.real.rank_process import run_source
 
 RESTART = """
 import os, signal

@@ -1,0 +1,276 @@
+"""Cells of a notebook on local ranks: what ``%%commtrace --real`` does with them."""
+
+from __future__ import annotations
+
+import marshal
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from dsexplore import run_cell
+from dsexplore.capture.source_lines import file_name
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes, format_ranks, format_seconds
+from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text
+from dsexplore.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
+from dsexplore.worlds.real.local_ranks import RanksFailedError
+from dsexplore.worlds.real.messages import Cell
+from dsexplore.worlds.real.rank_handle import RankHandle, RankOutcome
+from dsexplore.worlds.real.rank_world import CellRun, RankWorld
+
+INTERVAL = 0.25
+"""Seconds between two drawings of what ranks print while they run."""
+_NO_IPYTHON = (
+    "this cell uses {what} of IPython's, which local ranks have not: put it into a cell of its own, without --real"
+)
+
+
+class RankScreen:
+    """Shows what ranks print while a cell runs: in a notebook as folds, elsewhere as lines.
+
+    Args:
+        shell: whose cell runs.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._in_notebook = hasattr(shell, "kernel")
+        self._due = time.monotonic() + INTERVAL
+        self._shown = ""
+        self._handle: Any = None
+        self._printed: dict[int, int] = {}
+
+    def on_output(self, ranks: Sequence[RankHandle]) -> float | None:
+        """Draw what is new, if it is time; the seconds until it is."""
+        left = self._due - time.monotonic()
+        if left > 0:
+            return left
+        self._due = time.monotonic() + INTERVAL
+        texts = {rank.rank: RankText(rank.output.text) for rank in ranks}
+        if self._in_notebook:
+            self._draw(texts)
+        else:
+            self._print_lines(texts)
+        return None
+
+    def finish(self, texts: Mapping[int, RankText]) -> None:
+        """Draw all that there is, values included."""
+        if self._in_notebook:
+            self._draw(texts)
+        elif self._printed:
+            self._print_lines({rank: RankText(text.output + "\n") for rank, text in texts.items()})
+            values = as_text({rank: RankText("", text.value) for rank, text in texts.items()})
+            if values:
+                print(values)
+        elif text := as_text(texts):
+            print(text)
+
+    def _draw(self, texts: Mapping[int, RankText]) -> None:
+        shown = as_html(texts)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        bundle = {"text/html": shown, "text/plain": as_text(texts)}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _print_lines(self, texts: Mapping[int, RankText]) -> None:
+        for rank, text in texts.items():
+            start = self._printed.get(rank, 0)
+            end = text.output.rfind("\n") + 1
+            self._printed[rank] = max(start, end)
+            if end > start and text.output[start:end].strip():
+                print(as_text({rank: RankText(text.output[start:end])}))
+
+
+class RealCells:
+    """The local ranks of a shell: a world per cell, or one that is kept.
+
+    Args:
+        shell: the shell whose cells run there.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.kept: RankWorld | None = None
+        self._travel = Travel()
+
+    def keep(self, world: RankWorld) -> None:
+        """Open a world whose ranks live on between cells."""
+        self.close()
+        world.open()
+        self.kept, self._travel = world, Travel()
+
+    def close(self) -> str:
+        """End the kept world and return its description; an empty text where there is none."""
+        world, self.kept = self.kept, None
+        if world is None:
+            return ""
+        world.close()
+        return str(world)
+
+    def run(self, cell: str, world: RankWorld | None, ranks: Sequence[int] | None, timeout: float) -> CellRun:
+        """Run a cell on the ranks of ``world``, which is opened for it, or on the kept ones.
+
+        Args:
+            cell: its body.
+            world: a world that is not open; None for the kept one.
+            ranks: of the kept world, those that run it; None for all.
+            timeout: seconds.
+
+        Returns:
+            How it ended on each rank, with the trace; what the ranks printed has been shown.
+
+        Raises:
+            UsageError: the cell needs what ranks have not, or its names cannot be sent.
+            KeyboardInterrupt: with the `CellRun` as its ``run``; the ranks have been ended.
+        """
+        compiled = run_cell.compile_cell(self._shell, cell)
+        used = used_names([code for code in (compiled.body, compiled.last) if code is not None])
+        _refuse_ipython(compiled.source, used)
+        notebook = _visible(self._shell)
+        travel = self._travel if world is None else Travel()
+        names = travel.choose(used, notebook)
+        if world is None and ranks is None:
+            names = travel.without_sent(names)
+        message = self._message(compiled, pack_names(names))
+        running = world or self.kept
+        assert running is not None, "there is a kept world, or one is given"
+        screen = RankScreen(self._shell)
+        try:
+            if world is not None:
+                world.open()
+            run = running.run(message, ranks=ranks, timeout=timeout, on_output=screen.on_output)
+            travel.ran(used, notebook)
+        except KeyboardInterrupt as interrupt:
+            interrupted = getattr(interrupt, "run", None)
+            if isinstance(interrupted, CellRun):
+                interrupt.run = self._shown(interrupted, screen, message, cell)  # type: ignore[attr-defined]
+            raise
+        finally:
+            if world is not None:
+                world.close()
+            if self.kept is not None and not self.kept.is_open:
+                self.kept = None
+        return self._shown(run, screen, message, cell)
+
+    def _message(self, compiled: run_cell.CompiledCell, names: bytes) -> Cell:
+        """The cell as its ranks get it; with the texts of cells whose functions are among the names."""
+        files = getattr(self._shell.compile, "_filename_map", {})
+        brought = {file for file in files if file.encode() in names}
+        texts = {file: _text_of(file) for file in brought}
+        code = marshal.dumps((compiled.body, compiled.last))
+        return Cell(code, compiled.file, {**texts, compiled.file: compiled.source}, names, save="")
+
+    def _shown(self, run: CellRun, screen: RankScreen, message: Cell, cell: str) -> CellRun:
+        """The run with the names of cells that a person knows; what the ranks printed and returned is shown."""
+        quiet = DisplayHook.semicolon_at_end_of_expression(cell)
+        screen.finish({one.rank: RankText(one.output, "" if quiet else one.shown) for one in run.outcomes})
+        trace = _with_cell_names(Trace() if run.trace is None else run.trace, message.sources)
+        trace.results = {one.rank: one.value for one in run.outcomes if one.status == "ok"}
+        names = {file: file_name(file) for file in message.sources}
+        outcomes = tuple(
+            replace(one, traceback=_renamed(one.traceback, names), stack=_renamed(one.stack, names))
+            for one in run.outcomes
+        )
+        return replace(run, trace=trace, outcomes=outcomes)
+
+
+def _text_of(file: str) -> str:
+    import linecache
+
+    return "".join(linecache.getlines(file))
+
+
+def _visible(shell: InteractiveShell) -> Mapping[str, Any]:
+    """The user's names, without those that IPython itself has put there."""
+    hidden = shell.user_ns_hidden
+    missing = object()
+    return {name: value for name, value in shell.user_ns.items() if hidden.get(name, missing) is not value}
+
+
+def _refuse_ipython(source: str, used: UsedNames) -> None:
+    if "get_ipython" not in used.read:
+        return
+    call = re.search(r"get_ipython\(\)\.(run_line_magic|run_cell_magic|system|getoutput)\('([^']*)'", source)
+    what = "get_ipython()"
+    if call is not None:
+        what = f"the magic %{call[2]}" if "magic" in call[1] else f"the shell command !{call[2]}"
+    raise UsageError(_NO_IPYTHON.format(what=what))
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    for file, name in names.items():
+        text = text.replace(file, name)
+    return text
+
+
+def _with_cell_names(trace: Trace, files: Mapping[str, str]) -> Trace:
+    """The trace, with ``In[3]`` for the files of cells; ranks do not know under which number IPython ran them."""
+    tables = trace.tables
+    names = {file: file_name(file) for file in files}
+    if not tables.events.height:
+        return trace
+    renamed = pl.col("source").str.replace_many(list(names), list(names.values()))
+    return Trace(replace(tables, events=tables.events.with_columns(renamed)))
+
+
+def failure(run: CellRun, timeout: float) -> RanksFailedError:
+    """The error of a cell that did not end well on all of its ranks, shown without the frames of the magic."""
+    lines = []
+    failed = sorted((one for one in run.outcomes if one.status in ("error", "died")), key=lambda one: one.rank)
+    first = next((one for one in run.outcomes if one.rank == run.first_failure), None)
+    if first is not None:
+        alike = [one.rank for one in failed if (one.error, one.line) == (first.error, first.line)]
+        lines.append(f"{format_ranks(alike)}: {first.error}{_at(first)}")
+        others = [one for one in failed if one.rank not in alike]
+        lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
+    else:
+        lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), and its ranks were ended")
+    lines += _waiting(run)
+    if run.why_closed:
+        lines.append(f"the ranks were ended: {run.why_closed}")
+    details = first.traceback if first is not None else ""
+    stacks = [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
+    text = "\n".join([*lines, *(["", details.rstrip()] if details else []), *(["", *stacks] if not details else [])])
+    error = RanksFailedError(run)
+    error.args = (text,)
+    error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
+    return error
+
+
+def _at(one: RankOutcome) -> str:
+    return f" (cell line {one.line})" if one.line is not None else ""
+
+
+def _waiting(run: CellRun) -> list[str]:
+    """A line for ranks that had not finished: the collective in which they waited, or their line of the program."""
+    stuck = [one for one in run.outcomes if one.status == "stuck"]
+    at: dict[str, list[int]] = {}
+    for one in stuck:
+        at.setdefault(_where(one, run.trace), []).append(one.rank)
+    return [f"{format_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}" for where, ranks in at.items()]
+
+
+def _where(one: RankOutcome, trace: Trace | None) -> str:
+    if one.was_stopped:
+        return "stopped (by SIGSTOP or a debugger)"
+    events = trace.events.filter(pl.col("rank") == one.rank) if trace is not None else pl.DataFrame()
+    open_ones = events.filter(pl.col("state").is_in(["scheduled", "started"])) if events.height else events
+    if open_ones.height:
+        last = open_ones.row(-1, named=True)
+        group = last["axis"] or last["group"]
+        return f"waiting in {last['op']} ({last['source']}, group {group}, {format_bytes(last['message_bytes'])})"
+    lines = re.findall(r'File "([^"]*)", line (\d+)', one.stack)
+    place = next((f"{file}:{line}" for file, line in lines if file.startswith("In[")), "")
+    place = place or next((f"{file}:{line}" for file, line in lines), "an unknown line")
+    return f"at {place}"

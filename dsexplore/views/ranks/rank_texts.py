@@ -1,0 +1,74 @@
+"""What each rank of a cell printed and returned, under a label per rank; ranks with the same text share one.
+
+Rank 0 is open, the others are folded. Of a long text the beginning and the end are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsexplore.units import format_bytes, format_ranks
+from dsexplore.views.page import html
+
+MOST = 80_000
+"""Characters of one rank's text that are shown."""
+
+STYLE = """
+.dsx .ranks summary{cursor:pointer;font-weight:600}
+.dsx .ranks pre{margin:.1em 0 .5em 1em;white-space:pre-wrap;font:12px/1.4 monospace;color:var(--dsx-fg)}
+.dsx .ranks pre.value{color:var(--dsx-dim)}
+"""
+
+
+@dataclass(frozen=True)
+class RankText:
+    """What one rank wrote."""
+
+    output: str
+    """To stdout and stderr."""
+    value: str = ""
+    """The ``repr`` of the cell's last expression; empty for none."""
+
+
+def together(texts: Mapping[int, RankText]) -> list[tuple[tuple[int, ...], RankText]]:
+    """Ranks with the same text, the one of the lowest rank first; ranks that wrote nothing are left out."""
+    ranks: dict[RankText, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        if text.output or text.value:
+            ranks.setdefault(text, []).append(rank)
+    return [(tuple(those), text) for text, those in ranks.items()]
+
+
+def as_html(texts: Mapping[int, RankText]) -> str:
+    """A fold per text; empty where no rank wrote anything."""
+    folds = [_fold(ranks, text, opened=number == 0) for number, (ranks, text) in enumerate(together(texts))]
+    return html.fragment(f'<div class="ranks">{"".join(folds)}</div>', STYLE) if folds else ""
+
+
+def _fold(ranks: tuple[int, ...], text: RankText, opened: bool) -> str:
+    printed = f"<pre>{html.escape(shortened(text.output.rstrip()), 0)}</pre>" if text.output.strip() else ""
+    value = f'<pre class="value">{html.escape(shortened(text.value), 0)}</pre>' if text.value else ""
+    state = " open" if opened else ""
+    return f"<details{state}><summary>{format_ranks(ranks)}</summary>{printed}{value}</details>"
+
+
+def as_text(texts: Mapping[int, RankText]) -> str:
+    """The same for a terminal: each line behind its ranks."""
+    lines = []
+    for ranks, text in together(texts):
+        label = format_ranks(ranks)
+        for part in filter(None, (text.output.rstrip(), text.value)):
+            lines += [f"[{label}] {html.printable(line)}" for line in shortened(part).splitlines()]
+    return "\n".join(lines)
+
+
+def shortened(text: str) -> str:
+    """A text of at most about `MOST` characters; of each line what a carriage return has left of it."""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")] if "\r" in text else [text]
+    plain = "\n".join(lines)
+    if len(plain) <= MOST:
+        return plain
+    half = MOST // 2
+    left_out = format_bytes(len(plain) - 2 * half)
+    return f"{plain[:half]}\n… {left_out} of output left out …\n{plain[-half:]}"

@@ -1,0 +1,125 @@
+"""What a rank does with the cells of a notebook: it runs each in one namespace, traced, and reports how it ended."""
+
+from __future__ import annotations
+
+import linecache
+import marshal
+import pickle
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import CodeType, ModuleType
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from dsexplore.worlds.real.messages import LENGTH, Cell, CellReport, Job, receive
+from dsexplore.worlds.spec import resolve
+from dsexplore.worlds.tracing import commtrace
+
+MOST_BYTES = 64 << 20
+"""A value of more pickled bytes does not travel back: its ``repr`` does."""
+
+
+def serve_cells(launcher: socket.socket, job: Job, prepare: Callable[[Job], None]) -> None:
+    """Run the cells that the socket brings, until its other end is closed.
+
+    Args:
+        launcher: brings `Cell` messages, and takes a `CellReport` for each.
+        job: the rank and its surroundings.
+        prepare: makes this process the rank of that job.
+    """
+    namespace, fault = _begin(job, prepare)
+    while True:
+        try:
+            cell, _ = receive(launcher)
+        except (EOFError, ConnectionError):
+            return
+        report = fault or run_cell(cell, namespace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        data = pickle.dumps(report)
+        launcher.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _begin(job: Job, prepare: Callable[[Job], None]) -> tuple[dict[str, Any], CellReport | None]:
+    """The namespace of this rank's cells, and the report of what failed before the first of them, if anything did."""
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main
+    namespace = vars(main)
+    namespace.update(rank=job.rank, world_size=job.world_size, display=_display)
+    try:
+        prepare(job)
+        if job.mesh:
+            _, spec = resolve(job.world_size, job.mesh, job.rank)
+            device = "cuda" if job.backend and "nccl" in job.backend else "cpu"
+            namespace["mesh"] = init_device_mesh(device, spec.shape, mesh_dim_names=spec.axes)
+    except BaseException as error:
+        return namespace, failure_of(error, "")
+    return namespace, None
+
+
+def _display(*shown: object) -> None:
+    """Stands in for IPython's ``display``, which a rank has not."""
+    for each in shown:
+        print(repr(each))
+
+
+def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:
+    """Run one cell, traced, and report its value or its error."""
+    for file, text in cell.sources.items():
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    began = time.monotonic()
+    value = None
+    try:
+        if cell.names:
+            namespace.update(pickle.loads(cell.names))
+        body, last = marshal.loads(cell.code)
+        with commtrace(save=cell.save):
+            value = _execute(body, last, namespace)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of the cell are its failures too
+        return failure_of(error, cell.file)
+    return CellReport(True, pack_value(value), shown=_shown(value), seconds=time.monotonic() - began)
+
+
+def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -> Any:
+    exec(body, namespace)
+    return eval(last, namespace) if last is not None else None
+
+
+def failure_of(error: BaseException, file: str) -> CellReport:
+    """The report of an error: with the last line of the cell that it passed, and a traceback from there on."""
+    at = time.monotonic()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    ours = next((number for number, frame in enumerate(frames) if frame.filename == file), 0)
+    trace = error.__traceback__
+    for _ in range(ours):
+        trace = trace.tb_next if trace is not None else None
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    message = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return CellReport(False, error=message, traceback=text, at=at, line=lines[-1] if lines else None)
+
+
+def pack_value(value: Any) -> bytes | None:
+    """The value pickled, what the cell defined by value; None for one that cannot travel or is too large."""
+    try:
+        import cloudpickle  # the launcher has it, as the names of a cell travel by it
+    except ImportError:
+        return None
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception:
+        return None
+    return data if len(data) <= MOST_BYTES else None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        return repr(value)
+    except Exception as fault:
+        return f"<{type(value).__name__}, whose repr raised {type(fault).__name__}: {fault}>"

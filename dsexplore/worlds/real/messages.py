@@ -1,0 +1,134 @@
+"""What the launcher of local ranks, the server they are forked from, and the ranks send each other over sockets.
+
+Each message is a pickled object behind its length; a message to the server may bring descriptors of open files.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The program that one rank runs, and its surroundings."""
+
+    rank: int
+    world_size: int
+    program: bytes
+    """A pickled ``(function, arguments)``, or a pickled ``(source text, namespace)``; empty for a rank that runs the
+    cells which its channel brings, one after the other."""
+    backend: str | None
+    """Backend of the process group that is ready when the program starts; None for no group."""
+    group_timeout: float
+    """Seconds after which a collective of that group gives up."""
+    environment: dict[str, str]
+    directory: str
+    path: tuple[str, ...]
+    mesh: str = ""
+    """Axes of a mesh that cells find as ``mesh``; empty for none."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Fork one rank; three descriptors come with it: output, channel, stack. Answer: its pid."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Reap:
+    """Collect the exit code of a rank that has ended. Answer: that code, negative for a signal."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Import modules, so that ranks forked from now on have them. Answer: how many threads the server has then."""
+
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a rank's program ended, as the rank itself reports it."""
+
+    ok: bool
+    value: Any = None
+    error: str = ""
+    traceback: str = ""
+    at: float = 0.0
+    """When, by the monotonic clock that all processes of the machine share."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell for a rank to run."""
+
+    code: bytes
+    """``(body, last expression or None)``, two code objects, marshalled."""
+    file: str
+    """The file that the code objects name."""
+    sources: dict[str, str]
+    """By file, the text of this cell and of those whose functions it brings: for tracebacks."""
+    names: bytes
+    """A pickled mapping of the names that it brings; empty for none."""
+    save: str
+    """The directory where the rank saves its trace."""
+
+
+@dataclass(frozen=True)
+class CellReport(Report):
+    """How a cell ended on one rank; its value is pickled, as the launcher may lack what it is made of."""
+
+    shown: str = ""
+    """The ``repr`` of the value; empty for None."""
+    line: int | None = None
+    """The line of the cell that raised."""
+    seconds: float = 0.0
+    """How long the cell ran."""
+
+
+def unpack_report(answer: bytes | bytearray) -> Report | None:
+    """The report that a rank has written, or None while some of its bytes are missing."""
+    size = LENGTH.size
+    if len(answer) < size or len(answer) - size < LENGTH.unpack(answer[:size])[0]:
+        return None
+    report: Report = pickle.loads(bytes(answer[size:]))
+    return report
+
+
+def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+    """Send one message, with the descriptors of open files."""
+    data = pickle.dumps(message)
+    socket.send_fds(sock, [LENGTH.pack(len(data))], list(descriptors))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """Receive the next message and the descriptors sent with it.
+
+    Raises:
+        EOFError: the other side is gone.
+    """
+    head, descriptors, _, _ = socket.recv_fds(sock, LENGTH.size, 8)
+    while 0 < len(head) < LENGTH.size:
+        head += sock.recv(LENGTH.size - len(head))
+    if not head:
+        raise EOFError("the other side of the rank server's socket is gone")
+    left = LENGTH.unpack(head)[0]
+    chunks = []
+    while left:
+        chunk = sock.recv(min(left, 1 << 20))
+        if not chunk:
+            raise EOFError("the other side of the rank server's socket is gone")
+        chunks.append(chunk)
+        left -= len(chunk)
+    return pickle.loads(b"".join(chunks)), descriptors

@@ -1,0 +1,378 @@
+"""`RankHandle`: a local rank as its launcher sees it, from its start until its process is gone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dsexplore.units import format_bytes
+from dsexplore.worlds.real.messages import CellReport, Job, Reap, Report, Start, send, unpack_report
+from dsexplore.worlds.real.rank_server import server
+
+STACK_WAIT = 2.0
+"""Seconds that hung ranks get to write their stacks, all together."""
+EXIT_WAIT = 10.0
+"""Seconds that a rank that has finished gets to end by itself."""
+DEATH_SEEN_LATE = 0.25
+"""Seconds by which the end of a process may be seen late: a killed process first closes its sockets, which makes its
+peers fail."""
+CHUNK = 1 << 16
+CHUNKS_AT_ONCE = 16
+"""Chunks that are read of one rank before the others have their turn, and the clock."""
+
+Status = Literal["ok", "error", "died", "stuck"]
+"""``ok``: finished; ``error``: raised; ``died``: ended without a result (a signal, ``os._exit``); ``stuck``: had not
+finished when the run was over, and was ended."""
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """How the program ended on one rank."""
+
+    rank: int
+    status: Status
+    value: Any = None
+    """What the function returned; for source text the ``repr`` of the last expression, "" where there is none."""
+    error: str = ""
+    """``"RuntimeError: …"``, or how the process ended."""
+    traceback: str = ""
+    output: str = ""
+    """All that the rank wrote to stdout and stderr, C++ libraries included."""
+    stack: str = ""
+    """Where a stuck rank was, innermost call first."""
+    exit_code: int | None = None
+    """Negative for a signal: −9 is SIGKILL."""
+    line: int | None = None
+    """Of a cell, the line that raised."""
+    shown: str = ""
+    """Of a cell, the ``repr`` of its last expression; empty where that is None."""
+    was_stopped: bool = False
+    """Whether a stuck rank's process was stopped, as by SIGSTOP or a debugger."""
+
+
+class Pipe:
+    """The launcher's end of a pipe or a socket that a rank writes to; reading never blocks.
+
+    Args:
+        descriptor: of that end.
+        keep: bytes to keep of the beginning, and as many of the end; None keeps all.
+    """
+
+    def __init__(self, descriptor: int, keep: int | None = None) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.data = bytearray()
+        """What has been read so far, and kept."""
+        self.at_end = False
+        self._keep = keep
+        self._left_out = 0
+
+    @property
+    def text(self) -> str:
+        """What has been read, as text, with a line in the place of what was left out."""
+        if not self._left_out or self._keep is None:
+            return self.data.decode(errors="replace")
+        parts = self.data[: self._keep], self.data[self._keep :]
+        gap = f"\n… {format_bytes(self._left_out)} of output left out …\n"
+        return gap.join(part.decode(errors="replace") for part in parts)
+
+    def clear(self) -> None:
+        """Forget what has been read."""
+        self.data.clear()
+        self._left_out = 0
+
+    def read(self) -> None:
+        """Append what the rank has written since the last call; of very much, a part."""
+        for _ in range(CHUNKS_AT_ONCE):
+            if self.at_end:
+                return
+            try:
+                chunk = os.read(self.descriptor, CHUNK)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                chunk = b""
+            self.at_end = not chunk
+            self.data += chunk
+            if self._keep is not None and (excess := len(self.data) - 2 * self._keep) > 0:
+                del self.data[self._keep : self._keep + excess]
+                self._left_out += excess
+
+    def drain(self) -> None:
+        """Read all that is there, of a rank that writes no more."""
+        while not self.at_end and readable(self.descriptor, 0):
+            self.read()
+
+
+class RankHandle:
+    """A started rank, with its process and the pipes and files that it writes to.
+
+    Args:
+        rank: its number.
+        job: what it runs.
+        on_line: called with the rank and each line it prints.
+        keep: bytes of its output to keep, see `Pipe`; lines are given only where all is kept.
+    """
+
+    def __init__(
+        self, rank: int, job: Job, on_line: Callable[[int, str], None] | None = None, keep: int | None = None
+    ) -> None:
+        self.rank = rank
+        self.status: Status | None = None
+        """None while the rank runs."""
+        self.failed_at = 0.0
+        """When it raised or died, by the monotonic clock."""
+        self.report: Report | None = None
+        self.was_stopped = False
+        self._on_line = on_line
+        self._given = 0  # bytes of the output that have gone to on_line
+        self._stack = ""
+        with ExitStack() as ours, ExitStack() as theirs:
+            self._stack_file = ours.enter_context(tempfile.TemporaryFile())
+            reading, writing = os.pipe()
+            ours.callback(os.close, reading)
+            theirs.callback(os.close, writing)
+            self._channel, their_end = socket.socketpair()
+            ours.enter_context(self._channel)
+            theirs.enter_context(their_end)
+            self.output, self.result = Pipe(reading, keep), Pipe(self._channel.fileno())
+            self._server = server()
+            descriptors = (writing, their_end.fileno(), self._stack_file.fileno())
+            self.pid: int = self._server.request(Start(job), descriptors)
+            self.ended = os.pidfd_open(self.pid)
+            """A descriptor that is readable once the process has ended."""
+            ours.callback(os.close, self.ended)
+            self._owned = ours.pop_all()
+
+    def begin(self, cell: object) -> None:
+        """Send a cell to a rank that runs cells; what it printed before is forgotten.
+
+        Raises:
+            OSError: the rank is gone.
+        """
+        self.forget()
+        self._channel.setblocking(True)
+        try:
+            send(self._channel, cell)
+        finally:
+            self._channel.setblocking(False)
+
+    def forget(self) -> None:
+        """Forget how the last cell ended, and what it printed."""
+        self.status, self.report = None, None
+        self.result.clear()
+        self.output.clear()
+        self._given = 0
+
+    def read(self) -> None:
+        """Take what the rank has written; with a report of success its status is ``ok``."""
+        self.output.read()
+        self.result.read()
+        self._give_lines()
+        if self.report is None:
+            self.report = unpack_report(self.result.data)
+            if isinstance(self.report, CellReport) and self.status is None:
+                self.output.drain()  # it was printed before the report was sent
+                self.status = "ok" if self.report.ok else "error"
+                self.failed_at = self.report.at
+            elif self.report is not None and self.report.ok and self.status is None:
+                self.status = "ok"
+
+    def _give_lines(self) -> None:
+        text = self.output.data
+        while self._on_line is not None and (end := text.find(b"\n", self._given)) >= 0:
+            line = text[self._given : end].decode(errors="replace")
+            self._given = end + 1
+            self._on_line(self.rank, line)
+
+    def has_ended(self, last_look: float) -> None:
+        """Set the status, now that the process has ended.
+
+        Args:
+            last_look: when the process was last known to run. A rank that died has left no time of its death, and its
+                peers may fail because of it long before a busy launcher looks: so it counts as dead since then.
+        """
+        self.read()
+        unknown = min(last_look, time.monotonic() - DEATH_SEEN_LATE)
+        self.failed_at = self.report.at if self.report is not None else unknown
+        if self.status is None:
+            self.status = "died" if self.report is None else "error"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended."""
+        return readable(self.ended, 0)
+
+    def look_whether_stopped(self) -> bool:
+        """Whether the process is stopped now, as by SIGSTOP; kept for its outcome."""
+        with suppress(OSError):
+            state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            self.was_stopped = state in ("T", "t")
+        return self.was_stopped
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it is still there."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def request_stack(self) -> None:
+        """Make a rank that hangs write its stack."""
+        self.signal(signal.SIGUSR1)
+
+    def read_stack(self, until: float) -> None:
+        """Wait for the whole requested stack, but not longer than ``until``, and keep the program's own frames."""
+        stack = self._stack_text()
+        while not is_whole_stack(stack) and time.monotonic() < until and not self.is_over:
+            time.sleep(0.005)
+            stack = self._stack_text()
+        lines = stack.splitlines(keepends=True)
+        self._stack = "".join(line for line in lines if not any(own in line for own in _OWN_FRAMES))
+
+    def _stack_text(self) -> str:
+        self._stack_file.seek(0)
+        return self._stack_file.read().decode(errors="replace")
+
+    def release(self) -> None:
+        """Let a rank that finished end by itself."""
+        if self.status == "ok":
+            with suppress(OSError):
+                self._channel.shutdown(socket.SHUT_WR)
+
+    def end(self, wait: float = EXIT_WAIT) -> RankOutcome:
+        """End the process and all that it started, collect its exit code, and close the descriptors.
+
+        Args:
+            wait: seconds that it gets to end by itself, if it has finished.
+        """
+        if self.status == "ok" and wait:
+            readable(self.ended, wait)
+        for kill in (os.killpg, os.kill):
+            with suppress(ProcessLookupError):  # a rank that has only just been forked leads no session yet
+                kill(self.pid, signal.SIGKILL)
+        exit_code: int = self._server.request(Reap(self.pid))
+        self.output.drain()
+        self.read()
+        self._owned.close()
+        return self.outcome(exit_code)
+
+    def outcome(self, exit_code: int | None = None) -> RankOutcome:
+        """How the program, or the last cell, ended."""
+        how = how_it_ended(exit_code) if self.status == "died" and exit_code is not None else ""
+        report = self.report if self.report is not None and self.status != "stuck" else Report(False, error=how)
+        is_cell = isinstance(report, CellReport)
+        return RankOutcome(
+            rank=self.rank,
+            status=self.status or "stuck",
+            value=_unpacked(report) if isinstance(report, CellReport) else report.value,
+            error=report.error,
+            traceback=report.traceback,
+            output=self.output.text,
+            stack=self._stack,
+            exit_code=exit_code,
+            line=report.line if isinstance(report, CellReport) else None,
+            shown=report.shown if is_cell and isinstance(report, CellReport) else "",
+            was_stopped=self.was_stopped,
+        )
+
+
+class Shown:
+    """A value that could not travel from its rank; shows as its ``repr`` did there."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _unpacked(report: CellReport) -> Any:
+    if report.value is None:
+        return Shown(report.shown) if report.shown else None
+    try:
+        return pickle.loads(report.value)
+    except Exception:  # a DTensor, say, whose mesh is not here
+        return Shown(report.shown)
+
+
+def wait_for_all(
+    ranks: Sequence[RankHandle],
+    deadline: float,
+    grace: float,
+    on_output: Callable[[], float | None] = lambda: None,
+) -> int | None:
+    """Wait until all ranks have finished, until the deadline, or ``grace`` seconds after one has failed.
+
+    Args:
+        ranks: which run.
+        deadline: by the monotonic clock.
+        grace: seconds.
+        on_output: called whenever a rank has written, and after the seconds that it returned.
+
+    Returns:
+        The rank that failed first; None where none has.
+    """
+    failed = False
+    last_look = time.monotonic()
+    again: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            for descriptor in (rank.output.descriptor, rank.result.descriptor, rank.ended):
+                selector.register(descriptor, selectors.EVENT_READ, rank)
+        while any(rank.status is None for rank in ranks):
+            left = deadline - time.monotonic()
+            ready = selector.select(max(left if again is None else min(left, again), 0))
+            ready_at = time.monotonic()
+            for key, _ in ready:
+                rank = key.data
+                if key.fd == rank.ended:
+                    rank.has_ended(last_look)
+                    selector.unregister(key.fd)
+                else:
+                    pipe = rank.output if key.fd == rank.output.descriptor else rank.result
+                    rank.read()
+                    if pipe.at_end:
+                        selector.unregister(key.fd)
+            again = on_output()
+            if left <= 0:
+                break
+            last_look = ready_at
+            if not failed and any(rank.status in ("error", "died") for rank in ranks):
+                failed = True
+                deadline = min(deadline, time.monotonic() + grace)
+    failures = [rank for rank in ranks if rank.status in ("error", "died")]
+    return min(failures, key=lambda rank: rank.failed_at).rank if failures else None
+
+
+_OUTERMOST = '"<string>"'
+"""The file of a rank's outermost frame: the server was started by ``python -c``."""
+_OWN_FRAMES = (_OUTERMOST, "worlds/real/rank_server.py", "worlds/real/rank_process.py", "worlds/real/cell_process.py")
+
+
+def is_whole_stack(stack: str) -> bool:
+    """Whether a stack that is being written has its last line: the outermost frame, or dots where it is deep."""
+    *_, last = ["", *stack.splitlines(keepends=True)]
+    return last.endswith("\n") and (_OUTERMOST in last or last.strip() == "...")
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, after at most so many seconds."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
+
+
+def how_it_ended(exit_code: int) -> str:
+    """``"killed by SIGKILL"``."""
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}, without a result"

@@ -1,0 +1,310 @@
+"""`RankWorld`: local ranks that run a notebook's cells, one cell or many, each cell traced.
+
+Requirements on this module:
+
+* an error of one rank ends the cell within half a second; peers that wait for that rank are ended;
+* a time-out and Ctrl-C end all ranks: a wait inside gloo can be left in no other way;
+* each rank that still can saves its trace before it is ended, and its stack is kept;
+* ranks that have all ended a cell by themselves, and are even with each other, run the next one;
+* nothing is left of a closed world: no process, descriptor or file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dsexplore.errors import UsageError
+from dsexplore.trace import files
+from dsexplore.trace.merge import merge_tables
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_ranks
+from dsexplore.user_warnings import warn
+from dsexplore.worlds.real.local_ranks import DEFAULTS, RanksRun, Reason, rendezvous
+from dsexplore.worlds.real.messages import Cell, Job
+from dsexplore.worlds.real.rank_handle import RankHandle, RankOutcome, wait_for_all
+from dsexplore.worlds.real.rank_server import server
+from dsexplore.worlds.spec import resolve
+
+GRACE = 0.2
+"""Seconds that the others get to end the cell by themselves once it has failed on one rank."""
+SAVE_WAIT = 1.0
+"""Seconds that ranks which are ended get to write stack and trace, all together; they need about 0.05."""
+GROUP_TIMEOUT = 1800.0
+"""Seconds after which a collective gives up by itself: torch's own default, as the cell's time-out comes before."""
+
+KEPT_OUTPUT = 32 << 10
+"""Bytes of the beginning, and of the end, of what a rank prints in a cell."""
+
+OnOutput = Callable[[Sequence[RankHandle]], float | None]
+"""Called with the ranks when one has printed something; returns the seconds after which it is to be called again."""
+
+
+@dataclass(frozen=True)
+class CellRun(RanksRun):
+    """The outcomes of one cell on its ranks, and what they recorded."""
+
+    trace: Trace | None = None
+    """None where no rank recorded anything."""
+    is_world_open: bool = True
+    """Whether the ranks live on."""
+    why_closed: str = ""
+
+
+class RankWorld:
+    """Local ranks with one process group, until `close`.
+
+    Args:
+        size: number of ranks.
+        backend: of the process group: gloo, or nccl with one GPU per rank.
+        mesh: axes of the mesh that cells find as ``mesh``, ``"dp=2,tp=2"``; empty for none.
+
+    Raises:
+        UsageError: no such backend, a mesh of another size, or fewer GPUs than ranks.
+    """
+
+    def __init__(self, size: int, backend: str = "gloo", mesh: str = "") -> None:
+        self.size, _ = resolve(size, mesh or None, 0)
+        self.backend, self.mesh = backend, mesh
+        _check_backend(backend, self.size)
+        self._exit = ExitStack()
+        self._ranks: list[RankHandle] = []
+
+    def __str__(self) -> str:
+        ranks = f"{self.size} real rank{'s' if self.size > 1 else ''}"
+        return f"{ranks} ({self.mesh})" if self.mesh else ranks
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its ranks run."""
+        return bool(self._ranks)
+
+    def open(self) -> None:
+        """Start the ranks; they meet while the first cell is on its way."""
+        server()  # the first time it takes seconds
+        try:
+            variables = self._exit.enter_context(rendezvous(self.size))
+            self._exit.callback(self._end_ranks)
+            for rank in range(self.size):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                job = Job(
+                    rank=rank,
+                    world_size=self.size,
+                    program=b"",
+                    backend=self.backend,
+                    group_timeout=GROUP_TIMEOUT,
+                    environment={**DEFAULTS, **os.environ, **variables, **own},
+                    directory=str(Path.cwd()),
+                    path=tuple(sys.path),
+                    mesh=self.mesh,
+                )
+                self._ranks.append(RankHandle(rank, job, keep=KEPT_OUTPUT))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all ranks; a second call does nothing."""
+        self._exit.close()
+
+    def _end_ranks(self) -> None:
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in ranks:
+            rank.end(wait=0)
+
+    def run(
+        self,
+        cell: Cell,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 60.0,
+        on_output: OnOutput = lambda ranks: None,
+    ) -> CellRun:
+        """Run a cell, and wait until it has ended on all of its ranks.
+
+        Args:
+            cell: its ``save`` is replaced.
+            ranks: to run it on; None for all.
+            timeout: seconds.
+            on_output: see `OnOutput`.
+
+        Raises:
+            UsageError: a rank has ended since the last cell.
+            KeyboardInterrupt: Ctrl-C; the world is closed, and the interrupt's ``run`` is the `CellRun`.
+        """
+        chosen = [self._ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
+        self._check_alive()
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="dsexplore-cell-") as folder:
+            first_failure, interrupt = None, None
+            try:
+                for rank in chosen:
+                    with suppress(OSError):  # it has died: seen below
+                        rank.begin(replace(cell, save=folder))
+                first_failure = wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
+            except KeyboardInterrupt as error:
+                interrupt = error
+            run = self._finish(
+                chosen, folder, began, first_failure, is_all=ranks is None, stopped=interrupt is not None
+            )
+            if interrupt is not None:
+                interrupt.run = run  # type: ignore[attr-defined]
+                raise interrupt
+        return run
+
+    def _check_alive(self) -> None:
+        gone = [rank for rank in self._ranks if rank.is_over]
+        if not gone:
+            return
+        for rank in gone:
+            rank.forget()
+            rank.has_ended(time.monotonic())
+        self._ranks = [rank for rank in self._ranks if rank not in gone]
+        ends = [rank.end(wait=0) for rank in gone]
+        self.close()
+        how = ", ".join(f"rank {end.rank} {end.error or 'has ended'}" for end in ends)
+        raise UsageError(f"the world of {self} has lost a rank since its last cell ({how}): open it again")
+
+    def _finish(
+        self,
+        chosen: Sequence[RankHandle],
+        folder: str,
+        began: float,
+        first_failure: int | None,
+        *,
+        is_all: bool,
+        stopped: bool,
+    ) -> CellRun:
+        """The run's outcome; where the ranks cannot go on, the world is closed."""
+        hung = [rank for rank in chosen if rank.status is None]
+        end_with_traces(hung)
+        lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
+        tables = load_cell(folder, None if is_all else [rank.rank for rank in chosen])
+        why = _why_closed(chosen, tables) if not stopped else "interrupted"
+        outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
+        reason: Reason = "failed" if first_failure is not None else "timeout" if hung else "done"
+        return CellRun(
+            outcomes,
+            time.monotonic() - began,
+            reason,
+            first_failure,
+            Trace(tables) if tables is not None else None,
+            self.is_open,
+            why,
+        )
+
+    def _close_with(self, chosen: Sequence[RankHandle]) -> tuple[RankOutcome, ...]:
+        """Close the world, and return the outcomes of these ranks of it."""
+        others = [rank for rank in self._ranks if rank not in chosen]
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+        self._ranks = others
+        outcomes = tuple(rank.end(wait=0) for rank in chosen)
+        self.close()
+        return outcomes
+
+
+def _check_backend(backend: str, size: int) -> None:
+    if backend not in ("gloo", "nccl"):
+        raise UsageError(f"backend {backend!r}: local ranks have gloo, or nccl with one GPU per rank")
+    if backend != "nccl":
+        return
+    count = torch.cuda.device_count()
+    if count < size:
+        raise UsageError(
+            f"nccl needs one GPU per rank, and this machine shows {count} for {size} ranks: give --backend gloo, or "
+            f"--real {count or 1}"
+        )
+    held = [device for device in range(size) if torch.cuda.is_initialized() and _has_context(device)]
+    if held:
+        devices = ", ".join(map(str, held))
+        warn(
+            f"this kernel itself holds a CUDA context on GPU {devices}, where a rank will run: its memory there is not "
+            "the rank's to use; restart the kernel, and use CUDA in the ranks' cells alone"
+        )
+
+
+def _has_context(device: int) -> bool:
+    asked = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # a build without CUDA lacks it
+    return asked is not None and bool(asked(device))
+
+
+def end_with_traces(hung: Sequence[RankHandle]) -> None:
+    """Have ranks that have not finished write where they are and what they recorded, and end.
+
+    A process that was stopped (SIGSTOP) is continued once the others have ended, so that it cannot help them on.
+    """
+    stopped = [rank for rank in hung if rank.look_whether_stopped()]
+    for rank in hung:
+        rank.status = "stuck"  # whatever it still reports while it is ended
+    until = time.monotonic() + SAVE_WAIT
+    for part in ([rank for rank in hung if rank not in stopped], stopped):
+        for rank in part:
+            rank.request_stack()
+        for rank in part:
+            if rank.was_stopped:
+                rank.signal(signal.SIGTERM)  # before it goes on: it comes to no line of its program again
+                rank.signal(signal.SIGCONT)
+            rank.read_stack(until)
+            rank.signal(signal.SIGTERM)
+        while time.monotonic() < until and not all(rank.is_over for rank in part):
+            time.sleep(0.002)
+    for rank in hung:
+        rank.signal(signal.SIGKILL)
+
+
+def load_cell(folder: str, ranks: Sequence[int] | None) -> Tables | None:
+    """What the ranks of a cell have saved; None where none has saved anything.
+
+    Args:
+        folder: with a file for each.
+        ranks: the ranks that ran the cell; None for all of the world.
+    """
+    found = sorted(Path(folder).glob("rank-*.parquet"))
+    if not found:
+        return None
+    if ranks is None:
+        return files.load(folder)
+    tables = merge_tables([files.load(file) for file in found])
+    others = f"this cell ran on {format_ranks(ranks)} of {tables.info.world_size} ranks"
+    notes = [note for note in tables.info.notes if "left no trace" not in note]
+    return replace(tables, info=replace(tables.info, notes=(*notes, others)))
+
+
+def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:
+    """Why these ranks cannot run another cell; empty where they can."""
+    waiting = [rank.rank for rank in ranks if rank.status == "stuck"]
+    died = [rank.rank for rank in ranks if rank.status == "died"]
+    if died:
+        return f"{format_ranks(died)} died"
+    if waiting:
+        return f"{format_ranks(waiting)} had not finished the cell"
+    if tables is None or all(rank.status == "ok" for rank in ranks):
+        return ""
+    uneven = uneven_groups(tables)
+    return f"the error left the ranks of group {uneven[0]} at different collectives" if uneven else ""
+
+
+def uneven_groups(tables: Tables) -> list[str]:
+    """The groups in which one rank issued more collectives than another; point-to-point messages left out."""
+    events = tables.events
+    counts: dict[str, dict[int, int]] = {}
+    members: Mapping[str, list[int]] = dict(tables.groups.select("group", "ranks").iter_rows())
+    seen = set(tables.info.ranks)
+    for group, rank, op in events.select("group", "rank", "op").iter_rows():
+        if op not in ("send", "recv"):
+            by_rank = counts.setdefault(group, dict.fromkeys(seen & set(members.get(group, ())), 0))
+            by_rank[rank] = by_rank.get(rank, 0) + 1
+    return sorted(group for group, by_rank in counts.items() if len(set(by_rank.values())) > 1)

@@ -1,0 +1,274 @@
+"""``%%commtrace --real``: cells on local ranks, their values, their errors, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError as ShellUsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+from dsexplore import RanksFailedError, real_cells, run_ranks
+from dsexplore.magics import CommtraceMagics
+from dsexplore.worlds.real import rank_server as server_module
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
+
+SUM = "import torch, torch.distributed as dist\nx = torch.ones(4) * (rank + 1)\ndist.all_reduce(x)\n"
+
+
+@pytest.fixture(scope="module")
+def rank_server() -> Iterator[None]:
+    """Start the process that ranks are forked from before the first test, and end it after the last."""
+    run_ranks("", 1, backend=None).check()
+    yield
+    server_module.close()
+
+
+class Notebook:
+    """An IPython shell that runs cells."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.names = shell.user_ns
+
+    def run(self, cell: str) -> tuple[BaseException | None, str]:
+        """The error of a cell, and what it showed."""
+        with capture_output() as captured:
+            result = self.shell.run_cell(textwrap.dedent(cell), store_history=True)
+        return result.error_before_exec or result.error_in_exec, captured.stdout + captured.stderr
+
+    def ok(self, cell: str) -> str:
+        error, text = self.run(cell)
+        assert error is None, text
+        return text
+
+    @property
+    def trace(self) -> Any:
+        return self.names["_trace"]
+
+    @property
+    def kept_pids(self) -> list[int]:
+        magics = self.shell.magics_manager.registry["CommtraceMagics"]
+        assert isinstance(magics, CommtraceMagics)
+        kept = magics._real.kept
+        return [rank.pid for rank in kept._ranks] if kept is not None else []
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    monkeypatch.setattr(real_cells, "INTERVAL", 1e6)  # what ranks print is shown at the end
+    opened = Notebook(InteractiveShell.instance(config=config))
+    opened.ok("%load_ext dsexplore")
+    yield opened
+    opened.ok("%unload_ext dsexplore")
+    InteractiveShell.clear_instance()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+    except FileNotFoundError:
+        return False
+
+
+def test_a_cell_runs_on_new_ranks_and_brings_back_values_output_and_trace(notebook: Notebook) -> None:
+    notebook.ok("offset = 10\ndef shifted(number):\n    return number + offset")
+    text = notebook.ok(
+        f"%%commtrace --real 4 -o seen\n{SUM}print('even' if rank % 2 == 0 else 'odd')\nshifted(x[0].item())"
+    )
+    seen = notebook.names["seen"]
+    assert seen is notebook.trace
+    assert seen.results == dict.fromkeys(range(4), 20.0)
+    assert seen.events.select("rank", "op", "message_bytes", "source", "state").rows() == [
+        (rank, "all_reduce", 16, "In[3]:4", "completed") for rank in range(4)
+    ]
+    assert (seen.info.world_size, seen.info.simulated, seen.info.notes) == (4, False, ())
+    assert (seen.events["end"] > seen.events["start"]).all()
+    expected = ["[ranks 0, 2] even", "[ranks 0, 2] 20.0", "[ranks 1, 3] odd", "[ranks 1, 3] 20.0"]
+    assert text.splitlines()[:4] == expected
+    assert "x" not in notebook.names
+    assert notebook.kept_pids == []
+
+
+def test_kept_ranks_live_on_between_cells(notebook: Notebook) -> None:
+    assert "2 real ranks (dp=2)" in notebook.ok("%commtrace --real 2 --mesh dp=2")
+    pids = notebook.kept_pids
+    notebook.ok("lr = 1")
+    notebook.ok(f"%%commtrace\n{SUM}assert mesh.size() == 2\nclass Model:\n    rate = lr\nmodel = Model();")
+    notebook.ok("lr = 5\nmesh = 'in the notebook'")
+    notebook.ok("%%commtrace --real 2\n(x[0].item(), type(model).__name__, model.rate, lr, mesh)")
+    assert notebook.trace.results == dict.fromkeys(range(2), (3.0, "Model", 1, 5, "in the notebook"))
+    notebook.ok("%%commtrace --rank 1\nrank")
+    assert notebook.trace.results == {1: 1}
+    assert notebook.trace.info.notes == ("this cell ran on rank 1 of 2 ranks",)
+    assert notebook.kept_pids == pids
+    assert "a world of 2 real ranks (dp=2) is open" in notebook.ok("%commtrace")
+    error, text = notebook.run("%%commtrace --real 3\n1")
+    assert isinstance(error, ShellUsageError)
+    assert "asks for another" in text
+    assert "closed the world of 2 real ranks (dp=2)" in notebook.ok("%commtrace --close")
+    assert not any(map(is_running, pids))
+
+
+def test_an_error_on_all_ranks_leaves_the_kept_world_open(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2")
+    notebook.ok(f"%%commtrace\n{SUM}")
+    error, text = notebook.run("%%commtrace\ny = 1\n\nundefined")
+    assert isinstance(error, RanksFailedError)
+    assert "ranks 0, 1: NameError: name 'undefined' is not defined (cell line 4)" in text
+    assert text.count("Traceback") == 1
+    assert 'File "In[4]", line 4, in <module>\n    undefined' in text
+    notebook.ok("%%commtrace\nx[0].item() + y")
+    assert notebook.trace.results == {0: 4.0, 1: 4.0}
+
+
+def test_an_error_of_one_rank_ends_its_peers_and_says_where_they_waited(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 3")
+    pids = notebook.kept_pids
+    cell = f"%%commtrace\n{SUM}began = 1\nif rank == 1:\n    raise ValueError('no good')\ndist.all_reduce(x)"
+    began = time.monotonic()
+    error, text = notebook.run(cell)
+    assert time.monotonic() - began < 10  # half a second where nothing else runs
+    assert isinstance(error, RanksFailedError)
+    assert "rank 1: ValueError: no good (cell line 7)" in text
+    assert "ranks 0, 2 were waiting in all_reduce (In[3]:8, group 0, 16 B)" in text
+    assert "magics.py" not in text
+    assert error.run.first_failure == 1
+    assert [outcome.status for outcome in error.run.outcomes] == ["stuck", "error", "stuck"]
+    assert notebook.trace.events["state"].to_list() == ["completed", "scheduled", "completed", "completed", "scheduled"]
+    assert not any(map(is_running, pids))
+    assert "no world is open" in notebook.ok("%commtrace")
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("os._exit(7)", "ended with exit code 7, without a result"),
+    ],
+)
+def test_a_rank_that_dies_is_named(notebook: Notebook, end: str, how: str) -> None:
+    error, text = notebook.run(f"%%commtrace --real 2\n{SUM}import os\nif rank == 1:\n    {end}\ndist.all_reduce(x)")
+    assert isinstance(error, RanksFailedError)
+    assert f"rank 1: {how}" in text
+    assert any(note == "1 of 2 ranks left no trace: rank 1" for note in notebook.trace.info.notes)
+    notebook.ok(f"%%commtrace --real 2\n{SUM}")
+
+
+def test_a_stopped_rank_is_named_at_the_timeout(notebook: Notebook) -> None:
+    stop = "import os\nif rank == 1:\n    os.kill(os.getpid(), 19)\n"
+    error, text = notebook.run(f"%%commtrace --real 2 --timeout 1.5\n{SUM}{stop}dist.all_reduce(x)")
+    assert isinstance(error, RanksFailedError)
+    assert "the cell had not ended after 1.5 s (--timeout)" in text
+    assert "rank 1 was stopped" in text
+    assert "rank 0 was waiting in all_reduce (In[2]:8" in text
+    assert notebook.trace.info.ranks == (0, 1)  # it left its trace, too
+
+
+def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2")
+    pids = notebook.kept_pids
+    notebook.ok(f"%%commtrace\n{SUM}")
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    error, _ = notebook.run("%%commtrace\ndist.all_reduce(x)\nif rank == 0:\n    dist.all_reduce(x)")
+    assert isinstance(error, KeyboardInterrupt)
+    assert "The ranks were ended. What was recorded until then is in `_trace`." in "".join(error.__notes__)
+    assert notebook.trace.events["state"].to_list() == ["completed", "scheduled", "completed"]
+    assert not any(map(is_running, pids))
+
+
+def test_a_kept_rank_that_died_between_cells_is_named(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2")
+    pids = notebook.kept_pids
+    notebook.ok("%%commtrace\nrank")
+    ended = os.pidfd_open(pids[1])
+    os.kill(pids[1], signal.SIGKILL)
+    select.select([ended], [], [], 60)
+    os.close(ended)
+    error, text = notebook.run("%%commtrace\nrank")
+    assert isinstance(error, ShellUsageError)
+    assert "has lost a rank since its last cell (rank 1 killed by SIGKILL): open it again" in text
+    assert not any(map(is_running, pids))
+    notebook.ok("%%commtrace --real 1\nrank")
+
+
+def test_much_output_is_read_on_and_its_middle_left_out(notebook: Notebook) -> None:
+    text = notebook.ok(
+        "%%commtrace --real 2\nif rank == 1:\n    for _ in range(20):\n        print('y' * (1 << 20))\n    print('end')"
+    )
+    assert "of output left out …" in text
+    assert "[rank 1] end\n" in text
+    assert len(text) < 400_000
+
+
+def test_lines_are_shown_while_ranks_run(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_cells, "INTERVAL", 0.0)
+    cell = "%%commtrace --real 1 --timeout 0.5\nprint('first')\nimport threading\nthreading.Event().wait()"
+    error, text = notebook.run(cell)
+    assert isinstance(error, RanksFailedError)
+    assert text.count("[rank 0] first") == 1
+    assert text.index("[rank 0] first") < text.index("the cell had not ended")
+
+
+def test_a_port_that_is_taken_does_not_matter(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        notebook.ok(f"%%commtrace --real 2\n{SUM}")
+
+
+def test_many_cells_leave_no_process_descriptor_or_file(notebook: Notebook) -> None:
+    def held() -> tuple[int, set[str], set[str]]:
+        children = Path(f"/proc/{server_module.server().pid}/task/{server_module.server().pid}/children").read_text()
+        return len([*Path("/proc/self/fd").iterdir()]), {*children.split()}, {*os.listdir("/dev/shm")}  # noqa: PTH208
+
+    before = held()
+    for _ in range(5):
+        notebook.ok(f"%%commtrace --real 2\n{SUM}")
+        notebook.run("%%commtrace --real 2\n1 / 0")
+    assert held() == before
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("%%commtrace --real 0\n1", "world size 0 is not a number of ranks"),
+        ("%%commtrace --real 2 --mesh dp=3\n1", "mesh dp=3 has 3 = 3 ranks, but the world size is 2"),
+        (
+            "%%commtrace --real 2 --backend mpi\n1",
+            "backend 'mpi': local ranks have gloo, or nccl with one GPU per rank",
+        ),
+        ("%%commtrace --real 2 --fake\n1", "--fake is about a simulated world, and --real 2 about real ranks"),
+        ("%%commtrace --real 2 --rank 1\n1", "--rank 1 chooses among ranks that are kept"),
+        ("%%commtrace --real 2 --timeout 0\n1", "--timeout 0: give seconds above 0"),
+        ("%%commtrace --timeout 5\n1", "--timeout 5.0 is about real ranks: give --real N"),
+        ("%commtrace --real 2 --timeout 5", "--rank and --timeout belong to a cell"),
+        ("%%commtrace --real 2\n!ls", "this cell uses the shell command !ls of IPython's"),
+        ("%%commtrace --real 2\n%timeit 1", "this cell uses the magic %timeit of IPython's"),
+        (
+            "import threading\nheld = threading.Lock()\nget_ipython().run_cell_magic('commtrace', '--real 2', 'held')",
+            "this cell's names cannot all be sent to its ranks: held (lock: cannot pickle",
+        ),
+        ("%%commtrace --world-size 2 --rank 0,1\n1", "--rank 0,1: a simulated world plays one rank"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(notebook: Notebook, cell: str, message: str) -> None:
+    error, text = notebook.run(cell)
+    assert isinstance(error, ShellUsageError), text
+    assert message in text
