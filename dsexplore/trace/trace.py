@@ -169,6 +169,22 @@ class Trace(Displayable):
         """
         return run_pass("headline", self.tables)
 
+    def timeline(self, lanes: str | None = None, colours: str | None = None) -> Any:
+        """What was sent when, in lanes: a `dsexplore.analysis.step_timeline.Timeline`.
+
+        Times are measured ones where the ranks were real. Simulated ranks have none: one is shown in program order,
+        several in the earliest order in which they can run, given that they wait for one another.
+
+        Args:
+            lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op`` or ``rank``. None: ranks where
+                there are several, else phases.
+            colours: what the colours say: ``phase``, ``axis``, ``op`` or ``rank``.
+
+        Raises:
+            UsageError: no such lanes or colours.
+        """
+        return run_pass("timeline", self.tables, lanes=lanes, colours=colours)
+
     def diff(self, other: Trace) -> TraceDiff:
         """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.
 

@@ -16,7 +16,7 @@ INK = "#767676"
 CLEAR = "rgba(0,0,0,0)"
 
 VARIABLES = f"""
-.dsx,.dsx-tree,.dsx-explorer,.dsx-plot{{
+.dsx,.dsx-tree,.dsx-explorer,.dsx-plot,.dsx-timeline{{
 --dsx-fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText));
 --dsx-bg:var(--jp-layout-color0,var(--vscode-editor-background,Canvas));
 --dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);

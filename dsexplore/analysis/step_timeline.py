@@ -1,0 +1,160 @@
+"""`Timeline`: what happened from when to when, in lanes, of anything that has an order.
+
+A trace has one of three orders: measured time, where its ranks were real; program order, where one simulated rank was
+recorded; and where several were, the rounds in which they can run (`waiting_order`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import polars as pl
+
+from dsexplore.analysis.waiting_order import rounds
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.trace import schema, timeline
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
+
+LaneKind = Literal["phase", "axis", "module", "op", "rank"]
+ColourKind = Literal["phase", "axis", "op", "rank"]
+Order = Literal["measured", "program order", "rounds", "predicted"]
+"""``measured``: seconds since the first start; ``program order``: the number of the collective; ``rounds``: see
+`waiting_order`; ``predicted``: seconds since the step began, on a cluster."""
+
+SPANS: dict[str, pl.DataType] = {
+    "lane": pl.String(),
+    "begin": pl.Float64(),  # in the unit of the timeline's order
+    "end": pl.Float64(),
+    "mark": pl.String(),  # what its colour says: a phase, an axis, …
+    "name": pl.String(),  # the op
+    "bytes": pl.Int64(),  # message bytes; null for what moves none
+    "row": pl.UInt32(),  # of the trace's events; null for what is no event
+}
+NO_AXIS, NO_MODULE = "no axis", "outside any module"
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline(Displayable):
+    """Spans in lanes. Shows itself as a drawing; ``.explore()`` zooms, brushes and follows the keyboard."""
+
+    spans: pl.DataFrame
+    """Columns: `SPANS`; sorted by begin."""
+    lanes: tuple[str, ...]
+    """From top to bottom."""
+    marks: tuple[str, ...]
+    """What the colours say, in the order of the key."""
+    order: Order
+    coloured_by: str
+    """``phase``, ``axis``, …: what `marks` are."""
+    tables: Tables
+    """The trace that was drawn."""
+
+    def __repr__(self) -> str:
+        return f"<Timeline: {self.spans.height:,} spans in {len(self.lanes)} lanes, {self.order}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """The spans as a polars frame; columns: `SPANS`."""
+        return self.spans
+
+    def between(self, begin: float, end: float, lanes: tuple[str, ...] | None = None) -> Trace:
+        """The events of which some part lies in a range, as a `Trace`.
+
+        Args:
+            begin: of the range, in the unit of the order: seconds, rounds or places in program order.
+            end: of the range; what begins there is outside.
+            lanes: only of these lanes; None for all.
+        """
+        inside = (pl.col("begin") < end) & (pl.col("end") > begin)
+        if lanes is not None:
+            inside &= pl.col("lane").is_in(lanes)
+        rows = self.spans.filter(inside & pl.col("row").is_not_null())["row"].sort()
+        events = self.tables.events[rows.to_list()] if len(rows) else self.tables.events.clear()
+        return Trace(replace(self.tables, events=events))
+
+
+def timeline_of(tables: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None) -> Timeline:
+    """The timeline of a trace.
+
+    Args:
+        tables: the trace.
+        lanes: what has a lane of its own: phase, axis, module (the blocks that the model repeats), op or rank. None:
+            ranks where there are several, else phases.
+        colours: what the colours say: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
+
+    Raises:
+        UsageError: no such lanes or colours.
+    """
+    events = tables.events
+    several = events["rank"].n_unique() > 1
+    lanes = lanes or ("rank" if several else "phase")
+    colours = colours or ("axis" if lanes == "phase" else "phase")
+    _check("lanes", lanes, LaneKind)
+    _check("colours", colours, ColourKind)
+    order, begin, end = _places(tables, several)
+    spans = (
+        events.with_row_index("row")
+        .select(
+            _key(lanes, several).alias("lane"),
+            begin.alias("begin"),
+            end.alias("end"),
+            _key(colours, False).alias("mark"),
+            pl.col("op").alias("name"),
+            pl.col("message_bytes").alias("bytes"),
+            "row",
+        )
+        .cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
+        .sort("begin", maintain_order=True)
+    )
+    return Timeline(spans, _in_order(spans["lane"], lanes), _in_order(spans["mark"], colours), order, colours, tables)
+
+
+def _check(name: str, given: str, kind: Any) -> None:
+    if given not in get_args(kind):
+        raise UsageError(f"timeline({name}={given!r}): no such {name}; they are {', '.join(get_args(kind))}")
+
+
+def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, pl.Expr | pl.Series]:
+    """The order, and where each event begins and ends in it."""
+    events = tables.events
+    if timeline.is_timed(events):
+        return "measured", timeline.begin(events) / 1e9, timeline.end(events) / 1e9
+    if several:
+        at = pl.Series(rounds(tables), dtype=pl.Float64)
+        return "rounds", at, at + 1
+    return "program order", pl.col("seq").cast(pl.Float64), pl.col("seq").cast(pl.Float64) + 1
+
+
+def _key(kind: str, of_rank: bool) -> pl.Expr:
+    """The lane or the mark of an event."""
+    rank = pl.format("rank {}", pl.col("rank"))
+    if kind == "rank":
+        return rank
+    axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
+    key = {"phase": pl.col("phase"), "op": pl.col("op"), "axis": axis, "module": _block()}[kind]
+    return pl.format("{} · {}", rank, key) if of_rank else key
+
+
+def _block() -> pl.Expr:
+    """The owner down to the number of its block: ``Llama.layers.3`` of ``Llama.layers.3.attn.wq``."""
+    block = pl.col("owner").str.extract(r"^(.*?\.\d+)(?:\.|$)")
+    top = pl.col("owner").str.extract(r"^([^.]*(?:\.[^.]*)?)")
+    return pl.when(pl.col("owner") == "").then(pl.lit(NO_MODULE)).otherwise(block.fill_null(top))
+
+
+def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
+    """Distinct names: phases in the order of a step, ranks by number, else as they first appear."""
+    found = list(dict.fromkeys(names.to_list()))
+    if kind == "phase":
+        place = {phase: i for i, phase in enumerate(schema.PHASES)}
+        return tuple(sorted(found, key=lambda name: (_rank_of(name), place.get(name.rpartition(" · ")[2], len(place)))))
+    if any(name.startswith("rank ") for name in found):
+        return tuple(sorted(found, key=_rank_of))
+    return tuple(found)
+
+
+def _rank_of(name: str) -> int:
+    number = name.removeprefix("rank ").partition(" ")[0]
+    return int(number) if name.startswith("rank ") and number.isdigit() else -1

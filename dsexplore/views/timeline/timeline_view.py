@@ -1,0 +1,33 @@
+"""The view of a `Timeline`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.views.timeline.timeline_drawing import timeline_html
+from dsexplore.views.timeline.timeline_text import timeline_text
+from dsexplore.views.view import View
+
+
+class TimelineView(View):
+    """The view of a `Timeline`."""
+
+    title = "Timeline"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def text(self) -> str:
+        """What the axis counts, and a line per lane."""
+        return timeline_text(self._timeline)
+
+    def html(self) -> str:
+        """The drawing; complete without JavaScript."""
+        return timeline_html(self._timeline)
+
+    def explore(self, **options: Any) -> Any:
+        """The widget; see `dsexplore.views.timeline.timeline_explorer`."""
+        from dsexplore.views.timeline.timeline_explorer import TimelineExplorer  # anywidget is loaded when asked for
+
+        return TimelineExplorer(self._timeline, **options)

@@ -1,0 +1,223 @@
+// Boxes in lanes on a canvas. The kernel sends what one window holds; here the window is dragged over and the wheel is
+// turned, and the range asked for is sent back, from 0 to 1 of the window that is shown.
+const LANE = 24, AXIS = 22, LEAST = 44, WHEEL = 1.25, PAN = 0.2;
+
+export function timeline({ model, el }) {
+  el.classList.add("dsx-timeline");
+  const title = element("p"), key = element("p", "dim"), rows = element("div", "rows"), bar = element("p");
+  const canvas = element("canvas"), tip = element("div", "tip"), status = element("span", "dim");
+  const whole = element("button", "", "whole timeline"), none = element("button", "", "clear the selection");
+  canvas.tabIndex = 0;
+  canvas.setAttribute("role", "application");
+  tip.hidden = true;
+  status.setAttribute("role", "status");
+  rows.append(canvas, tip);
+  bar.append(whole, none, status);
+  el.append(title, key, rows, bar);
+  const pen = canvas.getContext("2d");
+  let width = 0, names = 0, drag = null, at = -1;
+  const send = (message) => model.send(message);
+  const zoom = (begin, end) => send({ type: "window", begin, end });
+
+  function columns() {
+    const given = model.get("boxes");
+    const read = (name, Type) => {
+      const raw = given[name];
+      return raw && raw.byteLength ? new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength)) : new Type(0);
+    };
+    return {
+      begin: read("begin", Float32Array), end: read("end", Float32Array), level: read("level", Float32Array),
+      lane: read("lane", Uint16Array), mark: read("mark", Uint8Array),
+    };
+  }
+  let found = columns();
+  const across = (place) => names + place * (width - names);
+  const place = (x) => Math.min(1, Math.max(0, (x - names) / Math.max(1, width - names)));
+  const box = (i) => {
+    const left = across(found.begin[i]), tall = 3 + (LANE - 6) * found.level[i];
+    return [left, (found.lane[i] + 1) * LANE - 2 - tall, Math.max(1, across(found.end[i]) - left), tall];
+  };
+
+  function draw() {
+    width = canvas.clientWidth;
+    if (!width) return;
+    const lanes = model.get("lanes"), marks = model.get("marks"), look = getComputedStyle(canvas);
+    const ratio = globalThis.devicePixelRatio || 1, height = lanes.length * LANE + AXIS;
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = `12px ${look.fontFamily}`;
+    names = Math.min(width * 0.34, Math.max(LEAST, ...lanes.map((lane) => pen.measureText(lane).width + 10)));
+    pen.textBaseline = "middle";
+    lanes.forEach((lane, i) => {
+      pen.fillStyle = look.color;
+      pen.globalAlpha = 0.06;
+      if (i % 2 === 0) pen.fillRect(names, i * LANE, width - names, LANE);
+      pen.globalAlpha = 1;
+      pen.fillText(shortened(lane, names - 8), 0, i * LANE + LANE / 2);
+    });
+    for (let i = 0; i < found.begin.length; i += 1) drawBox(i, marks[found.mark[i]]);
+    pen.fillStyle = look.color;
+    for (const [where, text] of model.get("ticks")) {
+      const wide = pen.measureText(text).width, x = Math.min(width - wide, Math.max(names, across(where) - wide / 2));
+      pen.fillText(text, x, height - AXIS / 2);
+    }
+    const brush = drag ? drag.range : model.get("brush");
+    if (brush.length) {
+      pen.strokeStyle = look.color;
+      pen.lineWidth = 1.5;
+      pen.strokeRect(across(brush[0]), 1, Math.max(2, across(brush[1]) - across(brush[0])), lanes.length * LANE - 2);
+    }
+    if (at >= 0 && at < found.begin.length) {
+      const [x, y, wide, tall] = box(at);
+      pen.strokeStyle = look.color;
+      pen.lineWidth = 2;
+      pen.strokeRect(x - 1, y - 1, wide + 2, tall + 2);
+    }
+    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+  }
+
+  function drawBox(i, [, letter, colour, ink]) {
+    const [x, y, wide, tall] = box(i);
+    pen.fillStyle = colour;
+    pen.fillRect(x, y, wide > 4 ? wide - 1 : wide, tall);
+    if (wide > 14 && tall > 11) {
+      pen.fillStyle = ink;
+      pen.fillText(letter, x + wide / 2 - 4, y + tall / 2);
+    }
+  }
+
+  function shortened(text, room) {
+    if (pen.measureText(text).width <= room) return text;
+    let kept = text.length;
+    while (kept > 1 && pen.measureText(`…${text.slice(-kept)}`).width > room) kept -= 1;
+    return `…${text.slice(-kept)}`;
+  }
+
+  function under(event) {
+    const here = canvas.getBoundingClientRect(), x = event.clientX - here.left, y = event.clientY - here.top;
+    for (let i = found.begin.length - 1; i >= 0; i -= 1) {
+      if (found.lane[i] !== Math.floor(y / LANE)) continue;
+      const [left, , wide] = box(i);
+      if (x >= left - 1 && x <= left + wide + 1) return i;
+    }
+    return -1;
+  }
+
+  function point(i) {
+    at = i;
+    tip.hidden = i < 0;
+    if (i >= 0) {
+      const [x, , wide] = box(i), text = model.get("texts")[i] || "";
+      write(tip, text);
+      tip.style.top = `${(found.lane[i] + 1) * LANE + 2}px`;
+      const left = Math.min(x + wide / 2, width * 0.55);
+      tip.style.left = `${Math.max(0, left)}px`;
+    }
+    draw();
+  }
+
+  const started = (event) => {
+    if (event.button) return;
+    canvas.setPointerCapture(event.pointerId);
+    const from = place(event.clientX - canvas.getBoundingClientRect().left);
+    drag = { from, range: [from, from] };
+  };
+  const moved = (event) => {
+    if (!drag) return void point(under(event));
+    const to = place(event.clientX - canvas.getBoundingClientRect().left);
+    drag.range = [Math.min(drag.from, to), Math.max(drag.from, to)];
+    draw();
+  };
+  const ended = (event) => {
+    if (!drag) return;
+    const range = drag.range;
+    drag = null;
+    if (range[1] - range[0] > 0.002) choose(range);
+    else if (under(event) >= 0) send({ type: "pick", box: under(event) });
+    else clear();
+  };
+  const clear = () => send({ type: "clear" });
+  function choose(range) {
+    model.set("brush", range);
+    model.save_changes();
+    draw();
+  }
+  const turned = (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
+    event.preventDefault();
+    const here = place(event.clientX - canvas.getBoundingClientRect().left), by = event.deltaY > 0 ? WHEEL : 1 / WHEEL;
+    zoom(here - here * by, here + (1 - here) * by);
+  };
+  // The next box of a lane, or the nearest one of another lane.
+  function step(along, lanes) {
+    if (at < 0) return found.begin.length ? 0 : -1;
+    const lane = found.lane[at] + lanes, here = found.begin[at];
+    let best = -1;
+    for (let i = 0; i < found.begin.length; i += 1) {
+      if (found.lane[i] !== lane || i === at) continue;
+      const away = found.begin[i] - here;
+      if (along && Math.sign(away || i - at) !== along) continue;
+      if (best < 0 || Math.abs(away) < Math.abs(found.begin[best] - here)) best = i;
+    }
+    return best < 0 ? at : best;
+  }
+  const KEYS = {
+    ArrowRight: () => point(step(1, 0)), ArrowLeft: () => point(step(-1, 0)),
+    ArrowDown: () => point(step(0, 1)), ArrowUp: () => point(step(0, -1)),
+    "+": () => zoom(0.1, 0.9), "=": () => zoom(0.1, 0.9), "-": () => zoom(-0.125, 1.125),
+    ".": () => zoom(PAN, 1 + PAN), ",": () => zoom(-PAN, 1 - PAN), Home: () => send({ type: "whole" }),
+    Enter: () => { if (at >= 0) send({ type: "pick", box: at }); },
+    Escape: () => { point(-1); clear(); },
+  };
+  const pressed = (event) => {
+    const act = KEYS[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation(); // JupyterLab's own keys
+    act();
+    if (at >= 0 && event.key.startsWith("Arrow")) write(status, model.get("texts")[at] || "");
+  };
+  const left = () => { if (!drag) point(-1); };
+  const listeners = {
+    pointerdown: started, pointermove: moved, pointerup: ended, pointerleave: left, keydown: pressed,
+    dblclick: () => send({ type: "whole" }),
+  };
+  for (const [name, listener] of Object.entries(listeners)) canvas.addEventListener(name, listener);
+  canvas.addEventListener("wheel", turned, { passive: false });
+  whole.addEventListener("click", () => send({ type: "whole" }));
+  none.addEventListener("click", clear);
+
+  function show(changed) {
+    if (!changed || changed.has("boxes")) {
+      found = columns();
+      at = -1;
+      tip.hidden = true;
+    }
+    write(title, model.get("title"));
+    key.replaceChildren(document.createTextNode(model.get("axis")), ...model.get("marks").flatMap(([name, letter, colour, ink]) => {
+      const made = element("span", "key", letter);
+      Object.assign(made.style, { background: colour, color: ink });
+      return [made, document.createTextNode(name)];
+    }));
+    write(status, model.get("status"));
+    whole.disabled = !model.get("zoomed");
+    none.disabled = !model.get("status");
+    canvas.setAttribute("aria-label", `${model.get("title")}. Arrow keys go from box to box, plus and minus zoom, comma and `
+      + "full stop move, Enter selects, Escape clears, Home shows all.");
+    draw();
+  }
+  const sized = new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); });
+  const themed = new MutationObserver(draw), scheme = matchMedia("(prefers-color-scheme: dark)");
+  sized.observe(canvas);
+  for (const root of [document.documentElement, document.body]) themed.observe(root, { attributes: true });
+  scheme.addEventListener("change", draw);
+  show();
+  function end() {
+    for (const observer of [sized, themed]) observer.disconnect();
+    scheme.removeEventListener("change", draw);
+  }
+  return { names: ["title", "lanes", "marks", "ticks", "axis", "boxes", "texts", "brush", "status", "zoomed"], show, end };
+}

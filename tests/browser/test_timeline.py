@@ -1,0 +1,140 @@
+"""The timeline's canvas in a bare page, answered by the Python that answers it in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dsexplore.trace.trace import Trace
+from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
+from dsexplore.views.widgets.timeline_widget import TimelineWidget
+
+pytestmark = pytest.mark.browser
+STATE = ("title", "lanes", "marks", "ticks", "axis", "texts", "brush", "status", "zoomed")
+
+STUB = """
+async ([source, state]) => {
+  const listeners = {};
+  window.state = state;
+  const put = (changes) => {
+    if (changes.boxes) changes.boxes = Object.fromEntries(Object.entries(changes.boxes).map(
+      ([name, text]) => [name, new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer)]));
+    Object.assign(state, changes);
+    for (const name of Object.keys(changes)) (listeners["change:" + name] || []).forEach((f) => f());
+  };
+  put(state);
+  const model = {
+    get: (name) => state[name],
+    set(name, value) { state[name] = value; (listeners["change:" + name] || []).forEach((f) => f()); },
+    async save_changes() { put(await window.kernel({ brush: state.brush })); },
+    async send(message) { put(await window.kernel({ message })); },
+    on(name, f) { (listeners[name] ||= []).push(f); },
+    off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
+  };
+  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  window.leave = module.default.render({ model, el: document.getElementById("place") });
+}
+"""
+
+
+def state_of(widget: TimelineWidget) -> dict[str, Any]:
+    import base64
+
+    boxes = {name: base64.b64encode(column).decode() for name, column in widget.boxes.items()}
+    return {**{name: getattr(widget, name) for name in STATE}, "boxes": boxes}
+
+
+@pytest.fixture
+def draw(page: Any) -> Callable[..., TimelineExplorer]:
+    """Draw a trace's timeline in a bare page, whose messages reach its explorer."""
+
+    def drawn(trace: Trace, dark: bool = False, **options: Any) -> TimelineExplorer:
+        explorer: TimelineExplorer = trace.timeline(**options).explore()
+
+        def kernel(sent: dict[str, Any]) -> dict[str, Any]:
+            if "message" in sent:
+                explorer._on_event(sent["message"])
+            else:
+                explorer.widget.brush = sent["brush"]
+            return state_of(explorer.widget)
+
+        page.expose_function("kernel", kernel)
+        colours = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
+        page.set_content(f"<style>{TimelineWidget._css}</style><body style='{colours}'><div id=place></div>")
+        page.evaluate(STUB, [TimelineWidget._esm, state_of(explorer.widget)])
+        page.wait_for_selector("canvas[data-drawn]")
+        return explorer
+
+    return drawn
+
+
+def status(page: Any) -> str:
+    return str(page.inner_text("[role=status]"))
+
+
+def test_a_range_that_is_dragged_over_is_the_selection(
+    draw: Callable[..., TimelineExplorer], page: Any, make_timed: Callable[..., Trace], shot: Any
+) -> None:
+    explorer = draw(make_timed(4))
+    box = page.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_function("() => document.querySelector('[role=status]').textContent.includes('collectives from')")
+    assert 0 < len(explorer.selection) < len(explorer.timeline.spans)
+    shot(page, "timeline-light")
+    page.click("text=clear the selection")
+    page.wait_for_function("() => document.querySelector('[role=status]').textContent === ''")
+    assert len(explorer.selection) == len(explorer.timeline.spans)
+    assert page.errors == []
+
+
+def test_the_keyboard_alone_reaches_selects_and_zooms(
+    draw: Callable[..., TimelineExplorer], page: Any, make_layered: Callable[..., Trace]
+) -> None:
+    explorer = draw(make_layered(8), lanes="axis")
+    page.keyboard.press("Tab")
+    page.focus("canvas")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert status(page).startswith("reduce_scatter · backward · 4 KiB message")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => window.state.status !== ''")
+    assert explorer.selection.events["axis"].to_list() == ["tp"]
+    page.keyboard.press("+")
+    page.wait_for_function("() => window.state.zoomed")
+    assert explorer.window == pytest.approx((2.4, 21.6))
+    page.keyboard.press("Home")
+    page.wait_for_function("() => !window.state.zoomed")
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => window.state.status === ''")
+    assert len(explorer.selection) == 24
+
+
+def test_a_wheel_turned_with_control_zooms_at_the_pointer(
+    draw: Callable[..., TimelineExplorer], page: Any, make_layered: Callable[..., Trace], shot: Any
+) -> None:
+    page.set_viewport_size({"width": 800, "height": 600})
+    explorer = draw(make_layered(3000), dark=True, lanes="axis")
+    shot(page, "timeline-dark-800")
+    box = page.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 10)
+    page.keyboard.down("Control")
+    for _ in range(6):
+        page.mouse.wheel(0, -100)
+        page.wait_for_timeout(50)
+    page.keyboard.up("Control")
+    page.wait_for_function("() => window.state.zoomed")
+    begin, end = explorer.window
+    assert begin > 4500
+    assert end > 8900
+
+
+def test_names_are_data(draw: Callable[..., TimelineExplorer], page: Any, trace_of_names: Callable[..., Trace]) -> None:
+    draw(trace_of_names(["<img src=x onerror=window.pwned=1>", "b" * 300]), lanes="axis")
+    assert page.query_selector("img") is None
+    assert page.evaluate("window.pwned") is None
+    assert page.requests.foreign == []
