@@ -23,6 +23,8 @@ _HOMES = {
     "TraceFileError": "dsexplore.errors",
     "ClosedWorldError": "dsexplore.errors",
     "ExpectationError": "dsexplore.errors",
+    "MismatchError": "dsexplore.errors",
+    "NotInitialisedError": "dsexplore.errors",
     "RanksFailedError": "dsexplore.worlds.real.local_ranks",
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from dsexplore.cost.calibrate import calibrate as calibrate
     from dsexplore.errors import ClosedWorldError as ClosedWorldError
     from dsexplore.errors import ExpectationError as ExpectationError
+    from dsexplore.errors import MismatchError as MismatchError
+    from dsexplore.errors import NotInitialisedError as NotInitialisedError
     from dsexplore.errors import TraceFileError as TraceFileError
     from dsexplore.errors import UsageError as UsageError
     from dsexplore.magics import load_ipython_extension as load_ipython_extension

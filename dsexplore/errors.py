@@ -18,3 +18,11 @@ class ClosedWorldError(RuntimeError):
 
 class ExpectationError(AssertionError):
     """The collectives of a block differ from those that ``expect_comms`` was given."""
+
+
+class NotInitialisedError(ValueError, AssertionError):
+    """There is no world of processes yet: a ValueError as torch raises, and an AssertionError as DeepSpeed does."""
+
+
+class MismatchError(RuntimeError):
+    """The ranks of a process group did not make the same collectives."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from hypothesis import HealthCheck, settings
 from torch._library.simple_registry import singleton as registered_fakes
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 # The same examples on any machine, however slow.
 settings.register_profile(
@@ -85,6 +88,17 @@ def nothing_leaks() -> Iterator[None]:
         time.sleep(0.02)
         left = differences(before, held())
     assert not left, f"left behind by this test (before, after): {left}"
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
+    from ipykernel.compiler import XCachingCompiler
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
+    yield InteractiveShell.instance(compiler_class=XCachingCompiler)
+    InteractiveShell.clear_instance()
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,8 @@ class Issued:
     """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
     recordings: Sequence[Keeper] = ()
     """The recordings that were open when it began: it is added to them when it has returned."""
+    ends_at_return: bool = False
+    """Whether ``end`` is only when the op returned, as its work has no future: it may have gone on for long."""
     failure: str = ""
     """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 

@@ -35,6 +35,8 @@ class Timed(Protocol):
     end: int | None
     failure: str
     """``"failed: RuntimeError"`` for one that has no end, as it failed."""
+    ends_at_return: bool
+    """Whether the end is only when the op returned, as its work has no future."""
 
 
 def timing_of(backend: str) -> Timing:
@@ -68,9 +70,10 @@ def future_of(work: Any) -> Any:
 
 
 def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
-    """Fill in ``event.end`` when the work is done; at once, if it cannot say when."""
+    """Fill in ``event.end`` when the work is done; at once, if it cannot say when (`Timed.ends_at_return`)."""
     future = future_of(work)
     if future is None:
+        event.ends_at_return = True
         event.end = clock()
         return
 

@@ -35,18 +35,15 @@ from dsexplore.comm.calls import (
     reduce_scatter_tensor,
     scatter,
 )
-from dsexplore.comm.coalesce import coalescing_manager
+from dsexplore.comm.coalesce import coalescing_manager, get_coalescing_manager
 from dsexplore.comm.constants import *  # noqa: F403 - DeepSpeed has its constants here too
 from dsexplore.comm.custom import timed_op
 from dsexplore.comm.deepspeed_names import (
     allgather_fn,
     enable_symm_mem_for_group,
-    get_coalescing_manager,
     get_comm_operation_count,
     get_logged_comm_ops,
     has_all_gather_into_tensor,
-    has_all_reduce_coalesced,
-    has_coalescing_manager,
     has_comm_data,
     has_reduce_scatter_tensor,
     log_summary,
@@ -102,7 +99,7 @@ from dsexplore.comm.switches import (
     reduce_scatter_comm_off,
 )
 from dsexplore.comm.torch import TorchBackend
-from dsexplore.comm.versions import required_torch_version
+from dsexplore.comm.versions import has_all_reduce_coalesced, has_coalescing_manager, required_torch_version
 from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT
 
 __all__ = [

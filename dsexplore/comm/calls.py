@@ -48,9 +48,10 @@ def inference_all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """`all_reduce`, under the name that inference code calls it by."""
+    """`all_reduce` under the name that inference code calls it by; returns ``tensor``, an async call a handle."""
     args = (tensor, to_torch(op), group, async_op)
-    return issue(s.INFERENCE_ALL_REDUCE, args, group, async_op, prof, log_name, debug)
+    work = issue(s.INFERENCE_ALL_REDUCE, args, group, async_op, prof, log_name, debug)
+    return work if async_op else tensor
 
 
 def reduce(

@@ -120,3 +120,8 @@ def coalescing_manager(
     else:
         comms_logger.end(label)
         copy_back(batch.copies)
+
+
+def get_coalescing_manager(group: Any, device: Any, reqs: Any, async_op: bool) -> Any:
+    """`coalescing_manager` with DeepSpeed's parameters; ``device`` and ``reqs`` were for old versions of torch."""
+    return coalescing_manager(group, async_ops=async_op)

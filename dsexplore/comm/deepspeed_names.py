@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
-from dsexplore.comm import calls, launch, versions
-from dsexplore.comm.coalesce import coalescing_manager
+from dsexplore.comm import calls, launch
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.ranks import is_initialized, require_initialised
 
@@ -22,21 +21,6 @@ def has_all_gather_into_tensor() -> bool:
 def has_reduce_scatter_tensor() -> bool:
     """Whether torch reduces and scatters one tensor."""
     return bool(_backend("has_reduce_scatter_tensor").has_reduce_scatter_tensor())
-
-
-def has_all_reduce_coalesced() -> bool:
-    """Whether torch can reduce several tensors as one."""
-    return versions.has_all_reduce_coalesced()
-
-
-def has_coalescing_manager() -> bool:
-    """Whether torch can launch several collectives as one."""
-    return versions.has_coalescing_manager()
-
-
-def get_coalescing_manager(group: Any, device: Any, reqs: Any, async_op: bool) -> Any:
-    """A ``with`` block whose calls are launched as one; ``device`` and ``reqs`` are not used."""
-    return coalescing_manager(group, async_ops=async_op)
 
 
 def allgather_fn(

@@ -319,6 +319,11 @@ class CommsLogger:
         """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's."""
         return raw_data(self.records)
 
+    @property
+    def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
+        """`get_raw_data` as of now, by the name that it has in DeepSpeed's logger."""
+        return self.get_raw_data()
+
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
         """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
         return operation_summaries(self.records).get(operation_name)

@@ -10,6 +10,7 @@ import torch.distributed as td
 from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.comm.faults import explain
+from dsexplore.errors import NotInitialisedError
 
 NOT_INITIALISED = "Default process group has not been initialized."
 
@@ -18,10 +19,10 @@ def require_initialised(call: str) -> None:
     """Refuse to go on without a world.
 
     Raises:
-        ValueError: there is none; of the type that torch raises.
+        NotInitialisedError: there is none.
     """
     if not is_initialized():
-        error = ValueError(NOT_INITIALISED)
+        error = NotInitialisedError(NOT_INITIALISED)
         explain(error, call, None)
         raise error
 

@@ -200,11 +200,15 @@ class Record:
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """Start and end in nanoseconds, where both were measured and the op succeeded."""
+        """Start and end in nanoseconds, where both were measured and the op succeeded.
+
+        None where nobody waited in a call of this package and the work has no future (of gloo's those of send, recv
+        and reduce_scatter): when that was over is not known.
+        """
         issued = self.issued
         if issued.span is not None and issued.span.is_over:
             issued.read_clock()
-        if issued.failure or issued.start is None or issued.end is None:
+        if issued.failure or issued.start is None or issued.end is None or issued.ends_at_return:
             return None
         return issued.start, max(issued.end, issued.start + 1)
 

@@ -59,32 +59,32 @@ class Noop:
 
 def all_gather_comm_off(flag: bool = False) -> None:
     """True turns every all_gather off, False on again."""
-    _turn("all_gather", flag)
+    turn("all_gather", flag)
 
 
 def reduce_scatter_comm_off(flag: bool = False) -> None:
     """True turns every reduce_scatter off, False on again."""
-    _turn("reduce_scatter", flag)
+    turn("reduce_scatter", flag)
 
 
 def broadcast_comm_off(flag: bool = False) -> None:
     """True turns every broadcast off, False on again."""
-    _turn("broadcast", flag)
+    turn("broadcast", flag)
 
 
 def all_reduce_comm_off(flag: bool = False) -> None:
     """True turns every all_reduce off, False on again."""
-    _turn("all_reduce", flag)
+    turn("all_reduce", flag)
 
 
 def reduce_comm_off(flag: bool = False) -> None:
     """True turns every reduce off, False on again."""
-    _turn("reduce", flag)
+    turn("reduce", flag)
 
 
 def backward_comm_off(flag: bool = False) -> None:
     """True turns every all_gather and reduce_scatter off, False on again."""
-    _turn("backward", flag)
+    turn("backward", flag)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def comm_off(*switches: str) -> Iterator[None]:
             raise UsageError(f"comm_off({switch!r}): no such switch; there are {', '.join(SWITCHES)}")
     before = {op: off.get(op) for switch in switches for op in SWITCHES[switch]}
     for switch in switches:
-        _turn(switch, True)
+        turn(switch, True)
     try:
         yield
     finally:
@@ -114,7 +114,8 @@ def comm_off(*switches: str) -> Iterator[None]:
                     off[op] = state
 
 
-def _turn(switch: str, flag: bool) -> None:
+def turn(switch: str, flag: bool) -> None:
+    """Turn the ops of a switch off, or on again."""
     with _lock:
         for op in SWITCHES[switch]:
             if flag:

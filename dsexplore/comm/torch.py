@@ -1,24 +1,65 @@
-"""`TorchBackend`: torch.distributed behind DeepSpeed's backend interface."""
+"""`TorchBackend`: torch.distributed behind DeepSpeed's backend interface; and what else ``deepspeed.comm.torch`` has.
+
+``DS_COMM_ALL_GATHER_OFF`` and the like are True while the switch of that collective is off; setting one turns it.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from datetime import timedelta
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as td
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dsexplore.comm import calls, objects, p2p, ranks, versions
+from dsexplore.comm import calls, objects, p2p, ranks, switches, versions
 from dsexplore.comm.backend import Backend
-from dsexplore.comm.coalesce import coalescing_manager
+from dsexplore.comm.coalesce import get_coalescing_manager
 from dsexplore.comm.constants import MPI_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
 from dsexplore.comm.reduce_op import to_torch
 from dsexplore.comm.spellings import ALL_GATHER_INTO_TENSOR, REDUCE_SCATTER_TENSOR
+from dsexplore.comm.switches import (
+    Noop,
+    all_gather_comm_off,
+    all_reduce_comm_off,
+    backward_comm_off,
+    broadcast_comm_off,
+    reduce_comm_off,
+    reduce_scatter_comm_off,
+)
+from dsexplore.comm.versions import (
+    has_all_reduce_coalesced,
+    has_coalescing_manager,
+    is_torch_ver_eq_2_0,
+    is_torch_ver_ge_2_1,
+    required_torch_version,
+    torch_ver_ge_1_13,
+)
 from dsexplore.errors import UsageError
+
+__all__ = [
+    "Noop",
+    "TorchBackend",
+    "all_gather_comm_off",
+    "all_reduce_comm_off",
+    "backward_comm_off",
+    "broadcast_comm_off",
+    "get_coalescing_manager",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "is_torch_ver_eq_2_0",
+    "is_torch_ver_ge_2_1",
+    "reduce_comm_off",
+    "reduce_scatter_comm_off",
+    "required_torch_version",
+    "torch_ver_ge_1_13",
+]
 
 _log = logging.getLogger("dsexplore.comm")
 _SUM = td.ReduceOp.SUM
@@ -114,12 +155,7 @@ class TorchBackend(Backend):
         """Whether torch reduces and scatters one tensor."""
         return self.reduce_scatter_function is not None
 
-    def get_coalescing_manager(self, group: Any, device: Any, reqs: Any, async_op: bool) -> Any:
-        """A ``with`` block whose calls are launched as one; see `dsexplore.comm.coalesce.coalescing_manager`.
-
-        ``device`` and ``reqs`` are what older versions of torch needed, and are not used.
-        """
-        return coalescing_manager(group, async_ops=async_op)
+    get_coalescing_manager = staticmethod(get_coalescing_manager)
 
     def reduce_scatter_tensor(
         self,
@@ -189,3 +225,27 @@ def _device_to_bind(backend: str | None) -> torch.device | None:
     if backend != NCCL_BACKEND or not local_rank.isdecimal() or not torch.cuda.is_available():
         return None
     return torch.device("cuda", int(local_rank)) if int(local_rank) < torch.cuda.device_count() else None
+
+
+class _WithFlags(ModuleType):
+    """This module, whose flags are the state of the switches."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (self.__name__,)  # programs that refer to it are sent to ranks
+
+
+def _flag(switch: str) -> property:
+    ops = switches.SWITCHES[switch]
+
+    def read(_module: ModuleType) -> bool:
+        return all(op in switches.off for op in ops)
+
+    def write(_module: ModuleType, flag: bool) -> None:
+        switches.turn(switch, flag)
+
+    return property(read, write)
+
+
+for _switch in ("all_gather", "reduce_scatter", "broadcast", "all_reduce", "reduce"):
+    setattr(_WithFlags, f"DS_COMM_{_switch.upper()}_OFF", _flag(_switch))
+sys.modules[__name__].__class__ = _WithFlags

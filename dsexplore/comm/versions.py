@@ -23,6 +23,21 @@ def required_torch_version(min_version: str | float | None = None, max_version: 
     return max_version is None or installed <= TorchVersion(str(max_version))
 
 
+def is_torch_ver_eq_2_0() -> bool:
+    """Whether torch is 2.0, of any patch level."""
+    return required_torch_version(min_version="2.0") and not required_torch_version(min_version="2.1")
+
+
+def is_torch_ver_ge_2_1() -> bool:
+    """Whether torch is 2.1 or newer."""
+    return required_torch_version(min_version="2.1")
+
+
+def torch_ver_ge_1_13() -> bool:
+    """Whether torch is 1.13 or newer."""
+    return required_torch_version(min_version="1.13")
+
+
 def has_coalescing_manager() -> bool:
     """Whether torch can launch several collectives as one."""
     return hasattr(td, "distributed_c10d") and hasattr(td.distributed_c10d, "_coalescing_manager")

@@ -2,11 +2,9 @@
 
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ipykernel.compiler import XCachingCompiler
 from IPython.core.interactiveshell import InteractiveShell
 
 from dsexplore.capture import source_lines
@@ -25,14 +23,6 @@ def test_a_file_of_an_installed_package() -> None:
 
 def test_a_file_elsewhere_keeps_its_path() -> None:
     assert source_lines.file_name("/elsewhere/train.py") == "/elsewhere/train.py"
-
-
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
-    yield InteractiveShell.instance(compiler_class=XCachingCompiler)
-    InteractiveShell.clear_instance()
 
 
 def test_a_notebook_cell_is_known_by_the_number_it_has_now(shell: InteractiveShell) -> None:

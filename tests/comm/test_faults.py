@@ -103,6 +103,13 @@ def before_there_is_a_world() -> list[str]:
     return told
 
 
+def test_a_rank_asked_for_too_early_is_the_error_of_torch_and_of_deepspeed() -> None:
+    for call in (dist.get_rank, dist.get_world_size, dist.get_world_group):
+        with pytest.raises(AssertionError, match="has not been initialized") as caught:
+            call()
+        assert isinstance(caught.value, ValueError)
+
+
 def test_a_call_before_init_distributed_says_so() -> None:
     (told,) = run_ranks(before_there_is_a_world, 1, backend=None).values
     names = ("all_reduce", "barrier", "isend", "all_reduce_coalesced", "get_rank", "get_world_size", "new_group")

@@ -197,6 +197,7 @@ def the_two_shapes() -> dict[str, Any]:
         dist.all_reduce(torch.ones(size))
     log = dist.comms_logger
     counts = dist.get_comm_operation_count(), dist.has_comm_data()
+    assert log.comms_dict == log.get_raw_data()
     result = {"raw": log.get_raw_data(), "one": log.get_operation_summary("all_reduce"), "counts": counts}
     result["none"] = log.get_operation_summary("nothing")
     result["all"] = dist.log_summary(return_dict=True)
@@ -317,27 +318,46 @@ def test_logging_keeps_overlap(ranks: Ranks, logged: bool) -> None:
         assert start_a < start_b < end_b < end_a
 
 
-def wait_for_nothing_else() -> tuple[float, float]:
-    """A handle that is polled and never waited for, and a send, which gives no future."""
-    import time
+def with_and_without_a_future() -> list[list[str]]:
+    """Handles of works that say when they are done, and of gloo's that do not, each waited for late."""
+    import threading
 
     import torch
+    import torch.distributed as td
 
     import dsexplore.comm as dist
 
     dist.configure(enabled=True)
-    handle = dist.all_reduce(torch.ones(4), async_op=True)
-    while not handle.is_completed():
-        time.sleep(0)
-    peer = 1 - dist.get_rank()
-    for one in (dist.isend(torch.ones(4), peer), dist.irecv(torch.empty(4), peer)):
-        one.wait()
-    return tuple(sorted({record.op for record in dist.comms_logger.records if record.seconds}))  # type: ignore[return-value]
+    n, peer = dist.get_world_size(), 1 - dist.get_rank()
+    polled = dist.all_reduce(torch.ones(4), async_op=True)
+    while not polled.is_completed():
+        threading.Event().wait(0)
+    for module in (dist, td):
+        works = [
+            module.isend(torch.ones(4), peer),
+            module.irecv(torch.empty(4), peer),
+            module.reduce_scatter(torch.empty(4), [torch.ones(4)] * n, async_op=True),
+            module.reduce_scatter_single(torch.empty(4), torch.ones(4 * n), async_op=True),
+        ]
+        dist.barrier()
+        for work in works:
+            work.wait()
+        module.reduce_scatter(torch.empty(4), [torch.ones(4)] * n)
+    both = dist.send, dist.recv
+    for call in both if dist.get_rank() else both[::-1]:
+        call(torch.ones(4), peer)
+    records = dist.comms_logger.records
+    return [[f"{one.layer} {one.op}" for one in records if bool(one.seconds) == timed] for timed in (True, False)]
 
 
 @pytest.mark.processes
-def test_works_are_timed_however_their_end_is_learnt(ranks: Ranks) -> None:
-    assert ranks(2, wait_for_nothing_else) == [("all_reduce", "recv", "send")] * 2
+def test_a_call_whose_end_nobody_saw_has_no_time(ranks: Ranks) -> None:
+    for timed, untimed in ranks(2, with_and_without_a_future):
+        ours, torchs = "dsexplore.comm", "torch.distributed"
+        without = ["send", "recv", "reduce_scatter", "reduce_scatter"]
+        assert untimed == [f"{ours} {op}" for op in without] + [f"{torchs} {op}" for op in [*without, "reduce_scatter"]]
+        waited_for = ["all_reduce", "barrier", "reduce_scatter", "barrier"]
+        assert sorted(timed) == sorted(f"{ours} {op}" for op in [*waited_for, "send", "recv"])
 
 
 def futures_waited_for(times: int) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as td
-from ipykernel.compiler import XCachingCompiler
 from IPython.core.interactiveshell import InteractiveShell
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,34 +37,48 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     td.destroy_process_group()
 
 
-def test_a_simulated_call_has_no_time_no_bandwidth_and_no_straggler(capsys: pytest.CaptureFixture[str]) -> None:
-    with simulate(world_size=8):
+def test_nothing_of_a_simulated_world_has_a_time_a_bandwidth_or_a_straggler(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @dist.timed_op
+    def ring_sum(tensor: torch.Tensor) -> None:
+        td.all_reduce(tensor)
+
+    with simulate(mesh="dp=2,tp=4") as mesh:
         dist.configure(enabled=True)
-        dist.all_reduce(torch.ones(1024))
-        dist.all_reduce(torch.ones(1024), async_op=True).wait()
+        group = mesh.get_group("tp")
+        one, four = torch.ones(1024), [torch.ones(1024) for _ in range(4)]
+        for module in (dist, td):
+            module.all_reduce(one, group=group)
+            module.all_reduce(one, group=group, async_op=True).wait()
+            module.reduce_scatter(one, four, group=group, async_op=True).wait()
+            module.isend(one, 1, group=group).wait()
+            module.recv(one, 1, group=group)
+            module.barrier()
+            module.all_gather_object([None] * 8, "an object")
+        dist.all_reduce_coalesced(four, group=group)
+        ring_sum(one)
+        for handle in dist.batch_isend_irecv([dist.P2POp(dist.isend, one, 1), dist.P2POp(dist.irecv, one, 1)]):
+            handle.wait()
         result = dist.comms_logger.log_all(show_straggler=True, return_dict=True)
         raw = dist.comms_logger.get_raw_data()
         table = dist.comms_logger.to_frame()
         trace = dist.comms_logger.trace()
-    assert raw == {"all_reduce": {4096: [2, [], [], []]}}
-    assert table.select("count", "timed", "total_ms", "mean_ms", "algbw_gb_per_s", "busbw_gb_per_s").row(0) == (
-        2, 0, None, None, None, None,
-    )  # fmt: skip
-    line, *stragglers = capsys.readouterr().out.splitlines()[1:]
-    assert line.split()[-8:] == ["8", "4", "KiB", "2", "–", "–", "–", "–"]
-    assert len(stragglers) == 1  # the heading alone
+    assert table["count"].sum() == len(dist.comms_logger.records) == 7 + 8 + 4 + 1 + 2
+    assert all(figures[1:] == [[], [], []] for sizes in raw.values() for figures in sizes.values())
+    assert set(table["timed"]) == {0}
+    assert table.select("total_ms", "mean_ms", "algbw_gb_per_s", "busbw_gb_per_s").null_count().row(0) == (
+        (table.height,) * 4
+    )
+    shown = capsys.readouterr().out.splitlines()
+    lines, heading = shown[1 : table.height + 1], shown[table.height + 1 :]
+    assert all(line.split()[-4:] == ["–"] * 4 for line in lines)
+    assert len(heading) == 1
     assert result is not None
     assert result["straggler_analysis"] == {}
     assert trace.info.simulated
-    assert trace.events.select("start", "end").rows() == [(None, None)] * 2
-
-
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A notebook's shell."""
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
-    yield InteractiveShell.instance(compiler_class=XCachingCompiler)
-    InteractiveShell.clear_instance()
+    assert trace.events.filter(group_size=4)["axis"].unique().to_list() == ["tp"]
+    assert trace.events.select("start", "end").null_count().row(0) == (len(trace),) * 2
 
 
 def test_a_cell_has_the_same_name_in_a_log_and_in_a_trace(shell: InteractiveShell) -> None:

@@ -133,7 +133,11 @@ class Case:
 
     def inference_all_reduce(self) -> Any:
         tensor = self.mine()
-        self.done(self.dist.inference_all_reduce(tensor, **self.how))
+        returned = self.dist.inference_all_reduce(tensor, **self.how)
+        if self.async_op:
+            returned.wait()
+        else:
+            assert returned is tensor
         return [(tensor, self.total())]
 
     def all_reduce_coalesced(self) -> Any:
@@ -254,15 +258,19 @@ class Case:
         return [(output, self.data((self.me - 1) % self.n))]
 
     def batch_isend_irecv(self) -> Any:
-        output, module = self.empty(2, 3), self.module
+        outputs, module = [self.empty(2, 3) for _ in range(3)], self.module
         onward, back = self.members[(self.me + 1) % self.n], self.members[self.me - 1]
-        operations = [
-            module.P2POp(module.isend, self.mine(), onward, self.group),
-            module.P2POp(module.irecv, output, back, self.group),
-        ]
-        for handle in self.dist.batch_isend_irecv(operations):
-            handle.wait()
-        return [(output, self.data((self.me - 1) % self.n))]
+        ways = [(module.P2POp, self.dist.batch_isend_irecv), (td.P2POp, self.dist.batch_isend_irecv)]
+        if not self.strided:  # torch sends what is not contiguous as if it were
+            ways.append((td.P2POp, td.batch_isend_irecv))
+        for output, (operation, batch) in zip(outputs, ways, strict=False):
+            operations = [
+                operation(module.isend, self.mine(), onward, self.group),
+                operation(module.irecv, output, back, self.group),
+            ]
+            for handle in batch(operations):
+                handle.wait()
+        return [(output, self.data((self.me - 1) % self.n)) for output in outputs[: len(ways)]]
 
     def barrier(self) -> Any:
         self.done(self.dist.barrier(**self.how))

@@ -220,3 +220,27 @@ def test_the_declared_range_of_torch_is_the_projects() -> None:
     assert dist.required_torch_version(min_version="2.9", max_version="99.0")
     assert dist.has_coalescing_manager()
     assert dist.has_all_reduce_coalesced()
+
+
+def test_the_backends_module_has_the_names_of_deepspeeds() -> None:
+    from dsexplore.comm import torch as backend
+
+    for name in [
+        "Noop",
+        "all_gather_comm_off",
+        "all_reduce_comm_off",
+        "backward_comm_off",
+        "broadcast_comm_off",
+        "get_coalescing_manager",
+        "has_all_reduce_coalesced",
+        "has_coalescing_manager",
+        "reduce_comm_off",
+        "reduce_scatter_comm_off",
+    ]:
+        assert getattr(backend, name) is getattr(dist, name)
+    assert (backend.is_torch_ver_eq_2_0(), backend.is_torch_ver_ge_2_1(), backend.torch_ver_ge_1_13()) == (
+        False,
+        True,
+        True,
+    )
+    assert set(backend.__all__) <= set(dir(backend))

@@ -69,6 +69,8 @@ def each_spelling_while_off(switch: str, by_function: bool) -> dict[str, Any]:
         getattr(dist, f"{switch}_comm_off")(False)
     back_on = torch.ones(1)
     dist.all_reduce(back_on)
+    if handles.get("inference_all_reduce") is part:  # returned on or off
+        handles["inference_all_reduce"] = dist.Noop()
     untouched = all(bool((t == v).all()) for t, v in [(part, 5), (whole, 7), *((p, 6) for p in parts)])
     return {
         "handles": {name: (type(handle).__name__, handle.wait()) for name, handle in handles.items()},
@@ -104,6 +106,25 @@ def test_a_switch_turns_off_every_spelling(ranks: Ranks, switch: str, by_functio
     (warning,) = first["warned"]
     assert warning.startswith(f"{switch}_comm_off(True): ")
     assert second["warned"] == []
+
+
+def test_deepspeeds_flags_are_the_switches() -> None:
+    from dsexplore.comm import torch as backend
+
+    flags = ["DS_COMM_ALL_GATHER_OFF", "DS_COMM_REDUCE_SCATTER_OFF", "DS_COMM_BROADCAST_OFF"]
+    flags += ["DS_COMM_ALL_REDUCE_OFF", "DS_COMM_REDUCE_OFF"]
+
+    def values() -> list[bool]:
+        return [getattr(backend, flag) for flag in flags]
+
+    assert values() == [False] * 5
+    backend.backward_comm_off(True)
+    assert values() == [True, True, False, False, False]
+    assert switches.off == {"all_gather": "backward_comm_off", "reduce_scatter": "backward_comm_off"}
+    backend.DS_COMM_ALL_GATHER_OFF = False
+    backend.DS_COMM_REDUCE_OFF = True
+    assert values() == [False, True, False, False, True]
+    assert switches.off == {"reduce_scatter": "backward_comm_off", "reduce": "reduce_comm_off"}
 
 
 def test_a_block_restores_what_was_also_after_an_exception() -> None:
