@@ -249,7 +249,7 @@ def _entry(one: Issued, with_frames: bool, ended: bool) -> dict[str, Any]:
     if with_frames:
         entry["frames"] = [
             {"name": "all_reduce", "filename": "/usr/lib/python3/site-packages/torch/distributed/c10d.py", "line": 9},
-            {"name": "step", "filename": "/home/me/train.py", "line": step.line},
+            {"name": "step", "filename": "/job/train.py", "line": step.line},
         ]
     return entry
 

@@ -34,7 +34,7 @@ def test_the_command_prints_json(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["hang", "--json", "--html", str(page), str(folder)]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["culprits"] == [2]
-    assert read["lines"] == {"2": "/home/me/train.py:12"}
+    assert read["lines"] == {"2": "/job/train.py:12"}
     assert {row["rank"]: row["waits_for"] for row in read["waiting"]} == {0: [2], 1: [3], 3: [2]}
     assert "rank 2 did not come" in page.read_text()
 

@@ -169,7 +169,7 @@ def test_dumps_become_a_trace(tmp_path: Path) -> None:
     gather = entry(
         "nccl:_all_gather_base", output_sizes=[[8, 4]], frames=[
             {"filename": "/x/torch/distributed/c10d.py", "line": 3, "name": "all_gather"},
-            {"filename": "/home/me/train.py", "line": 40, "name": "step"},
+            {"filename": "/job/train.py", "line": 40, "name": "step"},
         ],
     )  # fmt: skip
     waiting = entry("nccl:all_reduce", 1, state="started", time_discovered_completed_ns=None)
@@ -181,7 +181,7 @@ def test_dumps_become_a_trace(tmp_path: Path) -> None:
     assert trace.events.select(
         "rank", "op", "message_bytes", "wire_bytes", "dtype", "source", "start", "end", "state"
     ).rows()[:2] == [
-        (0, "all_gather", 64, 32, "bfloat16", "/home/me/train.py:40", 1_500, 3_000, "completed"),
+        (0, "all_gather", 64, 32, "bfloat16", "/job/train.py:40", 1_500, 3_000, "completed"),
         (0, "all_reduce", 32, 32, "bfloat16", "", 1_500, None, "started"),
     ]
     assert trace.groups.select("group", "ranks", "backend").rows() == [("0", [0, 1], "nccl")]
