@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from dsexplore.errors import TraceFileError
 from dsexplore.trace.importers.dumps import read_dumps, tables_of_dumps
+from dsexplore.trace.importers.profiles import load_profiles
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
@@ -60,9 +61,13 @@ def load_foreign(files: Sequence[Path]) -> Tables:
         TraceFileError: none can be read.
     """
     kinds = {file: kind_of_file(file) for file in files}
-    if "profiler" not in kinds.values():
+    profiles = [file for file, kind in kinds.items() if kind == "profiler"]
+    if not profiles:
         found = read_dumps(files)
         for problem in found.unreadable:
             warn(problem)
         return tables_of_dumps(found)
-    raise TraceFileError(f"{files[0]} is a profiler trace")
+    tables, problems = load_profiles(profiles)
+    for problem in problems:
+        warn(problem)
+    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))

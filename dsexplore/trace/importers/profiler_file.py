@@ -1,8 +1,8 @@
 """Traces of torch's profiler (Kineto), read as a stream: only the events that say something of communication are kept.
 
-A trace is JSON, maybe gzipped: an object with ``traceEvents``, or only the list of events. Most of its events are ops and
-kernels of the computation. They are told from the others by their text alone, and are not parsed: a file is cut
-at each ``"ph":``, the first key of each event as torch writes it. A file of another form is parsed whole.
+A trace is JSON, maybe gzipped: an object with ``traceEvents``, or only the list of events. Most of its events are ops
+and kernels of the computation: a file is cut at each ``"ph":``, the first key of each event as torch writes it, and an
+event is parsed only if its name is one that is needed. A file of another form is parsed whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -19,15 +20,14 @@ from dsexplore.errors import TraceFileError
 
 Event = dict[str, Any]
 
-_KEPT = tuple(
-    part.encode()
-    for part in (
-        *("ccl", "c10d::", "gloo:", "record_param_comms", "Collective name", "nn.Module: ", "_annotation"),
-        *("ProfilerStep", "evaluate_function", "FSDP::", "all_reduce", "all_gather", "reduce_scatter", "allreduce"),
-        *("allgather", "alltoall", "all_to_all", "AllReduce", "AllGather", "nvshmem", "deep_ep", "multimem"),
-    )
+_COMMUNICATION = re.compile(
+    r"ccl(?!ude)|nvshmem|deep_?ep|multimem|cross_device_reduce|quickreduce|shot_all"
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    re.IGNORECASE,
 )
-"""An event that has none of these in its text says nothing of communication."""
+"""Found in the names of kernels that communicate, those of libraries that nobody described among them."""
+_NAMES = ("nn.Module: ", "record_param_comms", "c10d::", "gloo:", "nccl:", "autograd::engine::evaluate_function")
+_BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 _MARK = b'"ph":'
 _BLOCK = 1 << 23
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
@@ -54,19 +54,13 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     """
     try:
         with _opened(file) as stream:
-            head, parts, tail = _cut(stream)
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+            head, kept, last = _cut(stream)
+        events = _parsed(head, kept, last)
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
-    if b'"traceEvents"' not in head and not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        return _parsed_whole(file)
-    kept = [part for part in parts if any(word in part for word in _KEPT)]
-    try:
-        events = json.loads(b"[" + b",".join(_events(kept)) + b"]")
     except ValueError:
         return _parsed_whole(file)
-    if not tail.rstrip().endswith((b"}", b"]")):
-        raise TraceFileError(f"{file} is cut off after {len(parts):,} events: copy or record it again")
-    ends = head + tail
+    ends = head + last
     base = _BASE.search(ends)
     return ProfilerFile(file, tuple(_complete(file, events)), _distributed(ends), int(base[1]) if base else 0)
 
@@ -78,43 +72,95 @@ def _opened(file: Path) -> IO[bytes]:
 
 
 def _cut(stream: IO[bytes]) -> tuple[bytes, list[bytes], bytes]:
-    """What stands before the first event, each event from behind its ``"ph":`` on, and the end of the file."""
-    parts: list[bytes] = []
+    """What stands before the first event; the kept events, each from behind its ``"ph":`` on; and the last one."""
+    head: bytes | None = None
+    kept: list[bytes] = []
+    decided: dict[bytes, bool] = {}
     rest = b""
     while block := stream.read(_BLOCK):
         *whole, rest = (rest + block).split(_MARK)
-        parts += whole
-        if parts:
-            rest = _MARK + rest  # a mark that stands across two blocks is whole in the next turn
-            parts.append(b"") if False else None
-    head, *events = [*parts, rest]
-    return head, events, rest[-(1 << 16) :]
+        if head is None and whole:
+            head = whole.pop(0)
+        kept += [part for part in whole if _says_something(part, decided)]
+    return (rest, [], b"") if head is None else (head, kept, rest)
 
 
-def _events(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Each event as JSON of its own: without the comma and the brace that begin the next."""
-    for part in parts:
-        end = part.rfind(b"}")
-        following = part.rfind(b"{")
-        if following > end:
-            end = part.rfind(b"}", 0, following)
-        yield b'{"ph":' + part[: end + 1]
+def _says_something(part: bytes, decided: dict[bytes, bool]) -> bool:
+    """Whether an event says something of communication, or where in the program it was.
+
+    Category and name stand before ``pid`` as torch writes them, and few of them are all: each is looked at once.
+    """
+    end = part.find(b'"pid"')
+    if end < 0:
+        return True
+    key = part[:end]
+    known = decided.get(key)
+    if known is None:
+        found = _BEGIN.match(part)
+        known = found is None or is_kept((found[1] or b"").decode(), found[2].decode(errors="replace"))
+        decided[key] = known
+    return known
+
+
+def is_kept(category: str, name: str) -> bool:
+    """Whether an event of that category and name says something of communication, or where in the program it was."""
+    if name.startswith(_NAMES) or category.endswith("user_annotation"):
+        return True
+    return is_kernel(category) and is_communication(name)
+
+
+def is_kernel(category: str) -> bool:
+    """Whether events of that category ran on a GPU."""
+    return category.lower() == "kernel"
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel of that name communicates, as far as the name says."""
+    return _COMMUNICATION.search(name) is not None
+
+
+def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> list[Event]:
+    """The kept events and the last one.
+
+    Raises:
+        ValueError: the file is not written as torch writes it.
+    """
+    if b'"traceEvents"' not in head or not _squeezed(head).endswith(b"[{") or not last.rstrip().endswith(b"}"):
+        raise ValueError("not as torch writes it")
+    texts = []
+    for part in kept:
+        end = part.rfind(b"}") + 1
+        if _squeezed(part[end:]) != b",{":
+            raise ValueError("an event whose first key is not ph")
+        texts.append(b'{"ph":' + part[:end])
+    events: list[Event] = json.loads(b"[" + b",".join(texts) + b"]")
+    final = json.JSONDecoder().raw_decode('{"ph":' + last.decode(errors="replace"))[0]
+    return [*events, final] if _is_kept(final) else events
+
+
+def _squeezed(text: bytes) -> bytes:
+    return text[-64:].translate(None, b" \t\r\n")
 
 
 def _parsed_whole(file: Path) -> ProfilerFile:
     try:
         with _opened(file) as stream:
             content = json.load(stream)
-    except (OSError, EOFError, ValueError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or "traceEvents" not in content:
         raise TraceFileError(f"{file} has no traceEvents: it is no trace of torch's profiler")
-    events = [event for event in content["traceEvents"] if isinstance(event, dict)]
+    events = [event for event in content["traceEvents"] if isinstance(event, dict) and _is_kept(event)]
     distributed = content.get("distributedInfo") or {}
     base = int(content.get("baseTimeNanoseconds") or 0)
     return ProfilerFile(file, tuple(_complete(file, events)), distributed, base)
+
+
+def _is_kept(event: Event) -> bool:
+    has_collective = isinstance(event.get("args"), dict) and "Collective name" in event["args"]
+    return has_collective or is_kept(str(event.get("cat", "")), str(event.get("name", "")))
 
 
 def _complete(file: Path, events: Iterable[Event]) -> Iterator[Event]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.op_names import plain_dtype, plain_op
 from dsexplore.trace.importers.plain_pickle import load_plain
 from dsexplore.trace.schema import State
 
@@ -33,60 +34,6 @@ Sizes = tuple[tuple[int, ...], ...]
 """The shape of each tensor."""
 
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
-_OPS = {
-    "all_reduce": "all_reduce",
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allreduce_sparse": "all_reduce",
-    "all_reduce_sparse": "all_reduce",
-    "all_reduce_barrier": "barrier",
-    "barrier": "barrier",
-    "monitored_barrier": "barrier",
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "_all_gather_base": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_v": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_v": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce_scatter_coalesced": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "all_to_all_v_single": "all_to_all",
-    "broadcast": "broadcast",
-    "_broadcast_oop": "broadcast",
-    "reduce": "reduce",
-    "_reduce_oop": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
-    "recvanysource": "recv",
-    "recv_any_source": "recv",
-}
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "long": "int64",
-    "int": "int32",
-    "short": "int16",
-    "char": "int8",
-    "byte": "uint8",
-    "bool": "bool",
-    "complexfloat": "complex64",
-    "complexdouble": "complex128",
-}
 _LIBRARY_FILES = ("/torch/", "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
 _LIBRARIES_WITHOUT_ENDS = ("gloo", "mpi", "ucc")
 
@@ -249,7 +196,7 @@ def _entry(index: int, entry: Any) -> RecorderEntry:
     peers = _PEERS.search(rest)
     group = field("process_group", "pg_name")
     group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
-    op = _OPS.get(name) or _OPS.get(name.lower()) or f"unknown:{name}"
+    op = plain_op(name)
     is_p2p = bool(entry.get("is_p2p", op in ("send", "recv")))
     collective = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
     message = _integer(entry.get("p2p_seq_id"))
@@ -312,12 +259,7 @@ def _sizes(sizes: Any) -> Sizes:
 
 def _dtypes(names: Any) -> tuple[str, ...]:
     listed = [names] if isinstance(names, str) else names or ()
-    return tuple([_dtype(str(name)) for name in listed if name])
-
-
-@cache
-def _dtype(name: str) -> str:
-    return _DTYPES.get(name.lower(), name.removeprefix("torch.").lower())
+    return tuple([plain_dtype(str(name)) for name in listed if name])
 
 
 def _source(frames: Iterable[Any]) -> str:

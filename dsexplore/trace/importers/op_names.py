@@ -1,0 +1,84 @@
+"""Names of collectives and dtypes as torch's recorders write them, and the plain ones."""
+
+from __future__ import annotations
+
+from functools import cache
+
+_OPS = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allreduce_sparse": "all_reduce",
+    "all_reduce_sparse": "all_reduce",
+    "all_reduce_barrier": "barrier",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "_all_gather_base": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_v": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "_allgather_base_coalesced": "all_gather",
+    "all_gather_base": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_v": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_coalesced": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "reduce_scatter_base": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_v_single": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "all_to_allv_single": "all_to_all",
+    "alltoallv": "all_to_all",
+    "alltoallv_base": "all_to_all",
+    "broadcast": "broadcast",
+    "_broadcast_oop": "broadcast",
+    "reduce": "reduce",
+    "_reduce_oop": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv",
+    "recvanysource": "recv",
+    "recv_any_source": "recv",
+}
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "long": "int64",
+    "long int": "int64",
+    "unsigned char": "uint8",
+    "signed char": "int8",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+    "bool": "bool",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+}
+
+
+@cache
+def plain_op(name: str) -> str:
+    """``all_gather`` for ``_all_gather_base``; ``unknown:…`` for a name that nobody described."""
+    return _OPS.get(name) or _OPS.get(name.lower()) or f"unknown:{name}"
+
+
+@cache
+def plain_dtype(name: str) -> str:
+    """``float32`` for ``Float``, ``float`` or ``torch.float32``."""
+    known = name.removeprefix("torch.").removeprefix("c10::").lower()
+    return _DTYPES.get(known, known)

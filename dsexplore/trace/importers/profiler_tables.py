@@ -1,0 +1,165 @@
+"""The tables of a trace from one rank's profiler trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+import torch
+
+from dsexplore.trace import schema
+from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.importers.op_names import plain_dtype
+from dsexplore.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call, listed
+from dsexplore.trace.importers.profiler_file import ProfilerFile
+from dsexplore.trace.importers.profiler_places import Place, Places
+from dsexplore.trace.tables import Tables, TraceInfo
+
+_IN_WHOLE = ("all_reduce", "broadcast", "reduce", "send", "recv")
+
+
+def world_size_of_profile(trace: ProfilerFile) -> int:
+    """The number of ranks that a file names; 0 where it names none."""
+    groups = _groups_of(trace)
+    named = max((max(ranks) + 1 for _, _, ranks in groups.values() if ranks), default=0)
+    return max(int(trace.distributed.get("world_size") or 0), named)
+
+
+def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
+    """One rank's collectives, modules and groups.
+
+    Args:
+        trace: of that rank.
+        rank: its number.
+        world_size: of the job.
+    """
+    calls = [call for call in calls_of(trace) if is_a_call(call)]
+    places = Places(trace.events, {call.thread for call in calls if call.thread is not None})
+    groups = _groups_of(trace)
+    default = next(iter(groups)) if len(groups) == 1 else ""
+    where = places.of([(call.thread, call.issued) for call in calls])
+    named = _Groups(groups, default)
+    rows = [_row(rank, i, call, place, named) for i, (call, place) in enumerate(zip(calls, where, strict=True))]
+    notes = list(_notes(calls, trace))
+    return Tables(
+        events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events"),
+        modules=_modules(where),
+        groups=pl.DataFrame(list(named.rows(calls)), schema=schema.GROUPS, orient="row"),
+        info=TraceInfo(world_size=world_size, ranks=(rank,), notes=tuple(notes)),
+    )
+
+
+def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile) -> Iterable[str]:
+    unknown = list(dict.fromkeys(call.op.removeprefix("unknown:") for call in calls if call.op.startswith("unknown:")))
+    for kernel in unknown[:8]:
+        count = sum(call.op == f"unknown:{kernel}" for call in calls)
+        yield f"{kernel} communicates, but the trace does not say what: {count:,} calls of unknown kind and size"
+    if not calls:
+        yield f"{trace.file.name} has no collectives: was it recorded with ProfilerActivity.CUDA, or with gloo?"
+    elif all(call.end is None for call in calls):
+        yield f"{trace.file.name} has no kernels: its collectives have no durations"
+
+
+class _Groups:
+    """The groups that a file names, and those that only its collectives name."""
+
+    def __init__(self, listed_groups: Mapping[str, tuple[str, str, tuple[int, ...]]], default: str) -> None:
+        self._listed = dict(listed_groups)
+        self._default = default
+        self._sizes: dict[str, int] = {}
+
+    def of(self, call: ProfilerCall) -> tuple[str, str, tuple[int, ...], int]:
+        """Name, axis, ranks and size of the group of a collective."""
+        arguments = call.arguments
+        name = str(arguments.get("Process Group Name", self._default if not arguments else ""))
+        described, backend, ranks = self._listed.get(name, ("", "", ()))
+        ranks = listed(arguments.get("Process Group Ranks")) or ranks
+        described = str(arguments.get("Process Group Description") or described)
+        size = int(arguments.get("Group size") or 0) or len(ranks) or 1
+        self._listed[name] = described, backend, ranks
+        self._sizes[name] = size
+        return name, _axis(described), ranks, size
+
+    def rows(self, calls: Sequence[ProfilerCall]) -> Iterable[tuple[Any, ...]]:
+        """Rows of the groups table."""
+        on_gpu = any("c10d" not in call.raw_op and call.end is not None for call in calls)
+        for name, (described, backend, ranks) in self._listed.items():
+            size = len(ranks) or self._sizes.get(name, 1)
+            yield name, _axis(described), "", list(ranks), size, backend, "cuda" if on_gpu else "work"
+
+
+def _axis(description: str) -> str:
+    return "" if description in ("default_pg", "undefined", "") else description.removeprefix("mesh_")
+
+
+def _groups_of(trace: ProfilerFile) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+    """By name: description, backend and ranks of the groups in a file's ``distributedInfo``."""
+    found = {}
+    for group in trace.distributed.get("pg_config") or ():
+        if isinstance(group, dict):
+            name = str(group.get("pg_name", group.get("name", "")))
+            backend = str(group.get("backend_config", trace.distributed.get("backend", "")))
+            found[name] = str(group.get("pg_desc", "")), backend, listed(group.get("ranks")) or ()
+    return found
+
+
+def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: _Groups) -> tuple[Any, ...]:
+    name, axis, ranks, size = groups.of(call)
+    sent, dtype, elements = _message(call, size)
+    trigger = ".".join(place.modules)
+    peer = call.arguments.get("Dst Rank" if call.op == "send" else "Src Rank") if call.op in ("send", "recv") else None
+    cause = place.cause or (place.names[-1] if place.names and place.names != place.modules else "")
+    return (
+        *(rank, place.step or 0, position, call.op, call.raw_op, place.phase, trigger, place.owner or trigger, axis),
+        *(name, size, sent, wire_bytes(call.op, sent, size), dtype, [elements] if elements else [], False),
+        *(cause, "", True, False, None, _member(peer, ranks), None, None, None),
+        *(call.start, call.end, "completed" if call.end is not None else ""),
+    )
+
+
+def _member(peer: Any, ranks: Sequence[int]) -> int | None:
+    if not isinstance(peer, (int, str)) or not str(peer).isdigit():
+        return None
+    place = int(peer)
+    return place if not ranks or place in ranks else ranks[place] if place < len(ranks) else None
+
+
+def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
+    """Message bytes, dtype and elements, of what the arguments or the launching op's tensors say; 0 where neither
+    does."""
+    if call.op == "barrier":
+        return 0, "", 0
+    dtype = plain_dtype(str(call.arguments.get("dtype", ""))) or next((kind for _, kind in call.tensors if kind), "")
+    ins, outs = (int(call.arguments.get(f"{way} msg nelems") or 0) for way in ("In", "Out"))
+    if not ins and not outs:
+        elements = max((count for count, _ in call.tensors), default=0)
+        if (
+            call.raw_op.startswith("c10d::")
+            and call.op in ("all_gather", "gather")
+            and not call.raw_op.endswith("base_")
+        ):
+            elements *= size  # the op was given the rank's own part; lists of outputs are not in the file
+    elif call.op == "all_gather":
+        elements = max(outs, ins * size)
+    elif call.op == "reduce_scatter":
+        elements = max(ins, outs * size)
+    elif call.op in ("gather", "scatter"):
+        elements = (ins if call.op == "gather" else outs) * size
+    else:
+        elements = (ins or outs) if call.op in _IN_WHOLE else max(ins, outs)
+    kind = getattr(torch, dtype, None)
+    width = kind.itemsize if isinstance(kind, torch.dtype) else 1
+    return elements * width, dtype, elements
+
+
+def _modules(places: Iterable[Place]) -> pl.DataFrame:
+    """The modules in which collectives were issued, and those around them."""
+    rows: dict[str, tuple[str, str, str, int, int]] = {}
+    for place in places:
+        if place.owner:
+            rows.setdefault(place.owner, (place.owner, "", "", 0, 0))
+        for depth, module in enumerate(place.modules):
+            path, parent = ".".join(place.modules[: depth + 1]), ".".join(place.modules[:depth])
+            rows.setdefault(path, (path, parent, module.rpartition("_")[0] or module, depth, 0))
+    return pl.DataFrame(sorted(rows.values()), schema=schema.MODULES, orient="row")

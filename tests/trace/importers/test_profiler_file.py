@@ -1,0 +1,94 @@
+"""Reading profiler traces: as torch writes them, as others write them, and broken ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.profiler_file import is_communication, read_profiler_file
+
+EVENTS: list[dict[str, Any]] = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 1, "args": {"name": "python"}},
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2, "args": {"External id":
+    1}}, {"ph": "X", "cat": "python_function", "name": "nn.Module: Net_0", "pid": 1, "tid": 1, "ts": 0, "dur": 90,
+    "args": {}}, {"ph": "X", "cat": "kernel", "name": "gemm{3}, \"ph\": 'x'", "pid": 0, "tid": 7, "ts": 2, "dur": 3,
+    "args": {}}, {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "pid": 0, "tid": 9,
+    "ts": 4, "dur": 5, "args": {"Collective name": "allreduce", "grid": [1, 2, {"a": 1}]}},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 12, "dur": 3, "args": {}},
+]  # fmt: skip
+KEPT = ["nn.Module: Net_0", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"]
+WHOLE = {
+    "schemaVersion": 1,
+    "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [0]}]},
+    "traceEvents": EVENTS,
+    "traceName": "x.json",
+    "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+}
+
+
+def written(path: Path, content: Any, *, sort: bool = False) -> Path:
+    data = json.dumps(content, indent=1, sort_keys=sort).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.pt.trace.json.gz"])
+@pytest.mark.parametrize("sort", [False, True])
+def test_any_order_of_keys_is_read(tmp_path: Path, name: str, sort: bool) -> None:
+    read = read_profiler_file(written(tmp_path / name, WHOLE, sort=sort))
+    assert [event["name"] for event in read.events] == KEPT
+    assert read.distributed["rank"] == 3
+    assert read.base == 1_700_000_000_000_000_000
+    assert read.events[1]["args"] == {"Collective name": "allreduce", "grid": [1, 2, {"a": 1}]}
+
+
+def test_a_plain_list_of_events_is_read(tmp_path: Path) -> None:
+    read = read_profiler_file(written(tmp_path / "old.json", EVENTS))
+    assert [event["name"] for event in read.events] == KEPT
+    assert (read.distributed, read.base) == ({}, 0)
+
+
+def test_events_that_stand_across_two_blocks_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path / "trace.json", WHOLE)
+    for size in (7, 64, 300):
+        monkeypatch.setattr("dsexplore.trace.importers.profiler_file._BLOCK", size)
+        assert [event["name"] for event in read_profiler_file(file).events] == KEPT
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    for name, cut in (("plain.json", lambda data: data[:-300]), ("packed.json.gz", lambda data: data[:-20])):
+        file = written(tmp_path / name, WHOLE)
+        file.write_bytes(cut(file.read_bytes()))
+        with pytest.raises(TraceFileError, match=f"{name} cannot be read"):
+            read_profiler_file(file)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceFileError, match=r"none\.json has no traceEvents"):
+        read_profiler_file(written(tmp_path / "none.json", {"schemaVersion": 1, "ph": 1}))
+    without = [{key: value for key, value in EVENTS[4].items() if key != "ts"}, EVENTS[5]]
+    with pytest.raises(TraceFileError, match=r"when\.json has an event without ts"):
+        read_profiler_file(written(tmp_path / "when.json", {"traceEvents": without}))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "communicates"),
+    [
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", True),
+        ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>", True),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>", True),
+        ("void multimem_all_reduce_kernel<c10::BFloat16>", True),
+        ("void at::native::reduce_kernel<512, 1>", False),
+        ("nvjet_tst_128x256_64x4", False),
+        ("void at::native::vectorized_elementwise_kernel<4, include>", False),
+        ("_scatter_gather_elementwise_kernel", False),
+    ],
+)
+def test_kernels_that_communicate(kernel: str, communicates: bool) -> None:
+    assert is_communication(kernel) == communicates

@@ -1,0 +1,68 @@
+"""Clocks put onto one by the ends of collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsexplore.trace.clocks import aligned, clock_offsets
+from tests.trace.conftest import build
+
+GROUPS = pl.DataFrame(
+    [("a", [0, 1]), ("b", [1, 2]), ("alone", [3])],
+    schema={"group": pl.String, "ranks": pl.List(pl.Int32)},
+    orient="row",
+)
+
+
+def ends(rank: int, group: str, *at: int, op: str = "all_reduce", size: int = 2) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "group": group, "op": op, "group_size": size, "start": one - 5, "end": one, "state": "completed"}
+        for one in at
+    ]
+
+
+def test_the_median_of_the_differences_counts() -> None:
+    rows = [*ends(0, "a", 10, 20, 30), *ends(1, "a", 1010, 1020, 1032)]
+    found = clock_offsets(build(rows, (0, 1)).events, GROUPS)
+    assert (found[1].offset, found[1].spread, found[1].residual, found[1].collectives) == (1000, 0, 0, 3)
+    moved = aligned(build(rows, (0, 1)).events, found)
+    assert moved.filter(rank=1)["end"].to_list() == [10, 20, 32]
+    assert moved.filter(rank=1)["start"].to_list() == [5, 15, 27]
+
+
+def test_ranks_are_related_over_others_and_a_lone_one_is_left() -> None:
+    rows = [
+        *ends(0, "a", 10, 20),
+        *ends(1, "a", 510, 520),
+        *ends(1, "b", 600),
+        *ends(2, "b", 900),
+        *ends(3, "alone", 7, size=1),
+    ]
+    found = clock_offsets(build(rows, (0, 1, 2, 3)).events, GROUPS)
+    assert {rank: one.offset for rank, one in found.items()} == {0: 0, 1: 500, 2: 800}
+
+
+def test_a_trace_that_began_later_is_matched_from_the_end() -> None:
+    rows = [*ends(0, "a", 10, op="barrier"), *ends(0, "a", 20, 30), *ends(1, "a", 120, 130)]
+    assert clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].offset == 100
+
+
+def test_what_may_end_early_on_one_rank_does_not_count() -> None:
+    rows = [*ends(0, "a", 10, op="broadcast"), *ends(1, "a", 99, op="broadcast")]
+    assert clock_offsets(build(rows, (0, 1)).events, GROUPS) == {}
+
+
+def test_an_offset_within_the_spread_is_none() -> None:
+    rows = [*ends(0, "a", 10, 20, 30, 40), *ends(1, "a", 15, 12, 39, 38)]
+    assert clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].offset == 0
+
+
+@given(st.integers(-(10**9), 10**9), st.lists(st.integers(-3, 3), min_size=3, max_size=30))
+def test_a_shift_is_found_to_within_the_noise(shift: int, noise: list[int]) -> None:
+    at = [1_000 * i for i in range(len(noise))]
+    rows = [*ends(0, "a", *at), *ends(1, "a", *(one + shift + off for one, off in zip(at, noise, strict=True)))]
+    assert abs(clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].offset - shift) <= 3
