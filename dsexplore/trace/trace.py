@@ -185,6 +185,17 @@ class Trace(Displayable):
         """
         return run_pass("timeline", self.tables, lanes=lanes, colours=colours)
 
+    def world_map(self, ranks_per_node: int = 8) -> Any:
+        """Which ranks the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
+
+        Args:
+            ranks_per_node: ranks on each node; consecutive ones share a node.
+
+        Raises:
+            UsageError: fewer than one rank per node.
+        """
+        return run_pass("world_map", self.tables, ranks_per_node=ranks_per_node)
+
     def diff(self, other: Trace) -> TraceDiff:
         """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.
 

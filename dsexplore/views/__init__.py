@@ -14,6 +14,7 @@ VIEWS = {
     "dsexplore.trace.trace:Trace": "dsexplore.views.trace.trace_view:TraceView",
     "dsexplore.trace.trace:TraceDiff": "dsexplore.views.trace.diff_view:TraceDiffView",
     "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.findings_view:FindingsView",
+    "dsexplore.analysis.world_map:WorldMap": "dsexplore.views.world_map.world_map_view:WorldMapView",
     "dsexplore.analysis.step_timeline:Timeline": "dsexplore.views.timeline.timeline_view:TimelineView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",

@@ -1,0 +1,1 @@
+"""The world map: ranks by node, and what the recorded ranks send to each."""

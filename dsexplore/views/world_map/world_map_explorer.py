@@ -1,0 +1,59 @@
+"""The explorer of a world map: an axis to choose; a click on a rank selects what goes there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.analysis.world_map import WorldMap
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.world_map.world_map_figure import heatmap
+
+ALL = "all axes"
+
+
+def explorer(world: WorldMap) -> Any:
+    """A list of axes, the heatmap, and what is selected in words.
+
+    ``explorer.selection`` is the `Trace` of what goes to the clicked rank, over the chosen axis; the whole trace before
+    any click. ``explorer.select(rank)`` clicks.
+    """
+    import ipywidgets
+
+    box = ipywidgets.VBox()
+    axis = ipywidgets.Dropdown(options=[ALL, *world.axes], description="axis")
+    said = ipywidgets.HTML()
+    box.selection, box.rank = Trace(world.tables), None
+
+    def chosen_axis() -> str | None:
+        return None if axis.value == ALL else str(axis.value)
+
+    def select(rank: int | None) -> None:
+        box.rank = rank
+        if rank is None:
+            box.selection = Trace(world.tables)
+            said.value = "A click on a rank selects what is sent to it."
+            return
+        box.selection = world.talks_to(rank, chosen_axis())
+        size = format_bytes(world.to_each(chosen_axis())[rank])
+        said.value = html.escape(
+            f"rank {rank}: {size} a step from the recorded ranks; {len(box.selection):,} events selected"
+        )
+
+    def clicked(event: dict[str, Any]) -> None:
+        if event["type"] == "click" and isinstance(event["customdata"], int) and event["customdata"] < world.world_size:
+            select(event["customdata"])
+
+    picture = PlotWidget(on_event=clicked)
+
+    def draw(_: Any = None) -> None:
+        picture.show(heatmap(world, chosen_axis()), f"world map, {axis.value}")
+        select(box.rank)
+
+    axis.observe(draw, "value")
+    box.children = [axis, picture, said]
+    box.select, box.draw, box.axis = select, draw, axis
+    draw()
+    return box

@@ -1,0 +1,75 @@
+"""The world map as text, as a drawing, as a figure, and with a rank clicked."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dsexplore
+from dsexplore import Trace
+from dsexplore.analysis.world_map import WorldMap
+from dsexplore.views.world_map.node_boxes import node_boxes
+
+
+def world_of(dp: int) -> WorldMap:
+    with dsexplore.simulate(mesh=f"dp={dp},tp=8") as mesh, dsexplore.commtrace() as trace:
+        dist.all_reduce(torch.ones(256), group=mesh["tp"].get_group())
+        dist.all_reduce(torch.ones(256), group=mesh["dp"].get_group())
+    world: WorldMap = trace.world_map()
+    return world
+
+
+@pytest.fixture(scope="module")
+def world() -> WorldMap:
+    return world_of(2)
+
+
+def test_the_text_says_what_goes_where(world: WorldMap) -> None:
+    assert world._repr_mimebundle_()["text/plain"].splitlines() == [
+        "World map: 16 ranks on 2 nodes of 8, dp=2,tp=8; what rank 0 sends in a step",
+        "  tp, inside a node: 1.8 KiB on the wire to 7 other ranks",
+        "  dp, between nodes: 1 KiB on the wire to 1 other rank",
+    ]
+
+
+def test_the_drawing_has_a_cell_per_rank(world: WorldMap) -> None:
+    html = world._repr_mimebundle_()["text/html"]
+    spoken = re.findall(r'aria-label="([^"]+)"', html)
+    assert len(spoken) == 16
+    assert spoken[0] == "rank 0: 0 B a step, recorded, in a group of dp, tp"
+    assert spoken[8] == "rank 8: 1 KiB a step, in a group of dp"
+    assert spoken[9] == "rank 9: 0 B a step"
+    assert "1.8 KiB stay inside a node, 1 KiB go between nodes" in html
+
+
+def test_alike_nodes_of_a_large_world_are_one() -> None:
+    world = world_of(2048)
+    nodes = node_boxes(world)
+    assert [len(node.numbers) for node in nodes] == [1, 2047]
+    html = world._repr_mimebundle_()["text/html"]
+    assert "nodes 1–2047 (each of 2,047)" in html
+    assert len(html) < 12_000
+
+
+def test_colours_have_one_scale_whatever_axis_is_chosen(world: WorldMap) -> None:
+    all_axes, one = (world.figure(axis=axis).data[0] for axis in (None, "dp"))
+    assert (all_axes.zmin, all_axes.zmax) == (one.zmin, one.zmax) == (0, 1024)
+    assert one.z[1][0] == 1024
+
+
+def test_a_clicked_rank_is_the_selection(world: WorldMap) -> None:
+    explorer = world.explore()
+    assert len(explorer.selection) == 2
+    explorer.select(8)
+    assert explorer.selection.events["axis"].to_list() == ["dp"]
+    explorer.axis.value = "tp"
+    assert len(explorer.selection) == 0
+    explorer.select(None)
+    assert len(explorer.selection) == 2
+
+
+def test_a_world_in_which_nothing_was_sent_says_so() -> None:
+    assert "Nothing was sent" in Trace().world_map()._repr_mimebundle_()["text/html"]
