@@ -27,6 +27,7 @@ Where torch's way forks, and what is done there:
 | ``pin_memory`` | nothing is pinned | `function_mode` |
 | ``mm(..., out_dtype=...)`` and kin | computed in that dtype | `gpu_kernels` |
 | ``sdpa_kernel(FLASH_ATTENTION)`` and kin | that kernel where the CPU has it, else torch's plain one | `refused` |
+| FlexAttention and its block masks | torch's plain form, forward and backward | `flex_masks` |
 | ``torch.compile`` | the code as it is written, said once | `refused` |
 | CUDA graphs, Triton kernels, extensions, ``nn.DataParallel`` | one error that names it and the remedy | `refused` |
 

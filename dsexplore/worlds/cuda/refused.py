@@ -65,8 +65,8 @@ def patch_refused(patches: Patches) -> None:
     patches.function(nn.parallel.data_parallel, lambda _original: _DATA_PARALLEL)
     patches.function(torch.compile, _leave_out_compiler)
     patches.function(torch.nn.attention._sdpa_kernel, _with_math)
-    _on_import(patches, "torch.utils.cpp_extension", _refuse_extensions)
-    _on_import(patches, "triton.runtime.jit", _refuse_kernels)
+    on_import(patches, "torch.utils.cpp_extension", _refuse_extensions)
+    on_import(patches, "triton.runtime.jit", _refuse_kernels)
 
 
 class _Refused(type):
@@ -156,7 +156,8 @@ class _ChangingLoader(Loader):
         self._change(module)
 
 
-def _on_import(patches: Patches, name: str, change: Callable[[Patches, ModuleType], None]) -> None:
+def on_import(patches: Patches, name: str, change: Callable[[Patches, ModuleType], None]) -> None:
+    """Change a module now if it is imported already, else as soon as it is; undone with the patches."""
     if name in sys.modules:
         change(patches, sys.modules[name])
         return

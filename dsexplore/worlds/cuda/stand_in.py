@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.cuda.answers import Devices, patch_torch_cuda
 from dsexplore.worlds.cuda.autocast import patch_autocast
+from dsexplore.worlds.cuda.flex_masks import patch_flex_attention
 from dsexplore.worlds.cuda.function_mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
 from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
-from dsexplore.worlds.cuda.refused import patch_refused
+from dsexplore.worlds.cuda.refused import on_import, patch_refused
 from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_tensors
 from dsexplore.worlds.patches import Patches
 
@@ -85,6 +87,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_groups(patches, mode)
     patch_kernels(patches)
     patch_refused(patches)
+    on_import(patches, "torch.nn.attention.flex_attention", partial(patch_flex_attention, mode))
     patch_backward(patches, mode)
     patch_threads(patches, mode)
     mode.__enter__()  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.cuda.refused import EAGER, _on_import, refuse
+from dsexplore.worlds.cuda.refused import EAGER, on_import, refuse
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 from dsexplore.worlds.patches import Patches
 
@@ -81,7 +81,7 @@ def test_a_module_imported_later_is_changed_for_as_long_as_the_block(
 
     for _ in range(2):  # the second time it is imported already
         patches = Patches()
-        _on_import(patches, "kernels_of_test", change)
+        on_import(patches, "kernels_of_test", change)
         module = importlib.import_module("kernels_of_test")
         with pytest.raises(UsageError, match="a kernel needs a GPU, and a CPU stands in for it: take another"):
             module.launch()

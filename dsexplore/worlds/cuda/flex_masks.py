@@ -1,0 +1,45 @@
+"""FlexAttention on a GPU that is not there: its block masks are on the device that they are made for.
+
+A block mask is computed under ``torch.func.vmap``, whose results carry no mark. Attention itself is torch's plain form
+of the kernel, forward and backward: the same shapes and values, with the whole matrix of scores in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from dsexplore.worlds.cuda.function_mode import StandInMode
+from dsexplore.worlds.cuda.marks import mark
+from dsexplore.worlds.patches import Patches
+
+
+def patch_flex_attention(mode: StandInMode, patches: Patches, module: ModuleType) -> None:
+    """Have ``torch.nn.attention.flex_attention`` work on CPU tensors that are believed to be on a GPU.
+
+    Args:
+        mode: reads the device that a mask is made for.
+        patches: where the changes are kept.
+        module: that module.
+    """
+    parameters = signature(module.create_block_mask)
+
+    def build(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_block_mask(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            given = parameters.bind(*args, **kwargs).arguments.get("device")
+            device = mode.read("cuda" if given is None else given)
+            for value in vars(made).values():
+                if isinstance(value, Tensor):
+                    mark(value, device)
+            return made
+
+        return create_block_mask
+
+    patches.function(module.create_block_mask, build)
+    # torch compiles the plain form too, and warns where it was not: there is no compiler here (see `refused`).
+    patches.attribute(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
