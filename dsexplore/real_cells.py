@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from dsexplore import run_cell
+from dsexplore.analysis.hangs.explain import explain_trace
 from dsexplore.capture.source_lines import file_name
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
@@ -236,6 +237,7 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
         lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
     else:
         lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), and its ranks were ended")
+        lines += _hang(run)
     lines += _waiting(run)
     if run.why_closed:
         lines.append(f"the ranks were ended: {run.why_closed}")
@@ -246,6 +248,21 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     error.args = (text,)
     error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
     return error
+
+
+def _hang(run: CellRun) -> list[str]:
+    """Who the hang is due to, where some rank waits for another."""
+    if run.trace is None:
+        return []
+    stacks = {one.rank: one.stack for one in run.outcomes if one.stack}
+    report = explain_trace(run.trace, stacks, {one.rank: _end(one) for one in run.outcomes})
+    return [] if report.reason == "none" else [report.sentence]
+
+
+def _end(one: RankOutcome) -> str:
+    if one.was_stopped:
+        return "was stopped (by SIGSTOP or a debugger)"
+    return {"died": f"died: {one.error}", "error": f"raised {one.error.partition(chr(10))[0]}"}.get(one.status, "")
 
 
 def _at(one: RankOutcome) -> str:

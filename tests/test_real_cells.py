@@ -178,8 +178,21 @@ def test_a_stopped_rank_is_named_at_the_timeout(notebook: Notebook) -> None:
     assert isinstance(error, RanksFailedError)
     assert "the cell had not ended after 1.5 s (--timeout)" in text
     assert "rank 1 was stopped" in text
+    assert "rank 1 did not come: rank 0 waits for it in all_reduce (In[2]:8, group 0, 16 B)" in text
     assert "rank 0 was waiting in all_reduce (In[2]:8" in text
     assert notebook.trace.info.ranks == (0, 1)  # it left its trace, too
+
+
+def test_a_hang_says_who_parted_from_the_others_and_where(notebook: Notebook) -> None:
+    parted = "if rank == 1:\n    dist.barrier()\nelse:\n    dist.all_reduce(x)"
+    error, text = notebook.run(f"%%commtrace --real 3 --timeout 1\n{SUM}{parted}")
+    assert isinstance(error, RanksFailedError)
+    first, sentence, *_ = text[text.index("the cell had not ended") :].splitlines()
+    assert sentence == (
+        "rank 1 waits in barrier (In[2]:6, group 0); ranks 0, 2 wait in all_reduce (In[2]:8, group 0, 16 B); "
+        "they parted after collective 1 of group 0; rank 1 is the odd one"
+    )
+    assert first.endswith("(--timeout), and its ranks were ended")
 
 
 def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook) -> None:

@@ -134,6 +134,10 @@ def check_hang(folder: Path, why: str) -> None:
         assert own.events["state"].to_list() == ["completed", "scheduled"]
         assert why in own.info.notes[-1]
         assert "in hang" in (folder / stack_file(rank)).read_text()
+    report = dsexplore.explain_hang(folder)
+    assert (report.culprits, report.reason) == ((2,), "missing")
+    assert report.sentence.startswith("rank 2 did not come: ranks 0, 1 wait for it in all_reduce (test_early_saves.py:")
+    assert "in hang" in report.stacks[0]
     merged = dsexplore.load(folder)
     assert not any("left no trace" in note for note in merged.info.notes)
 

@@ -86,9 +86,9 @@ def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[
 
 def _is_idle(job: Job, rank: int) -> bool:
     known = job.ranks.get(rank)
-    if known is None or not known.has_left_evidence:
-        return False
-    return not known.pending or known.end.startswith("died")
+    if known is not None and known.end.startswith(("died", "was stopped")):
+        return True
+    return known is not None and known.has_left_evidence and not known.pending
 
 
 def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:

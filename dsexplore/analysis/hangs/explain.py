@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dsexplore.analysis.hangs.dump_calls import job_of_dumps
@@ -15,6 +16,7 @@ from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
 from dsexplore.trace.importers.many_objects import no_collection
 from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -54,7 +56,32 @@ def _explained(paths: Paths) -> HangReport:
             f"{dumps[0]} is a profiler trace, which is written after all has ended: give flight-recorder dumps, or "
             "what commtrace(save=…) wrote"
         )
-    return report_of(job_of_trace(_tables(sources)))
+    return report_of(job_of_trace(_tables(sources), _stacks(sources)))
+
+
+def explain_trace(
+    trace: Trace, stacks: Mapping[int, str] | None = None, ends: Mapping[int, str] | None = None
+) -> HangReport:
+    """Say why the ranks of a trace hang, or hung when they were ended.
+
+    Args:
+        trace: of real ranks, merged.
+        stacks: by rank, where it was when it was ended, innermost call first.
+        ends: by rank, how it ended by itself: ``died: killed by SIGKILL``, or ``raised ValueError: …``.
+    """
+    return report_of(job_of_trace(trace.tables, stacks, ends))
+
+
+def _stacks(sources: Iterable[Path]) -> dict[int, str]:
+    """By rank: the stack of the main thread that ``commtrace(save=…)`` left beside a trace, innermost call first."""
+    folders = [source if source.is_dir() else source.parent for source in sources]
+    found = {}
+    for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        main = text.partition("\nThread ")[0]
+        frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
+        found[int(file.name[5:].partition(".")[0])] = "".join(reversed(frames))
+    return found
 
 
 def _tables(sources: list[Path]) -> Tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
@@ -95,8 +96,14 @@ def _last_text(job: Job, rank: int) -> str:
 
 
 def _stack_line(stack: str) -> str:
-    lines = [line.strip() for line in stack.splitlines() if "File " in line]
-    return lines[0].removeprefix("File ").replace('"', "") if lines else stack.splitlines()[0].strip()
+    """The innermost line of a stack that is the program's own: of a notebook's cell if there is one."""
+    lines = re.findall(r'File "([^"]*)", line (\d+)', stack)
+    own = [line for line in lines if line[0].startswith("In[")] or [one for one in lines if _is_own(one[0])] or lines
+    return f"{place(own[0][0])}:{own[0][1]}" if own else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
+
+
+def _is_own(file: str) -> bool:
+    return not any(part in file for part in ("site-packages", "/torch/", "/lib/python", "<frozen", "<string>"))
 
 
 def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
