@@ -164,7 +164,6 @@ def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: boo
     assert bool(result.rounds) is compared
     assert (32 << 20) < result.bytes_written <= result.conditions.most_written  # type: ignore[operator]
     assert result.spent
-    assert result.elapsed < 20
     assert any(line.startswith(f"Ended when the {most.replace('MiB', ' MiB')} that may be") for line in result.lines())
     numbers = {m.round for m in result.measured}
     assert all(len({m.sample.config for m in result.measured if m.round == number}) > 1 for number in numbers)

@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.mesh_text import MeshSpec, parse_mesh
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.simulated.closed import ClosedMesh, translated
 
@@ -62,32 +61,6 @@ def step(model: nn.Module) -> torch.Tensor:
 
 
 class TestMesh:
-    def test_spec_reads_text_and_mappings(self) -> None:
-        assert parse_mesh(" dp=2, tp=4 ") == parse_mesh({"dp": 2, "tp": 4}) == MeshSpec(("dp", "tp"), (2, 4))
-        assert parse_mesh("dp=2,tp=4").size == 8
-        assert str(parse_mesh("dp=2,tp=4")) == "dp=2,tp=4"
-        assert parse_mesh("") == parse_mesh(None) == MeshSpec()
-
-    @pytest.mark.parametrize(
-        ("mesh", "named"),
-        [
-            ("dp", "'dp' is not AXIS=RANKS"),
-            ("dp=", "'dp=' is not AXIS=RANKS"),
-            ("dp=two", "'dp=two' is not AXIS=RANKS"),
-            ("dp=2,,tp=4", "'' is not AXIS=RANKS"),
-            ("=2", "'' is not a name"),
-            ("2d=2", "'2d' is not a name"),
-            ("dp=0", "axis dp has 0 ranks"),
-            ("dp=-2", "axis dp has -2 ranks"),
-            ("dp=2,dp=4", "names axis dp twice"),
-            ({"dp": 2.0}, "axis dp has 2.0 ranks"),
-        ],
-    )
-    def test_bad_spec_is_one_error_that_names_it(self, mesh: str, named: str) -> None:
-        with pytest.raises(UsageError, match="mesh") as caught:
-            parse_mesh(mesh)
-        assert named in str(caught.value)
-
     def test_is_torchs_own_with_the_axes_asked_for(self) -> None:
         with simulate(world_size=8, mesh="dp=2,tp=4", rank=5) as mesh:
             assert type(mesh) is DeviceMesh
