@@ -21,10 +21,10 @@ class Displayable:
         view = _view(self)
         return {"text/plain": view.text(), "text/html": view.html()}
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained HTML file and return its path."""
+    def to_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write one self-contained HTML file and return its path; a trace's takes ``sizes="message"``."""
         target = Path(path)
-        target.write_text(_view(self).page(), encoding="utf-8")
+        target.write_text(_view(self).page(**options), encoding="utf-8")
         return target
 
     def figure(self, **options: Any) -> Any:

@@ -5,7 +5,9 @@ KiB, MiB, GiB are powers of 1024; kB, MB, GB are powers of 1000. The two are nev
 
 import re
 from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
 
+_TENTH = Decimal("0.1")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {
     **{unit.lower(): 1024**power for power, unit in enumerate(_BINARY)},
@@ -23,7 +25,8 @@ def format_bytes(count: float) -> str:
         size /= 1024
     if unit == "B" or size == int(size):
         return f"{int(size)} {unit}"
-    return f"{size:.1f} {unit}"
+    # a tie is rounded away from zero, as JavaScript's toFixed does: a size looks the same in both
+    return f"{Decimal(size).quantize(_TENTH, ROUND_HALF_UP)} {unit}"
 
 
 def format_rate(bytes_per_second: float) -> str:

@@ -16,6 +16,7 @@ VIEWS = {
     "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.findings_view:FindingsView",
     "dsexplore.analysis.world_map:WorldMap": "dsexplore.views.world_map.world_map_view:WorldMapView",
     "dsexplore.analysis.step_timeline:Timeline": "dsexplore.views.timeline.timeline_view:TimelineView",
+    "dsexplore.analysis.headline:Headline": "dsexplore.views.trace.headline_view:HeadlineView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",

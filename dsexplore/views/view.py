@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsexplore.errors import UsageError
 from dsexplore.views.page import html
 
 
@@ -20,9 +21,20 @@ class View:
         """A static HTML fragment: complete without JavaScript, kernel or network; all names escaped."""
         raise NotImplementedError
 
-    def page(self) -> str:
+    def page(self, **options: Any) -> str:
         """One self-contained HTML document around `html`."""
+        self.refuse("to_html", options)
         return html.page(self.title, self.html())
+
+    def refuse(self, method: str, options: dict[str, Any], *known: str) -> None:
+        """Raise if a method of the shown object was given an option that it has not.
+
+        Raises:
+            UsageError: ``options`` is not empty.
+        """
+        if options:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise UsageError(f"{method}() of this {self.title} has no option {next(iter(options))!r}: {takes}")
 
     def figure(self, **options: Any) -> Any:
         """A ``plotly.graph_objects.Figure``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
@@ -11,7 +12,8 @@ from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.page import html
-from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.byte_sizes import WIRE, summed_over
+from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.sections import MOST_CAUSES, causes_part
 from dsexplore.views.trace.tree_html import MOST_TABLE_ROWS, collectives_html, parameters_html
@@ -48,19 +50,27 @@ class Chosen:
 
     @property
     def summary(self) -> str:
-        """``25 of 400 collectives, 132 KiB``."""
+        """``25 of 400 collectives, 132 KiB on the wire``."""
         if self.picked is not None:
             count, size = int(self.picked.mask.sum()), int(self.codes.sizes[self.picked.mask].sum())
         else:
             spans = self.codes.spans(self.rows.chosen) or [(0, len(self.codes.tree))]
             count, size = self.passed.sums.total(spans)
-        return f"{count:,} of {len(self.codes):,} collectives, {format_bytes(size)}"
+        kind = "on the wire" if self.codes.kind_of_sizes == WIRE else "in messages"
+        return f"{count:,} of {len(self.codes):,} collectives, {format_bytes(size)} {kind}"
+
+    @cached_property
+    def _over(self) -> str:
+        """Over what all sizes of the trace are summed."""
+        over = summed_over(self.codes.tables)
+        return f"{over}, start-up included" if START_UP in self.codes.facets["phase"].labels else over
 
     @property
     def status(self) -> str:
         """The line above the tree: how much is chosen, and the filters that no control shows."""
         place = f" in {html.name(self.title, 200)}" if self.title else ""
-        return f"<span>{self.summary}{place}</span>{self._filters_without_list()}{self._unknown_module()}"
+        over = f'<span class="dsx-dim"> – {self._over}</span>'
+        return f"<span>{self.summary}{place}</span>{over}{self._filters_without_list()}{self._unknown_module()}"
 
     @property
     def details(self) -> str:
@@ -87,12 +97,13 @@ class Chosen:
         return f'<span class="dsx-dim"> – no module is called {pattern}; * stands for any text, as in *.mlp</span>'
 
     def _collectives(self, mask: Mask) -> str:
-        body = f"<p><b>{html.name(self.title, 400)}</b></p>"
+        title = f"<p><b>{html.name(self.title, 400)}</b></p>"
         kinds, every = self.codes.collectives(mask, MOST_TABLE_ROWS)
-        body += collectives_html(kinds, every) if every else '<p class="dim">nothing sent</p>'
+        body = collectives_html(kinds, every, self.codes.column) if every else '<p class="dim">nothing sent</p>'
         if self.picked is not None:
-            return body
+            return title + body
         first, *others = self.rows.names
         held = parameters_html(first, self.codes.tables.parameters.filter(pl.col("module") == first))
-        many = f"Each of the {len(others) + 1:,}; named here: {html.name(first)}" if others and held else ""
-        return body + (f'<p class="dim">{many}</p>' if many else "") + held
+        body = f'<p class="dim">All {len(others) + 1:,} together:</p>{body}' if others and every else body
+        many = f"Each of the {len(others) + 1:,} holds this; named here: {html.name(first)}" if others and held else ""
+        return title + body + (f'<p class="dim">{many}</p>' if many else "") + held

@@ -11,9 +11,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import polars as pl
 from IPython.display import display
 
+from dsexplore.analysis.headline import Headline
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema, timeline
 from dsexplore.trace.tables import Tables
@@ -21,18 +23,20 @@ from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.filters import FACETS, Filters, Passed, choices, chosen, lists, several
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.picking import Shown, picked
+from dsexplore.views.explorer.picking import Picked, Shown, picked
 from dsexplore.views.page import html
+from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_spec import Spec, finished
-from dsexplore.views.trace.figures import KINDS, figure_of, module_heatmap, why_empty
+from dsexplore.views.trace.figures import KINDS, figure_of, module_heatmap, top_of, why_empty
+from dsexplore.views.trace.headline_view import filter_by, headline_html
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.trace_page import trace_text, twin_html
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])
 _display: Callable[..., None] = display
-_DRAWN = ("rank", "seq", "op", "phase", "axis", "group", "peer", "message_bytes", "wire_bytes", "start", "end")
+_DRAWN = ("rank", "step", "seq", "op", "phase", "axis", "group", "peer", "message_bytes", "wire_bytes", "start", "end")
 """The columns that figures read."""
 _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
@@ -56,6 +60,12 @@ def _in_one_message(change: Change) -> Change:
     return cast("Change", changed)
 
 
+def _headline_of(headline: Headline) -> str:
+    """The bar and the sentences, each with a button that chooses its events."""
+    shown = headline_html(headline, filter_by)
+    return f'<div class="dsx">{shown}</div>' if shown else ""
+
+
 class Explorer:
     """An application over one trace; show it as the last expression of a cell.
 
@@ -65,15 +75,18 @@ class Explorer:
         trace: what to explore; it is read once, now.
         figure: the figure shown first, a key of `dsexplore.views.trace.figures.KINDS`.
         height: of the tree, in pixels.
+        sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
     """
 
-    def __init__(self, trace: Trace, figure: str = "modules", height: int = 420) -> None:
+    def __init__(self, trace: Trace, figure: str = "modules", height: int = 420, sizes: str = WIRE) -> None:
         if figure not in KINDS:
             raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
         if not isinstance(height, int) or height < 1:
             raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
         self._trace = Trace(trace.tables)
-        self._codes = EventCodes(self._trace.tables)
+        self._codes = EventCodes(self._trace.tables, sizes=sizes)
+        self._headline = Headline(self._trace.tables)
+        self._tops: dict[tuple[str, str], float] = {}
         self._window: tuple[float, float] | None = None
         self._quiet = False
         self._drawn_rows: list[int] = []
@@ -82,7 +95,9 @@ class Explorer:
             lists=lists(self._codes),
             kinds=[[kind, _TITLES[kind]] for kind in KINDS],
             kind=figure,
+            sizes=sizes,
             height=height,
+            headline=_headline_of(self._headline),
             **rows_of(self._codes),
         )
         self._rows = ModuleRows(self._codes, self.widget)
@@ -158,6 +173,7 @@ class Explorer:
             "selected": self._on_selected,
             "folding": self._on_folding,
             "kind": self._draw_again,
+            "sizes": self._on_sizes,
         }.items():
             self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
 
@@ -194,11 +210,19 @@ class Explorer:
             self._on_selected()
 
     @_in_one_message
+    def _on_sizes(self) -> None:
+        """Show the other of wire and message bytes, in every part."""
+        self._codes.use(str(self.widget.sizes))
+        self._set_filters(self._chosen.passed.filters)
+
+    @_in_one_message
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["type"] == "zoom":
             self._zoom(event.get("range"))
         elif event["type"] == "click":
             self._pick(event)
+        elif event["type"] == "sentence":
+            self._lead(int(event["index"]))
         elif event["type"] == "again":
             self._on_selected()
         elif event["type"] == "clear":
@@ -217,6 +241,19 @@ class Explorer:
         if found is None:
             return
         self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
+        self._chosen.picked = found
+        self._describe()
+
+    def _lead(self, number: int) -> None:
+        """Choose the events that a sentence of the headline speaks of, in place of all filters."""
+        if not 0 <= number < len(self._headline.sentences):
+            return
+        self.filter()
+        sentence = self._headline.sentences[number]
+        mask: Mask = np.zeros(len(self._codes), bool)
+        mask[sentence.rows] = True
+        found = Picked(mask, sentence.text)
+        self._quietly(selected=-1 if not sentence.module else self._rows.shown(self._codes.largest_owner(mask)))
         self._chosen.picked = found
         self._describe()
 
@@ -243,9 +280,15 @@ class Explorer:
     def _spec(self, kind: str) -> Spec:
         tables = self._trace.tables
         if kind == "modules":
-            return module_heatmap(self._codes.places(self._chosen.passed.sums, self._drawn_rows or None))
-        events = tables.events.select(_DRAWN).filter(pl.Series(self._chosen.inside(self._drawn_rows)))
-        return figure_of(Tables(events=events, groups=tables.groups, info=tables.info), kind, self._window)
+            grid = self._codes.places(self._chosen.passed.sums, self._drawn_rows or None)
+            return module_heatmap(grid, self._codes.largest_place)
+        drawn = tables.events.select(_DRAWN)
+        sizes = self._codes.kind_of_sizes
+        if (kind, sizes) not in self._tops:
+            self._tops[kind, sizes] = top_of(replace(tables, events=drawn), kind, sizes)
+        events = drawn.filter(pl.Series(self._chosen.inside(self._drawn_rows)))
+        part = Tables(events=events, groups=tables.groups, info=tables.info)
+        return figure_of(part, kind, self._window, sizes, self._tops[kind, sizes])
 
     def _describe(self) -> None:
         """Write the line above the tree and the tables below it."""

@@ -66,7 +66,8 @@ class ModuleRows:
         """Show what the modules sent under a filter."""
         tree, sent = self._codes.tree, self._codes.columns(sums)
         held = tree.global_bytes, tree.local_bytes
-        columns = np.vstack([sent.count, sent.bytes, sent.axes, sent.phases, sent.own, *held])
+        bars = np.zeros(len(tree))  # the browser draws them from the axes' columns
+        columns = np.vstack([sent.count, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
         self.widget.set_values(self._folded.sums(columns) if self.widget.folding else columns)
 
 
@@ -85,6 +86,7 @@ def rows_of(codes: EventCodes) -> dict[str, Any]:
         "folded": {str(rows[0]): [folded.label(rows[0]), list(rows)] for rows in folded.folds},
         "notes": _placements(codes),
         "titles": _titles(codes),
+        "axes": len(tree.axes),
         "structure": np.ascontiguousarray(np.stack(columns, axis=1), np.int32).tobytes() if len(tree) else b"",
     }
 
@@ -93,7 +95,8 @@ def _titles(codes: EventCodes) -> list[list[str]]:
     """[title, unit] of each column, in the order of `ModuleRows.fill`."""
     axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
     phases = [str(phase) for phase in codes.facets["phase"].labels]
-    return [["count", "count"], *([title, "bytes"] for title in ("bytes", *axes, *phases, "own", "params", "local"))]
+    sizes = (*axes, *phases, "own", "whole params", "params / rank")
+    return [["count", "count"], ["bytes", "bytes"], ["share", "bar"], *([title, "bytes"] for title in sizes)]
 
 
 def _placements(codes: EventCodes) -> dict[str, str]:

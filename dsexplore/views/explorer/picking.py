@@ -62,7 +62,7 @@ def _op(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
     op, low = str(click["customdata"][0]), int(click["customdata"][1])
-    sizes = shown.codes.sizes
+    sizes = shown.codes.tables.events["message_bytes"].to_numpy()
     within = (sizes >= low) & (sizes < max(2 * low, 1))
     return Picked(shown.mask & within & shown.codes.mask({"op": op}), f"{op}, {tally.size_range(low)}")
 
@@ -93,7 +93,7 @@ def _run(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 def _lanes(shown: Shown) -> Lanes:
     held = shown.codes.tables.events.filter(pl.Series(shown.mask))
-    return lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window)
+    return lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window, shown.codes.column)
 
 
 def _placed(shown: Shown, condition: pl.Expr) -> Mask:

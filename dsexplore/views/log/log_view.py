@@ -55,8 +55,9 @@ class CommsSummaryView(View):
         table = html.table(HEAD, rows, left=(0, 1, 2, 6))
         return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
 
-    def page(self) -> str:
+    def page(self, **options: Any) -> str:
         """A document with many more rows than a notebook's output holds."""
+        self.refuse("to_html", options)
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
     def figure(self, kind: str = "time", **options: Any) -> Any:

@@ -22,6 +22,7 @@ VARIABLES = f"""
 --dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);
 --dsx-dim:color-mix(in srgb,var(--dsx-fg) 68%,var(--dsx-bg));
 --dsx-shade:color-mix(in srgb,var(--dsx-fg) 6%,transparent);
+--dsx-link:var(--jp-content-link-color,var(--vscode-textLink-foreground,LinkText));
 --dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,{BLUE}));
 --dsx-font:var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
 --dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace))}}
@@ -63,12 +64,29 @@ PHASES: dict[str, Mark] = {
     "other": Mark("·", GREY, "#000", _stripes(90, 4), "|"),
 }
 
+AXES: tuple[Mark, ...] = (
+    Mark("1", BLUE, "#fff", "", ""),
+    Mark("2", ORANGE, "#000", _stripes(45), "/"),
+    Mark("3", GREEN, "#000", _stripes(0, 4), "-"),
+    Mark("4", PURPLE, "#000", _stripes(-45), "\\"),
+    Mark("5", VERMILION, "#000", _stripes(90, 4), "|"),
+    Mark("6", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
+)
+"""Mesh axes, in the order of their bytes; the last stands for all others."""
+
 MEMORY: dict[str, Mark] = {
     "parameters": Mark("W", BLUE, "#fff", "", ""),
     "gradients": Mark("G", ORANGE, "#000", _stripes(45, ink="#0005"), "/"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4, "#0005"), "-"),
 }
 """Parts of a rank's memory."""
+
+
+AXIS_STYLE = """
+:is(.dsx,.dsx-tree) .thin{display:flex;height:9px;margin-top:5px;background:var(--dsx-shade)}
+:is(.dsx,.dsx-tree) .thin i{min-width:1px}
+""" + "".join(f":is(.dsx,.dsx-tree) .a{i}{{{mark.css}}}\n" for i, mark in enumerate(AXES))
+"""CSS of the thin bars in the rows of a tree, and of the parts of every bar by axis."""
 
 
 @dataclass(frozen=True)

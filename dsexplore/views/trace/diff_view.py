@@ -14,16 +14,19 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
 from dsexplore.views.trace import outline
-from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.byte_sizes import WIRE, WORDS, column_of, summed_over
+from dsexplore.views.trace.event_codes import START_UP, Columns, EventCodes
 from dsexplore.views.trace.facets import Facets
 from dsexplore.views.trace.folding import Fold, Folds, signatures
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
+from dsexplore.views.trace.pivot import Sizes
 from dsexplore.views.view import View
 
 _BUDGET, _PAGE_BUDGET = 50_000, 1_500_000
 _MOST_ROWS = 16
 _SMALL = 16
-_CHANGE = ("op", "axis", "phase", "count_before", "count_after", "message_bytes_before", "message_bytes_after")
+_CHANGE = ("op", "axis", "phase", "count_before", "count_after")
+"""The columns of the diff that a row's table shows, before those of the bytes."""
 
 STYLE = (
     outline.STYLE
@@ -36,7 +39,7 @@ STYLE = (
 )
 
 _Change = tuple[Any, ...]
-"""The values of `_CHANGE` in one row of the diff."""
+"""The values of `_CHANGE`, and the bytes before and after, in one row of the diff."""
 
 
 class TraceDiffView(View):
@@ -51,21 +54,25 @@ class TraceDiffView(View):
         """Totals of both, and the ops that differ."""
         rows = self._diff.to_frame()
         lines = [f"TraceDiff: {_totals(self._diff)}"]
-        by_op = rows.group_by("op", "axis").agg(pl.col("count_change", "message_bytes_change").sum())
+        steps = rows.filter(pl.col("phase") != START_UP)
+        by_op = steps.group_by("op", "axis").agg(pl.col("count_change", "wire_bytes_change").sum())
+        if by_op.height:
+            lines.append("  Changes of steps, in collectives and wire bytes:")
         for op, axis, count, size in by_op.sort("op", "axis").head(8).iter_rows():
             lines.append(
                 f"  {html.plain(op, 40):<16} {html.plain(axis, 24) or '–':<10} {count:+9,}  {_signed_bytes(size)}"
             )
         return "\n".join(lines)
 
-    def html(self, budget: int = _BUDGET) -> str:
+    def html(self, budget: int = _BUDGET, sizes: str = WIRE) -> str:
         """The joined tree, only where it differs, equal layers folded.
 
         Args:
             budget: bytes for the tree, about.
+            sizes: which bytes it shows, ``"wire"`` or ``"message"``.
         """
         head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff), 0)}</p>"
-        source = _DiffSource(self._diff)
+        source = _DiffSource(self._diff, sizes)
         if not source.roots():
             return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
         drawn = outline.outline(source, source.titles(), budget, "module tree of the differences", _SMALL)
@@ -74,27 +81,38 @@ class TraceDiffView(View):
             if drawn.hidden or drawn.closed
             else "Modules that are the same in both are left out."
         )
-        return html.fragment(f'{head}{_key()}{drawn.html}<p class="dim">{cut}</p>', STYLE)
+        said = f'<p class="dim">Sizes are {WORDS[sizes]}; those of start-up are in their own column only.</p>'
+        return html.fragment(f'{head}{_key()}{said}{drawn.html}<p class="dim">{cut}</p>', STYLE)
 
-    def page(self) -> str:
-        """A document with many more modules than a notebook's output holds."""
-        return html.page(self.title, self.html(_PAGE_BUDGET))
+    def page(self, sizes: str = WIRE, **options: Any) -> str:
+        """A document with many more modules than a notebook's output holds.
+
+        Args:
+            sizes: which bytes it shows, ``"wire"`` or ``"message"``.
+            options: none.
+        """
+        self.refuse("to_html", options, "sizes")
+        return html.page(self.title, self.html(_PAGE_BUDGET, sizes))
 
 
 class _DiffSource:
     """The rows of two traces' joined tree that differ, as `outline.Source`."""
 
-    def __init__(self, diff: TraceDiff) -> None:
+    def __init__(self, diff: TraceDiff, sizes: str) -> None:
         before, after = diff.before.tables, diff.after.tables
+        self._kind = sizes
         joined = Tables(
             events=pl.concat([before.events, after.events]),
             parameters=pl.concat([before.parameters, after.parameters]),
             modules=diff.modules,
         )
         self._tree = module_tree(joined, Facets(joined.events))
-        sides = (EventCodes(tables, self._tree) for tables in (before, after))
+        sides = [EventCodes(tables, self._tree, sizes) for tables in (before, after)]
         self._before, self._after = (codes.columns(codes.total) for codes in sides)
-        self._changes = _by_module(diff.to_frame())
+        self._start_up = [
+            _start_up(codes, sent) for codes, sent in zip(sides, (self._before, self._after), strict=True)
+        ]
+        self._changes = _by_module(diff.to_frame(), column_of(sizes))
         self._only = _only(self._tree, before, after)
         own = [(self._changes.get(name, ()), self._only[row]) for row, name in enumerate(self._tree.names)]
         self._differs = self._tree.with_children(np.array([any(each) for each in own], np.int64))
@@ -108,14 +126,19 @@ class _DiffSource:
             for axis in self._tree.axes
         ]
         return [
-            ("bytes A", f"message bytes of the first trace{inside}", ""),
-            ("bytes B", f"message bytes of the second trace{inside}", ""),
-            ("± bytes", "bytes B less bytes A", "delta"),
+            (f"{self._kind} A", f"{self._kind} bytes of the first trace{inside}", ""),
+            (f"{self._kind} B", f"{self._kind} bytes of the second trace{inside}", ""),
+            (f"± {self._kind}", f"{self._kind} bytes of B less those of A", "delta"),
             ("count A", f"collectives of the first trace{inside}", ""),
             ("count B", f"collectives of the second trace{inside}", ""),
             ("± count", "count B less count A", "delta"),
             *axes,
+            *([("± start-up", f"the change at start-up{inside}", "delta")] if self._has_start_up else []),
         ]
+
+    @property
+    def _has_start_up(self) -> bool:
+        return any(bool(each.any()) for each in self._start_up)
 
     def roots(self) -> list[Fold]:
         """The topmost rows in which something differs."""
@@ -134,11 +157,12 @@ class _DiffSource:
         a, b = self._before, self._after
         only = self._only[row]
         mark = f' <span class="tag">only in {only}</span>' if only else ""
-        name = outline.label(fold, tree.names[row], tree.types[row], mark)
+        name = outline.label(fold, tree.names[row], tree.types[row], mark, times)
         counts = int(a.count[row]) * times, int(b.count[row]) * times
         sizes = int(a.bytes[row]) * times, int(b.bytes[row]) * times
         axes = [(int(x) * times, int(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
-        moved = counts[0] == counts[1] and sizes[0] == sizes[1]
+        started = int(self._start_up[0][row]) * times, int(self._start_up[1][row]) * times
+        moved = counts[0] == counts[1] and sizes[0] == sizes[1] and started[0] == started[1]
         return (
             name
             + "".join(_number(size, format_bytes) for size in sizes)
@@ -146,6 +170,7 @@ class _DiffSource:
             + "".join(_number(count, "{:,}".format) for count in counts)
             + _delta(*counts, "{:,}".format, moved)
             + "".join(_delta(x, y, format_bytes, False) for x, y in axes)
+            + (_delta(*started, format_bytes, False) if self._has_start_up else "")
         )
 
     def inside(self, row: int, times: int) -> str:
@@ -165,16 +190,27 @@ class _DiffSource:
             )
             for op, axis, phase, count, count_after, size, size_after in changes[:_MOST_ROWS]
         ]
-        head = ("", "collective", "axis", "phase", "count", "bytes", "± bytes")
+        of_each = ", each" if times > 1 else ""
+        head = ("", "collective", "axis", "phase", f"count{of_each}", f"bytes{of_each}", f"± bytes{of_each}")
         more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
         named = html.name(self._tree.names[row])
-        each = f'<p class="dim">Each of the {times:,}; named here: {named}</p>' if times > 1 else ""
+        each = (
+            f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: {named}</p>'
+            if times > 1
+            else ""
+        )
         return each + html.table(head, rows, left=(0, 1, 2, 3)) + more
 
 
-def _by_module(changes: pl.DataFrame) -> dict[str, tuple[_Change, ...]]:
+def _start_up(codes: EventCodes, sent: Columns) -> Sizes:
+    """(modules,) bytes at start-up, with the modules inside."""
+    labels = codes.facets["phase"].labels
+    return sent.phases[labels.index(START_UP)] if START_UP in labels else np.zeros(len(codes.tree))
+
+
+def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...]]:
     found: dict[str, list[_Change]] = {}
-    for module, *change in changes.select("module", *_CHANGE).iter_rows():
+    for module, *change in changes.select("module", *_CHANGE, f"{size}_before", f"{size}_after").iter_rows():
         found.setdefault(module, []).append(tuple(change))
     return {module: tuple(rows) for module, rows in found.items()}
 
@@ -189,10 +225,21 @@ def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
 
 
 def _totals(diff: TraceDiff) -> str:
-    before, after = diff.before.events, diff.after.events
-    count = after.height - before.height
-    size = int(after["message_bytes"].sum()) - int(before["message_bytes"].sum())
-    return f"{before.height:,} → {after.height:,} collectives ({count:+,}), {_signed_bytes(size)} in messages"
+    sides = diff.before.events, diff.after.events
+    before, after = (events.filter(pl.col("phase") != START_UP) for events in sides)
+    wire, message = (int(after[name].sum()) - int(before[name].sum()) for name in ("wire_bytes", "message_bytes"))
+    started = [int(events.filter(pl.col("phase") == START_UP)["wire_bytes"].sum()) for events in sides]
+    at_start = f"; start-up: {_signed_bytes(started[1] - started[0])} on the wire" if any(started) else ""
+    return (
+        f"{before.height:,} → {after.height:,} collectives ({after.height - before.height:+,}), "
+        f"{_signed_bytes(wire)} on the wire ({_signed_bytes(message)} in messages), {_over(diff)}{at_start}"
+    )
+
+
+def _over(diff: TraceDiff) -> str:
+    """Over what both sides are summed, in words."""
+    before, after = (summed_over(trace.tables) for trace in (diff.before, diff.after))
+    return before if before == after else f"A {before}, B {after}"
 
 
 def _key() -> str:

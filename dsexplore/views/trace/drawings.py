@@ -17,6 +17,8 @@ STYLE = (
 .dsx.dsx .heat th{padding:2px 8px}
 .dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
 min-width:10em}
+.dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
+.dsx .scale span span{width:14px;height:12px;margin:0}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
 .dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
 .dsx .lane>.phases{flex:1 1 0;min-width:0}
@@ -30,13 +32,10 @@ _INDEX = {phase: i for i, phase in enumerate(PHASES)}
 _OTHER = _INDEX["other"]
 
 
-def part(title: str, body: str, opened: bool = False) -> str:
-    """A section that opens and closes; empty where its body is."""
-    return (
-        f'<details class="part"{" open" if opened else ""}><summary>{html.escape(title)}</summary>{body}</details>'
-        if body
-        else ""
-    )
+def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
+    """A section that opens and closes; empty where its body is. ``anchor``: its id, for links to it."""
+    marks = (f' id="{anchor}"' if anchor else "") + (" open" if opened else "")
+    return f'<details class="part"{marks}><summary>{html.escape(title)}</summary>{body}</details>' if body else ""
 
 
 def phase_key(phases: Sequence[str]) -> str:
@@ -65,15 +64,28 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
     return (
         '<div class="scroll"><table class="heat"><thead><tr>'
         f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table></div>{scale(top, write, log)}"
     )
+
+
+def scale(top: float, write: Callable[[float], str], log: bool = True) -> str:
+    """The bar of a heatmap's colours, from nothing to its largest value; marked where half of the colour is reached."""
+    half = top / 8 if log else top / 2
+    cells = "".join(
+        f'<span style="{heat(_shade(top * (i / 6) ** (3 if log else 1), top, log))}"></span>' for i in range(7)
+    )
+    return f'<p class="dim scale">0<span>{cells}</span>{write(top)}, half as dark at {write(half)}</p>'
 
 
 def _heat_cell(value: float, top: float, write: Callable[[float], str], log: bool) -> str:
     if not value:
         return '<td class="dim">–</td>'
-    shade = round(8 + 37 * (value / top) ** (1 / 3 if log else 1))
-    return f'<td style="{heat(shade)}">{write(value)}</td>'
+    return f'<td style="{heat(_shade(value, top, log))}">{write(value)}</td>'
+
+
+def _shade(value: float, top: float, log: bool) -> int:
+    """Percent of blue: none for nothing, and on a log scale half of the most for an eighth of the top."""
+    return round(45 * (value / top) ** (1 / 3 if log else 1))
 
 
 def phase_bar(parts: Sequence[tuple[str, float]], top: float) -> str:

@@ -19,6 +19,7 @@ import polars as pl
 from dsexplore.trace.places import place_of
 from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
+from dsexplore.views.trace.byte_sizes import WIRE, column_of
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import Facet, Facets, facet
 from dsexplore.views.trace.folding import Folding
@@ -26,8 +27,10 @@ from dsexplore.views.trace.grid import Grid, grid
 from dsexplore.views.trace.module_tree import NO_AXIS, ModuleTree, module_tree
 from dsexplore.views.trace.pivot import Codes, Mask, Pivot, Sizes, Sums, find_pivot
 
+START_UP = "start-up"
+"""The phase that is no part of a step, and its column in a grid of axes."""
 SAME_COLLECTIVE = (
-    "op", "axis", "group_size", "phase", "message_bytes", "dtype", "shape", "implicit", "cause", "source",
+    "op", "axis", "group_size", "phase", "message_bytes", "wire_bytes", "dtype", "shape", "implicit", "cause", "source",
 )  # fmt: skip
 """Collectives that agree in these columns stand on one line."""
 CAUSE = ("module", "op", "axis", "phase", "cause", "source")
@@ -49,7 +52,7 @@ class Causes:
     """Lines of the table of implicit redistributes."""
 
     shown: pl.DataFrame
-    """The first of them: columns `CAUSE`, count, message_bytes, and ``line`` for `EventCodes.cause`."""
+    """The first of them: columns `CAUSE`, count, bytes, and ``line`` for `EventCodes.cause`."""
     lines: int
     """The number of lines."""
     events: int
@@ -58,18 +61,18 @@ class Causes:
 
 @dataclass(frozen=True)
 class Columns:
-    """Numbers by row of the module tree; all but ``own`` with the modules inside."""
+    """Numbers by row of the module tree; all but ``own`` with the modules inside, all but ``phases`` of steps only."""
 
     count: Sizes
     """(modules,) collectives."""
     bytes: Sizes
-    """(modules,) message bytes."""
+    """(modules,) bytes."""
     own: Sizes
-    """(modules,) message bytes of the module itself."""
+    """(modules,) bytes of the module itself."""
     axes: Sizes
-    """(axes, modules) message bytes on each of the tree's axes."""
+    """(axes, modules) bytes on each of the tree's axes."""
     phases: Sizes
-    """(phases, modules) message bytes in each phase that occurs."""
+    """(phases, modules) bytes in each phase that occurs, start-up among them."""
 
 
 class EventCodes:
@@ -78,19 +81,35 @@ class EventCodes:
     Args:
         tables: what was recorded.
         tree: modules with all owners of events among them; by default those of ``tables``.
+        sizes: which bytes are added up, ``"wire"`` or ``"message"``.
+
+    Raises:
+        UsageError: ``sizes`` is neither.
     """
 
-    def __init__(self, tables: Tables, tree: ModuleTree | None = None) -> None:
+    def __init__(self, tables: Tables, tree: ModuleTree | None = None, sizes: str = WIRE) -> None:
         self.tables = tables
         self.facets = Facets(tables.events)
         self.tree = module_tree(tables, self.facets) if tree is None else tree
         self.implicit = tables.events["implicit"].fill_null(False).to_numpy()
-        self.sizes = tables.events["message_bytes"].to_numpy().astype(np.float64)
+        self.use(sizes)
         owner = self.facets["owner"]
         self.owner = np.array([self.tree.row_of[name] for name in owner.labels], np.int64)[owner.codes]
 
     def __len__(self) -> int:
         return len(self.owner)
+
+    def use(self, sizes: str) -> None:
+        """Add up ``"wire"`` or ``"message"`` bytes from now on.
+
+        Raises:
+            UsageError: ``sizes`` is neither.
+        """
+        self.column = column_of(sizes)
+        self.kind_of_sizes = sizes
+        self.sizes = self.tables.events[self.column].to_numpy().astype(np.float64)
+        for name in ("total", "largest_place"):
+            self.__dict__.pop(name, None)
 
     def prepare(self) -> None:
         """Compute now what the first filter or selection would wait for."""
@@ -142,7 +161,9 @@ class EventCodes:
         in_place = np.array([p == place if place is not None else p not in others[0] for p in places.labels], bool)
         names = [label or NO_AXIS for label in axes.labels]
         on_axis = np.array([a == axis if axis is not None else a not in others[1] for a in names], bool)
-        mask: Mask = in_place[places.codes][self.owner] & on_axis[axes.codes]
+        started = axis == START_UP if axis is not None else START_UP not in others[1]
+        of_axis = np.where(self._at_start_up, started, on_axis[axes.codes])
+        mask: Mask = in_place[places.codes][self.owner] & of_axis
         return mask
 
     def largest_owner(self, mask: Mask) -> int:
@@ -183,27 +204,33 @@ class EventCodes:
         """Sums by row of the module tree."""
         n, axes, phases = len(self.tree), len(self.tree.axes), len(self.facets["phase"].labels)
         axis, phase = self._columns_of
-        per_axis = np.bincount(axis, sums.bytes, axes * n).reshape(axes, n)
+        in_steps = ~self._is_start_up[sums.pivot.phase]
+        per_axis = np.bincount(axis, sums.bytes * in_steps, axes * n).reshape(axes, n)
         per_phase = np.bincount(phase, sums.bytes, phases * n).reshape(phases, n)
-        count, own = np.bincount(sums.pivot.owner, sums.counts, n), per_axis.sum(axis=0)
+        count, own = np.bincount(sums.pivot.owner, sums.counts * in_steps, n), per_axis.sum(axis=0)
         below = self.tree.with_children(np.vstack([count, own, per_axis, per_phase]))
         return Columns(below[0], below[1], own, below[2 : 2 + axes], below[2 + axes :])
 
     def places(self, sums: Sums, rows: Sequence[int] | None = None) -> Grid:
-        """Message bytes by place in the model and axis, of some modules or of all."""
-        names, axes = self._places.labels, self.facets["axis"].labels
+        """Bytes by place in the model and axis, of some modules or of all; start-up has a column of its own."""
+        names, axes = self._places.labels, [*(label or NO_AXIS for label in self.facets["axis"].labels), START_UP]
         parts = [sums.pivot.within(*span) for span in self.spans(rows)] if rows is not None else [slice(None)]
         at, counts, sizes = (np.concatenate([v[p] for p in parts]) for v in (self._cell, sums.counts, sums.bytes))
         count, total = np.bincount(at, counts, minlength=1), np.bincount(at, sizes, minlength=1)
         held = np.flatnonzero(count).tolist()
-        return grid({(names[i // len(axes)], axes[i % len(axes)] or NO_AXIS): float(total[i]) for i in held})
+        return grid({(names[i // len(axes)], axes[i % len(axes)]): float(total[i]) for i in held})
+
+    @cached_property
+    def largest_place(self) -> float:
+        """The largest cell of `places` of all events: the top of the colours of every heatmap of places."""
+        return float(self.places(self.total).values.max(initial=0.0))
 
     def causes(self, mask: Mask, most: int) -> Causes:
         """The implicit redistributes in the mask, layers together, most bytes first."""
         count, size = self._causes.total(mask), self._causes.total(mask, self.sizes)
         held = np.flatnonzero(count)
         shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
-        counted = {"count": count[shown], "message_bytes": size[shown], "line": shown}
+        counted = {"count": count[shown], "bytes": size[shown], "line": shown}
         rows = self._causes.rows[shown].with_columns(pl.Series(name, values) for name, values in counted.items())
         return Causes(rows, len(held), int(count.sum()))
 
@@ -233,10 +260,21 @@ class EventCodes:
 
     @cached_property
     def _cell(self) -> Codes:
-        """The place and the axis of each (module, axis, phase), as one number."""
-        return (
-            self._places.codes[self._pivot.owner].astype(np.int64) * len(self.facets["axis"].labels) + self._pivot.axis
-        )
+        """The place and the axis of each (module, axis, phase), as one number; start-up comes after all axes."""
+        axes = len(self.facets["axis"].labels)
+        axis = np.where(self._is_start_up[self._pivot.phase], axes, self._pivot.axis)
+        return self._places.codes[self._pivot.owner].astype(np.int64) * (axes + 1) + axis
+
+    @cached_property
+    def _is_start_up(self) -> Mask:
+        """(phases,) whether a phase is start-up, which is no part of a step."""
+        return np.array([label == START_UP for label in self.facets["phase"].labels], bool)
+
+    @cached_property
+    def _at_start_up(self) -> Mask:
+        """(events,) whether an event was sent before the first step."""
+        found: Mask = self._is_start_up[self.facets["phase"].codes]
+        return found
 
     @cached_property
     def _columns_of(self) -> tuple[Codes, Codes]:

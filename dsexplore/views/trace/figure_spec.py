@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import AXIS, FIGURE, LEGEND_ABOVE, SKY
@@ -36,15 +37,36 @@ def finished(spec: Spec, empty: str = "") -> Spec:
     return {"data": spec["data"], "layout": layout}
 
 
-def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
-    """A grid with other labels; a click sends the names themselves, and hovering shows them."""
+def byte_colours(top: float) -> Spec:
+    """The colour scale of a heatmap whose values are `shades` of bytes: from nothing to ``top``, with its bar."""
+    steps = [0.0, top / 64, top / 8, top * 27 / 64, top]
+    bar = {
+        "tickvals": shades(np.array(steps)).tolist(),
+        "ticktext": [format_bytes(round(step)) for step in steps],
+        "thickness": 10,
+        "outlinewidth": 0,
+        "len": 0.9,
+    }
+    return {"zmin": 0.0, "zmax": float(shades(np.array(top))), "colorbar": bar}
+
+
+def shades(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Bytes as places on a colour scale: the cube root, so that an eighth of the most is half as dark."""
+    return np.cbrt(values)
+
+
+def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top: float = 0.0) -> Spec:
+    """A grid with other labels; a click sends the names themselves, and hovering shows them.
+
+    ``top``: bytes of the darkest colour; the largest of the grid where that is more.
+    """
     if not grid.rows or not grid.columns:
         return EMPTY
     text = [[format_bytes(v) if v else "" for v in row] for row in grid.values.tolist()]
     shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
     trace = {
         "type": "heatmap",
-        "z": json_numbers(np.where(grid.values > 0, np.log10(grid.values + 1), np.nan)),
+        "z": json_numbers(np.where(grid.values > 0, shades(grid.values), np.nan)),
         "x": unique(columns),
         "y": unique(rows),
         **shown,
@@ -56,7 +78,7 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> 
         "hovertemplate": "%{hovertext}<extra></extra>",
         "hoverongaps": False,
         "colorscale": [[0.0, "#eaf4fb"], [1.0, SKY]],
-        "showscale": False,
+        **byte_colours(max(top, float(grid.values.max()))),
         "xgap": 1,
         "ygap": 1,
         "meta": {"kind": kind},

@@ -13,35 +13,60 @@ from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import PHASES, op_mark, phase_mark
 from dsexplore.views.trace import tally
+from dsexplore.views.trace.byte_sizes import KIND_OF, WIRE, column_of, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_labels import label, shared_prefix, unique
 from dsexplore.views.trace.figure_spec import Spec, byte_axis, finished, hatched, heatmap_spec
 from dsexplore.views.trace.grid import OTHERS, Grid
+from dsexplore.views.trace.lanes import lanes
 from dsexplore.views.trace.peer_figures import peers, sankey
-from dsexplore.views.trace.sequence_figure import sequence
+from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES, sequence
 
 
-def trace_figure(tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None) -> Any:
+def trace_figure(
+    tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE
+) -> Any:
     """One figure of a trace, as a ``plotly.graph_objects.Figure``.
 
     Args:
         tables: what was recorded.
         kind: a key of `KINDS`.
         window: for ``sequence``, the part of the axis to bin anew.
+        sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
 
     Raises:
-        UsageError: no such kind.
+        UsageError: no such kind or sizes.
     """
     if kind not in KINDS:
         raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
     import plotly.graph_objects as go  # takes long to import
 
-    return go.Figure(finished(figure_of(tables, kind, window), why_empty(kind)))
+    return go.Figure(finished(figure_of(tables, kind, window, sizes), why_empty(kind)))
 
 
-def figure_of(tables: Tables, kind: str, window: tuple[float, float] | None = None) -> Spec:
-    """The data of one figure, and what of its layout is its own; see `trace_figure`."""
-    return sequence(tables, window) if kind == "sequence" else KINDS[kind](tables)
+def figure_of(
+    tables: Tables, kind: str, window: tuple[float, float] | None = None, sizes: str = WIRE, top: float = 0.0
+) -> Spec:
+    """The data of one figure, and what of its layout is its own; see `trace_figure`.
+
+    ``top``: the value of the darkest colour, where the figure shows a part of what it is measured by.
+    """
+    size = column_of(sizes)
+    if kind == "sequence":
+        return sequence(tables, window, size, top)
+    if kind == "ranks":
+        return peers(tables, size, top)
+    return KINDS[kind](tables, size)
+
+
+def top_of(tables: Tables, kind: str, sizes: str) -> float:
+    """The value of the darkest colour of a figure of a whole trace; 0 for a figure without such a scale."""
+    size = column_of(sizes)
+    if kind == "sequence":
+        return float(lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, size=size).bytes.max(initial=0))
+    if kind == "ranks":
+        return float(tally.between_ranks(tables, size=size).bytes.max(initial=0.0))
+    return 0.0
 
 
 def why_empty(kind: str, filtered: bool = False) -> str:
@@ -51,21 +76,21 @@ def why_empty(kind: str, filtered: bool = False) -> str:
     return "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
 
 
-def modules(tables: Tables) -> Spec:
-    """Heatmap of message bytes: place in the model × mesh axis."""
-    codes = EventCodes(tables)
-    return module_heatmap(codes.places(codes.total))
+def modules(tables: Tables, size: str = "wire_bytes") -> Spec:
+    """Heatmap of bytes: place in the model × mesh axis."""
+    codes = EventCodes(tables, sizes=KIND_OF[size])
+    return module_heatmap(codes.places(codes.total), codes.largest_place)
 
 
-def module_heatmap(grid: Grid) -> Spec:
+def module_heatmap(grid: Grid, top: float = 0.0) -> Spec:
     """Heatmap of places in the model; the beginning that all names share is left out of the labels."""
     shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, OTHERS)])
-    return heatmap_spec(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns)
+    return heatmap_spec(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns, top)
 
 
-def ops(tables: Tables) -> Spec:
-    """Bars of message bytes per op, split by phase with its letter and hatch."""
-    totals = tally.op_by_phase(tables.events)
+def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
+    """Bars of bytes per op, split by phase with its letter and hatch."""
+    totals = tally.op_by_phase(tables.events, size)
     order = list(dict.fromkeys(totals["op"]))
     names = unique(order)
     data = []
@@ -90,13 +115,14 @@ def ops(tables: Tables) -> Spec:
                 "hovertemplate": "%{hovertext}<extra></extra>",
             }
         )
-    sums = totals.group_by("op").agg(pl.col("message_bytes").sum())["message_bytes"]
-    axes = {"xaxis": byte_axis([float(x) for x in sums]), "yaxis": {"autorange": "reversed"}}
+    sums = totals.group_by("op").agg(pl.col("bytes").sum())["bytes"]
+    title = {"title": {"text": f"{KIND_OF[size]} bytes, {summed_over(tables)}"}}
+    axes = {"xaxis": {**byte_axis([float(x) for x in sums]), **title}, "yaxis": {"autorange": "reversed"}}
     return {"data": data, "layout": {"barmode": "stack", **axes}}
 
 
-def sizes(tables: Tables) -> Spec:
-    """Histogram of message sizes by powers of two."""
+def sizes(tables: Tables, _size: str = "") -> Spec:
+    """Histogram of message sizes by powers of two; a message has its own bytes, whatever the switch says."""
     found = tally.message_sizes(tables.events)
     every = sorted(set(found["size"]))
     data = []
@@ -117,13 +143,13 @@ def sizes(tables: Tables) -> Spec:
         )
     axes = {
         "xaxis": {"type": "category", "title": {"text": "message size, at least"}},
-        "yaxis": {"title": {"text": "collectives"}},
+        "yaxis": {"title": {"text": f"collectives {summed_over(tables)}"}},
     }
     return {"data": data, "layout": {"barmode": "stack", **axes}}
 
 
-def bandwidth(tables: Tables) -> Spec:
-    """Median bus bandwidth over message size; empty for a simulation."""
+def bandwidth(tables: Tables, _size: str = "") -> Spec:
+    """Median bus bandwidth over message size, whatever the switch says; empty for a simulation."""
     found = tally.bus_bandwidth(tables.events)
     data = []
     for op in sorted(set(found["op"])):
@@ -154,10 +180,10 @@ def bandwidth(tables: Tables) -> Spec:
     return {"data": data, "layout": axes}
 
 
-KINDS: dict[str, Callable[[Tables], Spec]] = {
+KINDS: dict[str, Callable[[Tables, str], Spec]] = {
     "modules": modules,
     "ops": ops,
-    "sequence": sequence,
+    "sequence": lambda tables, size: sequence(tables, None, size),
     "ranks": peers,
     "sankey": sankey,
     "sizes": sizes,

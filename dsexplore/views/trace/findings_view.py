@@ -8,6 +8,7 @@ from dsexplore.views.page import html
 from dsexplore.views.view import View
 
 MOST_FINDINGS = 30
+PER = "; wire bytes are per rank and step"
 NOTHING = "No rule found anything: see dsexplore.analysis.findings for what they look for."
 
 
@@ -36,7 +37,7 @@ class FindingsView(View):
 
     def html(self) -> str:
         """A table, those that would spare most first."""
-        count = f"{len(self._findings):,}"
+        count = f"{len(self._findings):,}{PER if len(self._findings) else ''}"
         return html.fragment(f"<p><b>Findings</b> {count}</p>{findings_table(self._findings)}")
 
 
@@ -46,22 +47,22 @@ def sizes(one: Finding) -> str:
     return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
 
 
-def findings_table(findings: Findings) -> str:
+def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
     """Why, module, line, wire bytes and what to try, of the first findings."""
     if not len(findings):
         return f'<p class="dim">{NOTHING}</p>'
     rows = [
         (
-            html.escape(one.why, 400),
+            html.escape(one.why, 260),
             html.name(one.module, 90),
             html.name(one.source or "–", 90),
             f"{format_bytes(one.wire_bytes)}" + (" once" if one.per == "rank" else ""),
             format_bytes(one.spare_bytes) if one.spare_bytes else "–",
-            html.escape(one.change, 400),
+            html.escape(one.change, 320),
         )
-        for one in findings[:MOST_FINDINGS]
+        for one in findings[:most]
     ]
-    head = ("finding", "module", "source", "wire bytes per rank and step", "of them spared", "try")
+    head = ("finding", "module", "source", "wire bytes", "to spare", "try")
     hidden = len(findings) - len(rows)
-    more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden else ""
+    more = f'<p class="dim">… and {hidden:,} more: <code>findings()</code> has all.</p>' if hidden else ""
     return html.table(head, rows, left=(), wrap=(0, 1, 2, 5)) + more

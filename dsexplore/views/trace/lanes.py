@@ -26,7 +26,7 @@ class Lanes:
     events: list[int]
     """(rows,) the number of collectives in each."""
     bytes: npt.NDArray[np.int64]
-    """(rows, bins) message bytes of the collectives under way."""
+    """(rows, bins) bytes of the collectives under way."""
     counts: npt.NDArray[np.int64]
     """(rows, bins) collectives under way."""
     phases: list[list[str]]
@@ -56,10 +56,10 @@ class Lanes:
         return earlier | self.begins(column, column + 1)
 
 
-def placed(events: pl.DataFrame) -> pl.DataFrame:
-    """The lane of each event, and where it begins and ends on the axis.
+def placed(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
+    """The lane of each event, and where it begins and ends on the axis; ``size``: the column that becomes ``bytes``.
 
-    Columns: rank, lane, op, phase, message_bytes, begin, end (ns since the first start where any was measured, else
+    Columns: rank, lane, op, phase, bytes, begin, end (ns since the first start where any was measured, else
     the place in program order).
     """
     if timeline.is_timed(events):
@@ -68,10 +68,16 @@ def placed(events: pl.DataFrame) -> pl.DataFrame:
         begin = end = pl.col("seq")
     lane = pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane")
     at = begin.cast(pl.Float64).alias("begin"), end.cast(pl.Float64).alias("end")
-    return events.select("rank", lane, "op", "phase", "message_bytes", *at)
+    return events.select("rank", lane, "op", "phase", pl.col(size).alias("bytes"), *at)
 
 
-def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[float, float] | None = None) -> Lanes:
+def lanes(
+    events: pl.DataFrame,
+    bins: int = 96,
+    most: int = 8,
+    window: tuple[float, float] | None = None,
+    size: str = "wire_bytes",
+) -> Lanes:
     """Bin the events by time where any was measured, else by program order.
 
     Args:
@@ -79,8 +85,9 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
         bins: at most so many columns.
         most: rows at most.
         window: only this part of the axis, in its unit.
+        size: the column of the events that is added up.
     """
-    timed, rows = timeline.is_timed(events), placed(events)
+    timed, rows = timeline.is_timed(events), placed(events, size)
     first, last = window or _extent(rows)
     width, bins = _bins(first, last, bins, timed)
     rows = rows.filter((pl.col("begin") <= last) & ((pl.col("begin") >= first) | (pl.col("end") > first)))
@@ -97,7 +104,7 @@ def lanes(events: pl.DataFrame, bins: int = 96, most: int = 8, window: tuple[flo
     return Lanes(
         kept.select(_LANE).rows(),
         kept["events"].to_list(),
-        _under_way(rows, (kept.height, bins), rows["message_bytes"].to_numpy().astype(np.float64)),
+        _under_way(rows, (kept.height, bins), rows["bytes"].to_numpy().astype(np.float64)),
         counts,
         _phases(rows, counts),
         "ns" if timed else "seq",

@@ -44,7 +44,7 @@ class ModuleTree:
     """One past the last row of the subtree."""
     calls: Ints
     axes: list[str]
-    """Axes in the events, most bytes first; `NO_AXIS` stands for none, `OTHER_AXES` for the rest of many."""
+    """Axes in the events, most wire bytes first; `NO_AXIS` stands for none, `OTHER_AXES` for the rest of many."""
     own_local_bytes: Ints
     """Parameters that one rank holds: the largest of the recorded ranks; shared ones counted once."""
     own_global_bytes: Ints
@@ -118,7 +118,7 @@ def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
         parents=parents,
         ends=ends,
         calls=np.array([calls.get(name) or 0 for name in names], np.int64),
-        axes=_axes(facets["axis"], tables.events["message_bytes"].to_numpy().astype(np.float64)),
+        axes=_axes(facets["axis"], tables.events["wire_bytes"].to_numpy().astype(np.float64)),
         own_local_bytes=local_bytes,
         own_global_bytes=global_bytes,
     )

@@ -18,7 +18,7 @@ _MARKUP = 110
 _OF_ROWS = 0.65
 """The part of the budget that rows may take; their own tables may take the rest."""
 
-_WIDTHS = {"": 70, "delta": 88, "wide": 144}
+_WIDTHS = {"": 70, "delta": 88, "wide": 144, "thinbar": 78}
 """Pixels of a column of each kind, with the gap beside it."""
 
 STYLE = """
@@ -38,6 +38,9 @@ background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-
 white-space:nowrap}
 .dsx .row.head .c{overflow-wrap:anywhere;white-space:normal;font-size:11px}
 .dsx .row .c.z{color:var(--dsx-dim)}
+.dsx .row .c.thinbar{flex-basis:74px;text-align:left}
+.dsx .row>.c.thinbar:has(.thin){align-self:center}
+.dsx .row .sum{color:var(--dsx-dim);font-size:11px}
 .dsx .row .c.delta{flex-basis:84px}
 .dsx .row .c.wide{flex-basis:132px;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}
 .dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 36px)}
@@ -103,7 +106,7 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
     width = 230 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
-        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 12)}</span>'
+        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 16)}</span>'
         for title, explanation, kind in titles
     )
     drawn = "".join(reversed(body)) + (_rest(unseen, 0) if unseen else "")
@@ -116,19 +119,29 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
     )
 
 
-def label(fold: Fold, full: str, kind: str, mark: str = "") -> str:
+def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anchor: str = "") -> str:
     """The first column: the name, ``×N`` where it stands for several, the type where that says more, and a mark.
+
+    Where the numbers of a row are sums of several modules, of folds above it too, the name says of how many.
 
     Args:
         fold: the row.
         full: the fully qualified name of its first module, to hover.
         kind: the module's type.
         mark: HTML.
+        times: modules that the row stands for, those of rows above included.
+        anchor: an id, for links to the row.
     """
     many = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
+    many += (
+        f' <span class="sum" title="the numbers are the sum of {times:,} modules">Σ {times:,}</span>'
+        if times > 1
+        else ""
+    )
     shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
-    return f'<span class="n"{hover}>{html.name(fold.label)}{many}{shown}{mark}</span>'
+    named = f' id="{anchor}"' if anchor else ""
+    return f'<span class="n"{named}{hover}>{html.name(fold.label)}{many}{shown}{mark}</span>'
 
 
 def cell(text: str, kind: str = "") -> str:

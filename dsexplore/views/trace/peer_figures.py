@@ -15,15 +15,15 @@ _MOST_SENDERS, _MOST_TARGETS = 8, 10
 """Labels of a Sankey that stand one below the other in its height."""
 
 
-def peers(tables: Tables) -> Spec:
-    """Matrix of wire bytes from recorded ranks to their peers."""
-    grid = tally.between_ranks(tables).grid()
-    return heatmap_spec(grid, "rank_peer", grid.rows, [f"to rank {column}" for column in grid.columns])
+def peers(tables: Tables, size: str = "wire_bytes", top: float = 0.0) -> Spec:
+    """Matrix of bytes from recorded ranks to their peers."""
+    grid = tally.between_ranks(tables, size=size).grid()
+    return heatmap_spec(grid, "rank_peer", grid.rows, [f"to rank {column}" for column in grid.columns], top)
 
 
-def sankey(tables: Tables) -> Spec:
-    """All wire bytes flowing from recorded ranks to their peers: ranks that get the same are one target."""
-    found = tally.between_ranks(tables, _MOST_SENDERS, None)
+def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
+    """All bytes flowing from recorded ranks to their peers: ranks that get the same are one target."""
+    found = tally.between_ranks(tables, _MOST_SENDERS, None, size)
     if not found.receivers:
         return EMPTY
     totals = found.bytes * [len(ranks) for ranks in found.receivers]
@@ -36,7 +36,7 @@ def sankey(tables: Tables) -> Spec:
         "source": [i for i, _, _ in links],
         "target": [len(found.senders) + j for _, j, _ in links],
         "value": [v for _, _, v in links],
-        "label": [format_bytes(v) for _, _, v in links],
+        "label": [_amount(v, found, i, targets[j], target_of) for i, j, v in links],
         "color": tint(SKY, 0.4),
         "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
     }
@@ -50,6 +50,16 @@ def sankey(tables: Tables) -> Spec:
             **({"annotations": [note]} if more else {}),
         },
     }
+
+
+def _amount(total: int, found: tally.Flows, sender: int, target: str, target_of: list[str]) -> str:
+    """The sum of a link, and what each rank of its target gets where that is the same for all."""
+    columns = [j for j, name in enumerate(target_of) if name == target]
+    many = sum(len(found.receivers[j]) for j in columns)
+    each = {float(found.bytes[sender, j]) for j in columns}
+    if many == 1 or len(each) > 1:
+        return format_bytes(total)
+    return f"{format_bytes(each.pop())} to each of {many:,}, {format_bytes(total)} in sum"
 
 
 def _targets(receivers: list[list[int]], totals: list[float]) -> list[str]:

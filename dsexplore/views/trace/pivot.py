@@ -57,7 +57,7 @@ class Sums:
     counts: Sizes
     """(m,)"""
     bytes: Sizes
-    """(m,) message bytes."""
+    """(m,) wire or message bytes."""
 
     def total(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
         """(count, bytes) of the modules in some spans of rows."""

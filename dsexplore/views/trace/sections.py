@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
@@ -18,12 +18,19 @@ _CAUSE_NAME = 90
 """Characters of a name in the table of causes, which has four of them side by side."""
 
 
-def communication_html(codes: EventCodes) -> str:
-    """All sections for which the trace holds something; the first one is open."""
+def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = None) -> str:
+    """All sections for which the trace holds something.
+
+    Args:
+        codes: the events.
+        anchors: kind of figure → id of the section that shows the same.
+    """
     if not len(codes):
         return ""
-    return causes_part(codes.causes(codes.every, MOST_CAUSES), True) + "".join(
-        drawings.part(*section(codes)) for section in dict.fromkeys(OF_FIGURE.values())
+    of_section = {OF_FIGURE[kind]: anchor for kind, anchor in (anchors or {}).items()}
+    return causes_part(codes.causes(codes.every, MOST_CAUSES), False) + "".join(
+        drawings.part(*section(codes), anchor=of_section.get(section, ""))
+        for section in dict.fromkeys(OF_FIGURE.values())
     )
 
 
@@ -56,7 +63,7 @@ def _causes_html(found: Causes, clickable: bool) -> str:
             html.name(row["axis"] or "–", 40),
             html.escape(row["phase"]),
             f"{row['count']:,}",
-            format_bytes(row["message_bytes"]),
+            format_bytes(row["bytes"]),
             html.name(row["source"].partition(" ← ")[0] or "–", _CAUSE_NAME),
         )
         for row in found.shown.iter_rows(named=True)
@@ -74,23 +81,23 @@ def _places(codes: EventCodes) -> tuple[str, str]:
 
 
 def _ops(codes: EventCodes) -> tuple[str, str]:
-    totals = tally.op_by_phase(codes.tables.events)
+    totals = tally.op_by_phase(codes.tables.events, codes.column)
     phases = codes.facets["phase"].labels
     ops = totals.partition_by("op", as_dict=True, maintain_order=True)
-    sums = {op: int(part["message_bytes"].sum()) for (op,), part in ops.items()}
+    sums = {op: int(part["bytes"].sum()) for (op,), part in ops.items()}
     top, rows = max(sums.values()) or 1, []
     for (op,), part in ops.items():
-        sizes = dict(part.select("phase", "message_bytes").iter_rows())
+        sizes = dict(part.select("phase", "bytes").iter_rows())
         split = [(phase, sizes[phase]) for phase in phases if phase in sizes]
         spoken = ", ".join(f"{phase} {format_bytes(size)}" for phase, size in split)
         bar, count = drawings.phase_bar(split, top), f"{part['count'].sum():,}"
         rows.append((html.name(op, 40), bar, count, format_bytes(sums[op]), html.escape(spoken, 0)))
-    table = html.table(("op", "bytes", "count", "sum", "by phase"), rows, bar=1)
+    table = html.table(("op", "bytes", "count", "all phases", "by phase"), rows, bar=1)
     return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{table}</div>"
 
 
 def _sequence(codes: EventCodes) -> tuple[str, str]:
-    found = lanes(codes.tables.events)
+    found = lanes(codes.tables.events, size=codes.column)
     span = (
         format_seconds((found.last - found.first) / 1e9)
         if found.unit == "ns"
@@ -105,13 +112,13 @@ def _sequence(codes: EventCodes) -> tuple[str, str]:
 
 def _peers(codes: EventCodes) -> tuple[str, str]:
     title = "Who talks to whom"
-    found = tally.between_ranks(codes.tables)
+    found = tally.between_ranks(codes.tables, size=codes.column)
     if not found.receivers:
         return title, ""
     note = (
-        '<p class="dim">The least on the wire from each recorded rank; '
-        "a collective's is shared equally among its group's other ranks. "
-        "Peers that get the same, each, are one column.</p>"
+        f'<p class="dim">{codes.kind_of_sizes.title()} bytes from each recorded rank in its steps, start-up left out; '
+        "a collective's are shared equally among its group's other ranks. "
+        "Peers that get the same are one column: what each of them gets.</p>"
     )
     hidden = f'<p class="dim">{found.hidden:,} more rows and columns are not drawn.</p>' if found.hidden else ""
     return title, f"<div>{note}{drawings.heatmap(found.grid(), format_bytes, 'to rank')}{hidden}</div>"

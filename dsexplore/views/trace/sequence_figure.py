@@ -8,7 +8,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import BLUE, PHASES, SKY, phase_mark, tint
 from dsexplore.views.trace.figure_labels import unique
-from dsexplore.views.trace.figure_spec import EMPTY, Spec, json_numbers
+from dsexplore.views.trace.figure_spec import EMPTY, Spec, byte_colours, json_numbers, shades
 from dsexplore.views.trace.lanes import Lanes, lane_names, lanes, phase_runs
 
 SEQUENCE_BINS, SEQUENCE_LANES = 160, 24
@@ -19,9 +19,11 @@ _STRIP: Spec = {"type": "category", "anchor": "x", "automargin": True, "showgrid
 _MOST_LETTERS = 40
 
 
-def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
+def sequence(
+    tables: Tables, window: tuple[float, float] | None = None, size: str = "wire_bytes", top: float = 0.0
+) -> Spec:
     """Bytes in program order (or in time where measured): a lane per rank, group and op, binned, phases on top."""
-    found = lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, window)
+    found = lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, window, size)
     if not found.labels:
         return EMPTY
     scale = 1e6 if found.unit == "ns" else 1.0
@@ -34,7 +36,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
         ]
         for p, c, b in zip(found.phases, found.counts.tolist(), found.bytes.tolist(), strict=True)
     ]
-    values = np.where(found.counts > 0, np.log10(found.bytes + 1.0), np.nan)
+    values = np.where(found.counts > 0, shades(found.bytes.astype(np.float64)), np.nan)
     marks = {
         "type": "heatmap",
         "x": places,
@@ -42,7 +44,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None = None) -> Spec:
         "z": json_numbers(values),
         "text": hover,
         "colorscale": _BLUES,
-        "showscale": False,
+        **byte_colours(max(top, float(found.bytes.max(initial=0)))),
         "ygap": 2,
         "meta": {"kind": "sequence"},
         "hovertemplate": "%{y}<br>%{text}<extra></extra>",

@@ -19,12 +19,12 @@ from dsexplore.views.trace.grid import MOST_ROWS, Grid
 MOST_PEERS = 32
 
 
-def op_by_phase(events: pl.DataFrame) -> pl.DataFrame:
-    """Count and bytes per op and phase; ops in order of their bytes. Columns: op phase count message_bytes."""
+def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
+    """Count and bytes per op and phase; ops in order of their bytes. Columns: op phase count bytes."""
     return (
         events.group_by("op", "phase")
-        .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
-        .with_columns(pl.col("message_bytes").sum().over("op").alias("all"))
+        .agg(pl.len().alias("count"), pl.col(size).sum().alias("bytes"))
+        .with_columns(pl.col("bytes").sum().over("op").alias("all"))
         .sort("all", "op", "phase", descending=[True, False, False])
         .drop("all")
     )
@@ -57,7 +57,7 @@ def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Flows:
-    """Wire bytes from recorded ranks to their peers."""
+    """Bytes from recorded ranks to their peers, start-up left out."""
 
     senders: list[int]
     receivers: list[list[int]]
@@ -68,12 +68,15 @@ class Flows:
     """The number of senders and receivers beyond the most that are drawn."""
 
     def grid(self) -> Grid:
-        """Flows as a grid."""
-        return Grid([f"rank {rank}" for rank in self.senders], [ranges(r, 4) for r in self.receivers], self.bytes)
+        """Flows as a grid: to each one of the ranks of a column."""
+        columns = [f"{ranges(r, 4)}, each" if len(r) > 1 else ranges(r) for r in self.receivers]
+        return Grid([f"rank {rank}" for rank in self.senders], columns, self.bytes)
 
 
-def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS) -> Flows:
-    """Wire bytes from each recorded rank to each peer.
+def between_ranks(
+    tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS, size: str = "wire_bytes"
+) -> Flows:
+    """Bytes from each recorded rank to each peer, in steps: what start-up sends is left out.
 
     A message to or from one known rank counts for that peer; other traffic of a group is shared equally among its
     other ranks. Equal peers are one column, equal senders are not joined.
@@ -82,11 +85,13 @@ def between_ranks(tables: Tables, senders: int = MOST_ROWS, receivers: int | Non
         tables: what was recorded.
         senders: how many are kept at most.
         receivers: how many columns; None for all of them.
+        size: the column of the events that is added up.
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     keys = ("rank", "group", "peer")
-    sent = tables.events.group_by(keys).agg(pl.col("wire_bytes").sum()).sort(keys)
-    sent = sent.filter(pl.col("wire_bytes") > 0)
+    steps = tables.events.filter(pl.col("phase") != "start-up")
+    sent = steps.group_by(keys).agg(pl.col(size).sum()).sort(keys)
+    sent = sent.filter(pl.col(size) > 0)
     every = sent["rank"].unique().sort().to_list()
     row_of = {rank: row for row, rank in enumerate(every[:senders])}
     named = (max(ranks, default=0) + 1 for ranks in (*members.values(), sent["peer"].drop_nulls().to_list()))

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
+
+from dsexplore.analysis.headline import Headline
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.trace import drawings, outline
-from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace import drawings, headline_view, outline
+from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
+from dsexplore.views.trace.event_codes import START_UP, EventCodes
+from dsexplore.views.trace.findings_view import PER, findings_table
+from dsexplore.views.trace.headline_view import headline_html
 from dsexplore.views.trace.sections import communication_html, still_html
 from dsexplore.views.trace.tree_html import tree_html
 
-BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 57_000, 1_500_000, 24_000
+BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
 """Bytes of a trace's view in a notebook, on a page of its own, and beside the explorer."""
 
+_STYLE = headline_view.STYLE + outline.STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 _PLAYED_ALONE = (
     "The totals above count each rank as often as it stands for others; the tree and the sections below show the "
@@ -22,40 +31,79 @@ _PLAYED_ALONE = (
 
 
 def trace_text(tables: Tables) -> str:
-    """Count and bytes by op and axis: a dozen lines at most."""
+    """The headline, then count and wire bytes by op and axis: a dozen lines or so."""
     lines = [f"Trace: {_summary(tables)}"]
-    totals = Trace(tables)._totals("op", "axis").head(8).iter_rows(named=True)
+    lines += [f"  {html.plain(one.text, 400)}" for one in Headline(tables).sentences]
+    in_steps = Trace(replace(tables, events=tables.events.filter(pl.col("phase") != START_UP)))
+    totals = in_steps._totals("op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
+    if totals.height:
+        lines.append(f"  Wire bytes {summed_over(tables)}:")
     lines += [
         f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
-        f"{format_bytes(row['message_bytes'])}"
-        for row in totals
+        f"{format_bytes(row['wire_bytes'])}"
+        for row in totals.head(8).iter_rows(named=True)
     ]
     lines += [f"  note: {html.plain(note, 200)}" for note in tables.info.notes[:3]]
     return "\n".join(lines)
 
 
-def trace_html(tables: Tables, budget: int = BUDGET) -> str:
-    """The summary, the module tree, and what was sent; complete in itself.
+def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE) -> str:
+    """The headline, the module tree, the findings, and what was sent; complete in itself.
 
     Args:
         tables: what was recorded.
         budget: bytes; the tree gets what the other sections leave.
+        sizes: which bytes are shown below the headline, ``"wire"`` or ``"message"``.
     """
-    codes = EventCodes(tables)
-    header, sent = _header(tables), communication_html(codes)
-    around = html.fragment(header + sent, outline.STYLE + drawings.STYLE)
-    tree = tree_html(codes, budget - len(around.encode()))
-    return html.fragment(header + tree + sent, outline.STYLE + drawings.STYLE)
+    codes, headline = EventCodes(tables, sizes=sizes), Headline(tables)
+    names = dict(zip((one.about for one in headline.sentences), headline_view.anchors(headline), strict=True))
+    modules = {one.module: names[one.about] for one in headline.sentences if one.about == "module"}
+    figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
+    sent = _findings_part(headline, names.get("finding", "")) + communication_html(codes, figures)
+    head = _header(tables) + _headline(headline, names) + _said(codes)
+    around = html.fragment(head + sent, _STYLE)
+    tree = tree_html(codes, budget - len(around.encode()), modules)
+    return html.fragment(head + tree + sent, _STYLE)
 
 
 def twin_html(codes: EventCodes) -> str:
-    """The short static view that stands in the notebook beside the explorer: summary and tree."""
-    return html.fragment(_header(codes.tables) + tree_html(codes, _TWIN_BUDGET), outline.STYLE)
+    """The short static view that stands in the notebook beside the explorer: headline and tree."""
+    head = _header(codes.tables) + headline_html(Headline(codes.tables), lambda _: "") + _said(codes)
+    return html.fragment(head + tree_html(codes, _TWIN_BUDGET), headline_view.STYLE + outline.STYLE)
 
 
-def figure_html(tables: Tables, kind: str) -> str:
-    """The summary, and the section that shows what the figure of that kind shows."""
-    return html.fragment(_header(tables) + still_html(EventCodes(tables), kind), drawings.STYLE)
+def figure_html(tables: Tables, kind: str, sizes: str = WIRE) -> str:
+    """The headline, and the section that shows what the figure of that kind shows."""
+    codes = EventCodes(tables, sizes=sizes)
+    head = _header(tables) + headline_html(Headline(tables), lambda _: "") + _said(codes)
+    return html.fragment(head + still_html(codes, kind), headline_view.STYLE + drawings.STYLE)
+
+
+def _headline(headline: Headline, names: dict[str, str]) -> str:
+    said = headline.sentences
+    return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]))
+
+
+def _findings_part(headline: Headline, anchor: str) -> str:
+    """The section of the findings; empty where there are none."""
+    found = headline.findings if len(headline.tables.events) else ()
+    if not len(found):
+        return ""
+    return drawings.part(
+        f"Findings: {len(found):,}{PER}", f"<div>{findings_table(headline.findings, 8)}</div>", True, anchor
+    )
+
+
+def _said(codes: EventCodes) -> str:
+    """The sentence that says what all sizes below it are, and over what they are summed."""
+    if not len(codes):
+        return ""
+    other = MESSAGE if codes.kind_of_sizes == WIRE else WIRE
+    return (
+        f'<p class="dim">Sizes are {WORDS[codes.kind_of_sizes]}, {summed_over(codes.tables)}; start-up is in its own '
+        f'column only. <code>to_html(path, sizes="{other}")</code> and <code>figure(sizes="{other}")</code> show the '
+        "others.</p>"
+    )
 
 
 def _summary(tables: Tables) -> str:
@@ -63,10 +111,12 @@ def _summary(tables: Tables) -> str:
     if events.is_empty():
         return f"no collectives; {_world(tables)}"
     totals = Trace(tables).by_op().sum().row(0, named=True)
+    steps = events.filter(pl.col("phase") != START_UP)["step"].n_unique()
     return (
-        f"{totals['count']:,} collective{'s' if totals['count'] != 1 else ''}, "
-        f"{format_bytes(totals['message_bytes'])} in messages "
-        f"({format_bytes(totals['wire_bytes'])} on the wire){_over(tables)}; {_world(tables)}"
+        f"{totals['count']:,} collective{'s' if totals['count'] != 1 else ''}"
+        + (f"{_over(tables)}; " if info.stands_for else " of ")
+        + _world(tables)
+        + (f", {steps:,} steps" if steps > 1 else "")
         + (", simulated" if info.simulated else "")
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
+from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.trace_page import PAGE_BUDGET, figure_html, trace_html, trace_text
 from dsexplore.views.view import View
 
@@ -26,9 +27,15 @@ class TraceView(View):
         """The summary, the module tree, and what was sent; complete in itself."""
         return trace_html(self._trace.tables)
 
-    def page(self) -> str:
-        """A document with many more modules than a notebook's output holds."""
-        return html.page(self.title, trace_html(self._trace.tables, PAGE_BUDGET))
+    def page(self, sizes: str = WIRE, **options: Any) -> str:
+        """A document with many more modules than a notebook's output holds.
+
+        Args:
+            sizes: which bytes it shows, ``"wire"`` or ``"message"``.
+            options: none.
+        """
+        self.refuse("to_html", options, "sizes")
+        return html.page(self.title, trace_html(self._trace.tables, PAGE_BUDGET, sizes))
 
     def figure(self, kind: str = "modules", **options: Any) -> Any:
         """A plotly figure: modules, ops, sequence, ranks, sankey, sizes or bandwidth."""
@@ -38,7 +45,7 @@ class TraceView(View):
 
     def still(self, kind: str = "modules", **options: Any) -> str:
         """The section that shows what the figure shows."""
-        return figure_html(self._trace.tables, kind)
+        return figure_html(self._trace.tables, kind, options.get("sizes", WIRE))
 
     def explore(self, **options: Any) -> Any:
         """The live explorer; see `dsexplore.views.explorer.explorer`."""

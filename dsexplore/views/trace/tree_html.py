@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import polars as pl
 
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.trace import outline
-from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.byte_sizes import summed_over
+from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.folding import Fold, ranges
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 
@@ -15,13 +19,20 @@ LEAST = 12_000
 """Bytes that the tree may always take."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
+_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 
 
-def tree_html(codes: EventCodes, budget: int) -> str:
-    """The tree of a trace, drawn from the top until about ``budget`` bytes are spent, which it then says."""
+def tree_html(codes: EventCodes, budget: int, anchors: Mapping[str, str] | None = None) -> str:
+    """The tree of a trace, drawn from the top until about ``budget`` bytes are spent, which it then says.
+
+    Args:
+        codes: the events.
+        budget: bytes.
+        anchors: module → id for its row, or for the row that stands for it.
+    """
     if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
-    source = _TraceSource(codes)
+    source = _TraceSource(codes, anchors or {})
     drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
     if not drawn.hidden and not drawn.closed:
         return drawn.html
@@ -36,10 +47,12 @@ def tree_html(codes: EventCodes, budget: int) -> str:
 class _TraceSource:
     """The rows of a trace's tree, as `outline.Source`."""
 
-    def __init__(self, codes: EventCodes) -> None:
+    def __init__(self, codes: EventCodes, anchors: Mapping[str, str]) -> None:
         self._codes = codes
+        self._anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
         self._tree = codes.tree
         self._sent = codes.columns(codes.total)
+        self._whole = float(self._sent.own.sum()) or 1.0
         self._parameters = codes.tables.parameters
         self._placements = {
             str(module): list(dict.fromkeys(placements))
@@ -49,23 +62,28 @@ class _TraceSource:
         }
 
     def titles(self) -> list[tuple[str, str, str]]:
-        """The columns after the module; bytes and counts are sums over the recorded ranks."""
+        """The columns after the module; bytes and counts are sums over the recorded ranks and steps."""
+        kind = f"{self._codes.kind_of_sizes} bytes"
+        inside = f"with the modules inside, {summed_over(self._codes.tables)}"
         axes = [
-            (axis, "message bytes on groups like these, with the modules inside", "")
+            (axis, f"{kind} on groups like these, {inside}", "")
             if axis in (NO_AXIS, OTHER_AXES)
-            else (f"on {axis}", f"message bytes on the mesh axis {axis}, with the modules inside", "")
+            else (f"on {axis}", f"{kind} on the mesh axis {axis}, {inside}", "")
             for axis in self._tree.axes
         ]
-        explained = "message bytes in this phase, with the modules inside"
-        phases = [(str(phase), explained, "") for phase in self._codes.facets["phase"].labels]
+        phases = [
+            (str(phase), f"{kind} in this phase, {inside}" + (", in no other column" if phase == START_UP else ""), "")
+            for phase in self._codes.facets["phase"].labels
+        ]
         return [
-            ("count", "collectives, with the modules inside", ""),
-            ("bytes", "message bytes, with the modules inside", ""),
-            ("own", "message bytes of the module itself, without the modules inside", ""),
+            ("count", f"collectives, {inside}", ""),
+            ("bytes", f"{kind} in steps, {inside}", ""),
+            ("share", "of all that is sent in steps, by axis in the colours of the headline", "thinbar"),
+            ("own", f"{kind} of the module itself, without the modules inside", ""),
             *axes,
             *phases,
-            ("params", "bytes of all its parameters, with the modules inside", ""),
-            ("local", "bytes of them that one rank holds", ""),
+            ("whole params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
+            ("params / rank", "bytes of them that one rank holds", ""),
             ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
         ]
 
@@ -90,11 +108,25 @@ class _TraceSource:
             tree.local_bytes[row],
         ]
         return (
-            outline.label(fold, tree.names[row], tree.types[row])
+            outline.label(fold, tree.names[row], tree.types[row], times=times, anchor=self._anchor(row))
             + _number(count, f"{count:,}")
-            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes)
+            + _number(int(sizes[0]), format_bytes(int(sizes[0]) * times))
+            + outline.cell(self._thin(row, times), "thinbar")
+            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes[1:])
             + self._placed(tree.names[row])
         )
+
+    def _thin(self, row: int, times: int) -> str:
+        """The bar of a row: its bytes by axis, as shares of all that is sent in steps."""
+        shares = 100 * times * self._sent.axes[:, row] / self._whole
+        parts = "".join(f'<i class="a{i}" style="width:{share:.3g}%"></i>' for i, share in enumerate(shares) if share)
+        return f'<span class="thin">{parts}</span>' if parts else ""
+
+    def _anchor(self, row: int) -> str:
+        """The id that a sentence of the headline leads to; empty for most rows."""
+        if not self._anchors:
+            return ""
+        return self._anchors.pop(_NUMBERS.sub(".*", self._tree.names[row]), "")
 
     def _placed(self, module: str) -> str:
         found = self._placements.get(module, [])
@@ -107,11 +139,14 @@ class _TraceSource:
         """The tables of a module's own collectives and parameters."""
         module = self._tree.names[row]
         kinds, every = self._codes.collectives(self._codes.owner == row, MOST_TABLE_ROWS)
-        body = collectives_html(kinds, every) if every else ""
+        body = collectives_html(kinds, every, self._codes.column, times) if every else ""
         if module in self._placements:
             body += parameters_html(module, self._parameters.filter(pl.col("module") == module))
         each = (
-            f'<p class="dim">Each of the {times:,}; named here: {html.name(module)}</p>' if times > 1 and body else ""
+            f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: '
+            f"{html.name(module)}</p>"
+            if times > 1 and body
+            else ""
         )
         return each + body
 
@@ -120,22 +155,30 @@ def _number(value: int, text: str) -> str:
     return outline.cell(text) if value else outline.cell("–", "z")
 
 
-def collectives_html(kinds: pl.DataFrame, every: int) -> str:
-    """Some of the ``every`` kinds of collective: columns `event_codes.SAME_COLLECTIVE` and count."""
+def collectives_html(kinds: pl.DataFrame, every: int, size: str = "wire_bytes", times: int = 1) -> str:
+    """Some of the ``every`` kinds of collective: columns `event_codes.SAME_COLLECTIVE` and count.
+
+    Args:
+        kinds: the first of them.
+        every: how many there are.
+        size: the column whose sum is shown.
+        times: modules that each send this.
+    """
+    each = ", each" if times > 1 else ""
     rows = [
         (
             html.name(event["op"]) + (' <span class="tag">implicit</span>' if event["implicit"] else ""),
             html.name(event["axis"] or "–", 40),
             html.escape(event["phase"]),
             f"{event['count']:,}",
-            format_bytes(event["message_bytes"] * event["count"]),
+            format_bytes(event[size] * event["count"]),
             html.escape(f"{event['dtype']}{list(event['shape'] or ())}", 48),
             html.name(event["cause"] or "–"),
             html.name(event["source"].partition(" ← ")[0] or "–"),
         )
         for event in kinds.iter_rows(named=True)
     ]
-    head = ("collective", "axis", "phase", "count", "bytes", "tensor", "cause", "source")
+    head = ("collective", "axis", "phase", f"count{each}", f"bytes{each}", "tensor", "cause", "source")
     return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
 
 

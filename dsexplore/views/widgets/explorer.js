@@ -3,7 +3,7 @@
 export function explorer({ model: plain, el }) {
   const model = promptModel(plain);
   el.classList.add("dsx-explorer");
-  const filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
+  const headline = element("div", "dsx-headline"), filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
   const both = element("div", "dsx-both"), left = element("div", "dsx-left"), right = element("div", "dsx-right");
   const rows = element("div"), figure = element("div"), kind = choice("figure", model.get("kinds"));
   kind.addEventListener("change", () => {
@@ -13,14 +13,15 @@ export function explorer({ model: plain, el }) {
   left.append(rows);
   right.append(kind, figure);
   both.append(left, right);
-  el.append(filters, status, both, details);
+  el.append(headline, filters, status, both, details);
   const parts = [
     // The figure first, while the page is laid out: plotly reads the size of its box.
     plot({ model, el: figure }),
     tree({ model, el: rows }),
     bar({ model: plain, el: filters }),
     part("kind", () => { kind.value = model.get("kind"); }),
-    // Both are HTML made in Python, where every name in it was escaped.
+    // HTML made in Python, where every name in it was escaped.
+    part("headline", () => rewrite(headline, model.get("headline"))),
     part("status", () => rewrite(status, model.get("status"))),
     part("details", () => rewrite(details, model.get("details"))),
   ];
@@ -32,6 +33,12 @@ export function explorer({ model: plain, el }) {
     model.send({ type: "click", kind: "cause", index: [Number(row.dataset.cause)] });
     rows.querySelector(".dsx-port").focus({ preventScroll: true });
   }
+  headline.addEventListener("click", ({ target }) => {
+    const button = target.closest("[data-sentence]");
+    if (!button) return;
+    model.send({ type: "sentence", index: Number(button.dataset.sentence) });
+    rows.querySelector(".dsx-port").focus({ preventScroll: true });
+  });
   details.addEventListener("click", pick);
   details.addEventListener("keydown", pick);
   return follow(model, parts);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traitlets
 
 from dsexplore.views.page import html
-from dsexplore.views.trace import drawings, outline
+from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.widgets import script, style
 from dsexplore.views.widgets.plot_widget import PlotWidget
 from dsexplore.views.widgets.tree_widget import TREE_SCRIPTS, TreeWidget
@@ -19,7 +19,8 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """
 
     _esm = script(*TREE_SCRIPTS, "plot.js", "filters.js", "explorer.js", render="explorer")
-    _css = style("tree.css", "plot.css", "explorer.css") + html.STYLE + outline.STYLE + drawings.STYLE
+    _css = style("tree.css", "plot.css", "explorer.css") + html.STYLE + headline_view.STYLE + outline.STYLE
+    _css += drawings.STYLE
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
     """[facet, texts to choose from] per list; the first text lets everything through."""
@@ -33,6 +34,10 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """[kind, title] of each figure."""
     kind = traitlets.Unicode("").tag(sync=True, echo_update=False)
     """The figure shown."""
+    sizes = traitlets.Unicode("wire").tag(sync=True, echo_update=False)
+    """Which bytes are shown, ``wire`` or ``message``."""
+    headline = traitlets.Unicode("").tag(sync=True)
+    """The bar and the sentences above everything, as HTML."""
     status = traitlets.Unicode("").tag(sync=True)
     """The line above the tree, as HTML."""
     details = traitlets.Unicode("").tag(sync=True)

@@ -7,6 +7,9 @@ export function bar({ model, el }) {
     list.addEventListener("change", () => store("chosen", { ...model.get("chosen"), [name]: list.selectedIndex }));
     lists.set(name, list);
   }
+  const sizes = choice("sizes", [["wire", "wire bytes"], ["message", "message bytes"]]);
+  sizes.title = "wire bytes: the least that a rank must send; message bytes: the whole buffer of each collective";
+  sizes.addEventListener("change", () => store("sizes", sizes.value));
   const pattern = element("input");
   pattern.placeholder = "module pattern: *.mlp";
   pattern.title = "only what such modules send, and all inside them: layers.0, *.mlp (* is any text); then Enter";
@@ -23,7 +26,7 @@ export function bar({ model, el }) {
   const clear = element("button", "", "clear");
   clear.title = "clear filters and selection";
   clear.addEventListener("click", () => model.send({ type: "clear" }));
-  el.append(...lists.values(), pattern, label, clear);
+  el.append(...lists.values(), pattern, label, sizes, clear);
   function store(name, value) {
     if (model.get(name) === value) return;
     model.set(name, value);
@@ -33,9 +36,10 @@ export function bar({ model, el }) {
     for (const [name, list] of lists) list.selectedIndex = model.get("chosen")[name] || 0;
     pattern.value = model.get("pattern");
     implicit.checked = model.get("implicit");
+    sizes.value = model.get("sizes");
   }
   show();
-  return { names: ["chosen", "pattern", "implicit"], show, end() {} };
+  return { names: ["chosen", "pattern", "implicit", "sizes"], show, end() {} };
 }
 
 // A list to choose one of [value, text] from.

@@ -22,6 +22,12 @@ export class Rows {
   depth(i) { let d = 0; for (let p = this.parent(i); p >= 0; p = this.parent(p)) d++; return d; }
   value(column, i) { return this.values[this.columns[column] * this.count + i] || 0; }
   fold(i) { return this.folding ? this.folded[i] : undefined; }
+  // How many modules the numbers of a row are the sum of.
+  times(i) {
+    let found = 1;
+    for (let at = i; at >= 0; at = this.parent(at)) found *= this.fold(at) ? this.fold(at)[1].length : 1;
+    return found;
+  }
   label(i) { return this.fold(i) ? this.fold(i)[0] : this.labels[i]; }
   path(i, label) {
     const parts = [];

@@ -105,7 +105,29 @@ class Tree {
 
   // What the page shows
 
-  fill() { this.rows.fill(this.model.get("columns"), view(this.model, "values", Float32Array)); }
+  fill() {
+    const { rows, model } = this;
+    rows.fill(model.get("columns"), view(model, "values", Float32Array));
+    this.bar = this.titles.findIndex(([, unit]) => unit === "bar");
+    this.whole = 0;
+    if (this.bar > 0) for (let i = 0; i < rows.count; i = rows.end(i)) if (!rows.hidden(i)) this.whole += rows.value(this.bar - 1, i);
+  }
+  // The bar of a row: a part per axis, as shares of what all rows together send.
+  bars(cell, i) {
+    const shares = [];
+    for (let axis = 0; axis < this.model.get("axes"); axis++) shares.push(100 * this.rows.value(this.bar + 1 + axis, i) / (this.whole || 1));
+    const drawn = shares.map((share) => share.toFixed(2)).join(" ");
+    if (cell.dataset.shares === drawn) return;
+    cell.dataset.shares = drawn;
+    const thin = element("span", "thin");
+    shares.forEach((share, axis) => {
+      if (!share) return;
+      const part = element("i", `a${axis}`);
+      part.style.width = `${share}%`;
+      thin.append(part);
+    });
+    cell.replaceChildren(...(thin.childNodes.length ? [thin] : []));
+  }
   // As many columns as fit; the others come with a button, and a scroll bar.
   fit() {
     const { all, titles } = this, room = Math.max(1, Math.floor((this.port.clientWidth - NAME) / CELL));
@@ -161,6 +183,12 @@ class Tree {
     name.title = [rows.title(i).slice(0, 2000), type, note].filter(Boolean).join("\n");
     name.append(twist, element("bdi", "", rows.label(i)));
     if (many) name.append(element("span", "dsx-times", `×${many[1].length}`));
+    const sum = rows.times(i);
+    if (sum > 1) {
+      const mark = element("span", "dsx-dim dsx-sum", `Σ ${sum}`);
+      mark.title = `the numbers are the sum of ${sum} modules`;
+      name.append(mark);
+    }
     if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim dsx-type", type));
     if (note) name.append(element("bdi", "dsx-dim dsx-note", note));
     const cells = this.titles.slice(0, this.columns).map(() => element("span", "dsx-cell"));
@@ -177,6 +205,7 @@ class Tree {
     if (!rows.leaf(i)) put(row, "aria-expanded", opened);
     write(twist, rows.leaf(i) ? "" : opened ? "▾" : "▸");
     cells.forEach((cell, column) => {
+      if (column === this.bar) { this.bars(cell, i); return; }
       const value = rows.value(column, i), unit = this.titles[column][1];
       cell.classList.toggle("dsx-dim", !value);
       write(cell, value ? (unit === "bytes" ? formatBytes(value) : value.toLocaleString("en")) : "–");
@@ -204,10 +233,11 @@ class Tree {
 
   // Down, then up, then in the order of the model.
   sortBy(column) {
-    const { rows, titles } = this, again = rows.sort && rows.sort.column === column;
-    rows.sort = !again ? { column, down: true } : rows.sort.down ? { column, down: false } : null;
+    const { rows, titles } = this, again = rows.sort && rows.sort.shown === column;
+    const by = { column: column === this.bar ? column - 1 : column, shown: column };
+    rows.sort = !again ? { ...by, down: true } : rows.sort.down ? { ...by, down: false } : null;
     [...this.head.querySelectorAll("button")].forEach((button, i) => {
-      const on = rows.sort && rows.sort.column === i;
+      const on = rows.sort && rows.sort.shown === i;
       button.textContent = titles[i][0] + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
       button.setAttribute("aria-sort", on ? (rows.sort.down ? "descending" : "ascending") : "none");
     });

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import traitlets
 
+from dsexplore.views.page import theme
 from dsexplore.views.widgets import script, style
 
 TREE_SCRIPTS = ("follow.js", "dom.js", "rows.js", "tree.js")
@@ -16,7 +17,7 @@ class TreeWidget(anywidget.AnyWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
 
     _esm = script(*TREE_SCRIPTS, render="alone(tree)")
-    _css = style("tree.css")
+    _css = style("tree.css") + theme.AXIS_STYLE
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """One per row, the parent's name left out."""
@@ -27,7 +28,9 @@ class TreeWidget(anywidget.AnyWidget):
     folded = traitlets.Dict().tag(sync=True)
     """First row of a fold → [label, its rows]."""
     titles: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
-    """[title, unit] per column; unit is ``bytes`` or ``count``."""
+    """[title, unit] per column; unit is ``bytes``, ``count`` or, for the bar of the column before it, ``bar``."""
+    axes = traitlets.Int(0).tag(sync=True)
+    """The number of columns after the bar's that are its parts."""
     structure = traitlets.Bytes(b"").tag(sync=True)
     """int32, four per row: parent, end of the subtree, index of the type, 1 where the row is hidden by a fold."""
     values = traitlets.Bytes(b"").tag(sync=True)

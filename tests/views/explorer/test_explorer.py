@@ -77,11 +77,11 @@ def test_a_folded_row_is_called_by_all_its_layers(trace: Trace) -> None:
     explorer = trace.explore()
     explorer.select("Net.layers.0.up")
     title = "Net.layers.[0–2, 4–7].up ×7"
-    assert f"7 of 25 collectives, 28 KiB in <bdi>{title}</bdi>" in explorer.widget.status
+    assert f"7 of 25 collectives, 21 KiB on the wire in <bdi>{title}</bdi>" in explorer.widget.status
     assert f"<b><bdi>{title}</bdi></b>" in explorer.widget.details
-    assert "Each of the 7; named here: <bdi>Net.layers.0.up</bdi>" in explorer.widget.details
+    assert "Each of the 7 holds this; named here: <bdi>Net.layers.0.up</bdi>" in explorer.widget.details
     explorer.widget.folding = False
-    assert "1 of 25 collectives, 4 KiB in <bdi>Net.layers.0.up</bdi>" in explorer.widget.status
+    assert "1 of 25 collectives, 3 KiB on the wire in <bdi>Net.layers.0.up</bdi>" in explorer.widget.status
     assert set(explorer.selection.events["owner"]) == {"Net.layers.0.up"}
     assert explorer.widget.spec["data"][0]["customdata"] == [[["Net.layers.*.up", "tp"]]]
 
@@ -172,7 +172,7 @@ def test_a_click_selects_the_module_and_shows_the_line(
 def test_filters_that_leave_nothing_say_so_and_a_name_that_no_module_has_is_told(trace: Trace) -> None:
     explorer = trace.explore()
     explorer.filter(phase="backward", op="all_gather")
-    assert explorer.widget.status == "<span>0 of 25 collectives, 0 B</span>"
+    assert explorer.widget.status.startswith("<span>0 of 25 collectives, 0 B on the wire</span>")
     assert explorer.widget.spec["layout"]["annotations"][0]["text"] == "nothing of this kind is left by the filters"
     for pattern in ("up", "[", "<b>"):
         explorer.widget.pattern = pattern
@@ -189,15 +189,15 @@ def test_filters_by_several_values_are_told_because_no_list_shows_them(trace: Tr
     explorer.widget.chosen = {}
     assert "only" not in explorer.widget.status
     explorer.filter(rank=[7])
-    assert explorer.widget.status.startswith("<span>0 of 25 collectives, 0 B</span>")
+    assert explorer.widget.status.startswith("<span>0 of 25 collectives, 0 B on the wire</span>")
     assert "– only rank <bdi>7</bdi></span>" in explorer.widget.status
 
 
 def test_an_explorer_tells_what_is_chosen_as_text(trace: Trace) -> None:
     explorer = trace.explore()
-    assert repr(explorer) == "<Explorer: 25 of 25 collectives, 132 KiB>"
+    assert repr(explorer) == "<Explorer: 25 of 25 collectives, 110 KiB on the wire>"
     explorer.select("Net.layers.3.up")
-    assert repr(explorer) == "<Explorer: 2 of 25 collectives, 8 KiB in Net.layers.3.up>"
+    assert repr(explorer) == "<Explorer: 2 of 25 collectives, 9 KiB on the wire in Net.layers.3.up>"
 
 
 def test_groups_are_told_by_axis_and_ranks(trace: Trace) -> None:
@@ -211,7 +211,7 @@ def test_a_sankey_shows_all_that_a_rank_sends_and_joins_the_least_of_many_target
     assert flows["node"]["label"] == ["rank 0", "to ranks 1–3", "to rank 4"]
     wire = traces.layered(2).events.group_by("axis").agg(pl.col("wire_bytes").sum())
     assert dict(zip(["tp", "dp"], flows["link"]["value"], strict=True)) == dict(wire.iter_rows())
-    assert flows["link"]["label"] == ["18 KiB", "8 KiB"]
+    assert flows["link"]["label"] == ["6 KiB to each of 3, 18 KiB in sum", "8 KiB"]
 
     pairs = [{"group": f"g{i}", "axis": "", "mesh": "", "ranks": [0, i], "size": 2, "backend": "", "timing": "none"}
              for i in range(1, 40)]  # fmt: skip
@@ -236,7 +236,7 @@ def test_a_click_is_counted_in_the_figure_that_was_clicked(trace: Trace) -> None
     click = {"type": "click", "kind": "op_phase", "index": [0]}
     send(explorer, {**click, "customdata": ["all_gather", "forward"]})
     assert explorer.selection.events["owner"].to_list() == ["Net.layers.3.up"]
-    assert "1 of 25 collectives, 4 KiB in <bdi>all_gather, forward</bdi>" in explorer.widget.status
+    assert "1 of 25 collectives, 6 KiB on the wire in <bdi>all_gather, forward</bdi>" in explorer.widget.status
     send(explorer, {**click, "customdata": ["all_reduce", "forward"]})
     assert len(explorer.selection) == 8
     send(explorer, {**click, "customdata": ["broadcast", "forward"]})
@@ -248,9 +248,8 @@ def test_clicking_the_selected_row_after_a_mark_selects_the_module(trace: Trace)
     send(explorer, {"type": "click", "kind": "op_phase", "customdata": ["all_gather", "forward"], "index": [0]})
     assert len(explorer.selection) == 9
     send(explorer, {"type": "again"})
-    assert set(explorer.selection.events["owner"]) == {
-        f"Net.layers.{i}{p}" for i in (0, 1, 2, 4, 5, 6, 7) for p in ("", ".up", ".down")
-    }
+    assert set(explorer.selection.events["owner"]) == {"Net.layers.3.up"}
+    assert len(explorer.selection) == 2
 
 
 def test_what_the_figure_joined_is_picked_together(traces: ModuleType) -> None:
@@ -369,7 +368,7 @@ def test_a_bin_of_a_lane_is_picked_by_time(traces: ModuleType) -> None:
             rank, lane, op = explorer.widget.spec["data"][1]["y"][row].split(" · ")
             found = explorer.selection.events
             assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank.removeprefix("rank ")), op)}
-            assert explorer.widget.status.endswith(f"in <bdi>{op} of {rank} on {lane}</bdi></span>")
+            assert f" in <bdi>{op} of {rank} on {lane}</bdi></span>" in explorer.widget.status
 
 
 def test_a_run_of_a_phase_is_picked(traces: ModuleType) -> None:
@@ -454,3 +453,46 @@ def test_static_views_import_neither_plotly_nor_ipywidgets(traces: ModuleType) -
         timeout=60,
     )
     assert ran.stdout.strip() == "[]"
+
+
+def test_one_switch_changes_all_sizes(trace: Trace) -> None:
+    explorer = trace.explore()
+    wire = column(explorer, "bytes")
+    assert wire[0] == trace.events["wire_bytes"].sum()
+    for kind in ("modules", "ops", "sequence", "ranks", "sankey"):
+        explorer.widget.kind, explorer.widget.sizes = kind, "wire"
+        drawn = json.dumps(explorer.widget.spec)
+        explorer.widget.sizes = "message"
+        assert json.dumps(explorer.widget.spec) != drawn, kind
+    assert column(explorer, "bytes")[0] == trace.events["message_bytes"].sum()
+    assert explorer.widget.status.startswith("<span>25 of 25 collectives, 132 KiB in messages</span>")
+    with pytest.raises(UsageError, match="sizes='bits'"):
+        trace.explore(sizes="bits")
+
+
+def test_colours_do_not_change_with_the_selection(traces: ModuleType) -> None:
+    trace = traces.timed()
+    for kind in ("modules", "ranks", "sequence"):
+        explorer = trace.explore(figure=kind)
+        scale = explorer.widget.spec["data"][-1]["zmax"]
+        assert explorer.widget.spec["data"][-1]["zmin"] == 0
+        assert explorer.widget.spec["data"][-1]["colorbar"]["ticktext"][0] == "0 B"
+        explorer.filter(axis="dp")
+        assert explorer.widget.spec["data"][-1]["zmax"] == scale
+        explorer.select("Transformer.decoder.layers.0")
+        assert explorer.widget.spec["data"][-1]["zmax"] == scale
+
+
+def test_a_sentence_chooses_its_events(trace: Trace) -> None:
+    explorer = trace.explore()
+    sentences = trace.headline().sentences
+    assert explorer.widget.headline.count("data-sentence") == len(sentences) == 3
+    explorer.filter(phase="backward")
+    for i, sentence in enumerate(sentences):
+        send(explorer, {"type": "sentence", "index": i})
+        assert explorer.selection.events.equals(trace.headline().trace(i).events)
+        assert escape(sentence.text) in explorer.widget.status
+    assert explorer.widget.chosen == {}
+    assert selected_module(explorer) == "Net.layers.3.down"
+    send(explorer, {"type": "sentence", "index": 99})
+    assert len(explorer.selection) == len(trace.headline().trace(2))

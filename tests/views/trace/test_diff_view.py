@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import ModuleType
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views import view_of
@@ -23,12 +25,12 @@ def text_of(shown: object) -> str:
 def test_what_is_added_and_what_is_gone(traces: ModuleType) -> None:
     before, after = traces.layered(8), traces.layered(8, odd=3)
     told = text_of(before.diff(after))
-    assert "24 → 25 collectives (+1), +4 KiB" in told
+    assert "24 → 25 collectives (+1), +6 KiB on the wire (+4 KiB in messages), of rank 0 in one step" in told
     assert "count A count B ± count ± on tp ± on dp" in told
-    assert "Net 128 KiB 132 KiB + 4 KiB 24 25 + 1 + 4 KiB –" in told
-    assert "3 Block 16 KiB 20 KiB + 4 KiB 3 4 + 1 + 4 KiB –" in told
-    assert "+ all_gather tp forward 0 → 1 0 B → 4 KiB +4 KiB" in told
-    assert "− all_gather tp forward 1 → 0 4 KiB → 0 B −4 KiB" in text_of(after.diff(before))
+    assert "Net 104 KiB 110 KiB + 6 KiB 24 25 + 1 + 6 KiB –" in told
+    assert "3 Block 13 KiB 19 KiB + 6 KiB 3 4 + 1 + 6 KiB –" in told
+    assert "+ all_gather tp forward 0 → 1 0 B → 6 KiB +6 KiB" in told
+    assert "− all_gather tp forward 1 → 0 6 KiB → 0 B −6 KiB" in text_of(after.diff(before))
 
 
 def test_a_small_diff_is_open_all_through(traces: ModuleType) -> None:
@@ -48,9 +50,9 @@ def test_what_is_the_same_is_left_out(traces: ModuleType) -> None:
 def test_equal_changes_of_layers_are_one_line(traces: ModuleType) -> None:
     trace = traces.layered(8)
     told = text_of(trace.diff(trace.where(axis="tp")))
-    assert "[0–7] ×8 Block 128 KiB 64 KiB − 64 KiB 24 16 − 8 – − 64 KiB" in told
-    assert "Each of the 8; named here: Net.layers.0" in told
-    assert "− all_gather dp forward 1 → 0 8 KiB → 0 B −8 KiB" in told
+    assert "[0–7] ×8 Σ 8 Block 104 KiB 72 KiB − 32 KiB 24 16 − 8 – − 32 KiB" in told
+    assert "Each of the 8 has this, and their sum stands in the row; named here: Net.layers.0" in told
+    assert "− all_gather dp forward 1 → 0 4 KiB → 0 B −4 KiB" in told
     assert told.count("all_gather") == 1
 
 
@@ -60,27 +62,27 @@ def test_the_same_sum_of_other_collectives_is_no_more_and_no_less(traces: Module
     other = pl.when(pl.col("op") == "reduce_scatter").then(pl.lit("all_gather")).otherwise("op").alias("op")
     after = Trace(replace(tables, events=tables.events.with_columns(other)))
     told = text_of(trace.diff(after))
-    assert "up Linear 8 KiB 8 KiB ± 2 2 ± – –" in told
+    assert "up Σ 2 Linear 6 KiB 6 KiB ± 2 2 ± – –" in told
     assert "+ all_gather tp backward 0 → 1" in told
     assert "− reduce_scatter tp backward 1 → 0" in told
 
 
 def test_modules_of_one_trace_only_say_so(traces: ModuleType) -> None:
     told = text_of(traces.layered(3).diff(traces.layered(2)))
-    assert "2 Block only in A 16 KiB – − 16 KiB 3 – − 3" in told
-    assert "Block only in B 16 KiB" not in told
+    assert "2 Block only in A 13 KiB – − 13 KiB 3 – − 3" in told
+    assert "Block only in B 13 KiB" not in told
     silent = traces.layered(2).tables
     more = pl.concat([silent.modules, traces.frame("modules", [traces.module("Net.head", "Net", "Linear")])])
     told = text_of(Trace(silent).diff(Trace(replace(silent, modules=more))))
     assert "head Linear only in B – –" in told
 
 
-def test_a_model_of_126_layers_stays_below_60_kb(traces: ModuleType) -> None:
+def test_a_model_of_126_layers_stays_below_70_kb(traces: ModuleType) -> None:
     for before, after in ((126, 125), (126, 0)):
         difference = traces.layered(before, odd=60).diff(traces.layered(after))
-        assert len(difference._repr_mimebundle_()["text/html"].encode()) <= 60_000
+        assert len(difference._repr_mimebundle_()["text/html"].encode()) <= 70_000
     unlike = traces.of_names([f"m{i}" for i in range(5_000)]).diff(Trace())
-    assert len(unlike._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    assert len(unlike._repr_mimebundle_()["text/html"].encode()) <= 70_000
     assert "Not everything is drawn: to_frame() has every row" in text_of(unlike)
     assert len(view_of(unlike).page()) > 1_000_000
 
@@ -114,6 +116,34 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
     trace = traces.layered(8)
     lines = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/plain"].splitlines()
     assert lines == [
-        "TraceDiff: 24 → 16 collectives (-8), −64 KiB in messages",
-        "  all_gather       dp                -8  −64 KiB",
+        "TraceDiff: 24 → 16 collectives (-8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
+        "  Changes of steps, in collectives and wire bytes:",
+        "  all_gather       dp                -8  −32 KiB",
     ]
+
+
+def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:
+    """A plan that gathers more in messages, but in smaller groups, sends less."""
+
+    def plan(*sent: tuple[int, int]) -> Trace:
+        rows = [traces.event("Net", i, message_bytes=m, wire_bytes=w) for i, (m, w) in enumerate(sent)]
+        return Trace(Tables(traces.frame("events", rows), modules=traces.frame("modules", [traces.module("Net")])))
+
+    diff = plan((1024, 2048)).diff(plan((2048, 1024)))
+    assert "−1 KiB on the wire (+1 KiB in messages)" in text_of(diff)
+    assert "−1 KiB" in diff._repr_mimebundle_()["text/plain"].splitlines()[-1]
+    assert "wire A wire B ± wire" in text_of(diff)
+    page = view_of(diff).page(sizes="message")
+    assert "message A" in re.sub(r"<[^>]+>", "", page)
+    with pytest.raises(UsageError, match="has no option 'size'"):
+        view_of(diff).page(size="message")
+
+
+def test_start_up_has_a_column_of_its_own(traces: ModuleType) -> None:
+    rows = [traces.event("Net", 0), traces.event("Net", 1, phase="start-up", op="broadcast", wire_bytes=1024)]
+    modules = traces.frame("modules", [traces.module("Net")])
+    before, after = (Trace(Tables(traces.frame("events", some), modules=modules)) for some in (rows[:1], rows))
+    told = text_of(before.diff(after))
+    assert "1 → 1 collectives (+0), +0 B on the wire (+0 B in messages), of rank 0 in one step" in told
+    assert "; start-up: +1 KiB on the wire" in told
+    assert "Net Module 6 KiB 6 KiB – 1 1 – – + 1 KiB" in told

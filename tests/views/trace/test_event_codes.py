@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.filters import Filters, Passed
@@ -33,6 +34,7 @@ def trace(request: pytest.FixtureRequest, traces: ModuleType) -> Trace:
                 axis=pick("", "dp", "tp"),
                 phase=pick("forward", "backward"),
                 message_bytes=int(2 ** rng.integers(4, 9)),
+                wire_bytes=int(2 ** rng.integers(4, 9)),
                 implicit=bool(rng.random() < 0.3),
                 cause=pick("P→R", "S(0)→R"),
                 trigger=pick(owner, "Net.layers.0", "Other.layers.1") if request.param else owner,
@@ -49,7 +51,8 @@ def trace(request: pytest.FixtureRequest, traces: ModuleType) -> Trace:
 )
 @pytest.mark.parametrize("implicit", [False, True])
 def test_filters_let_through_what_where_does(trace: Trace, facets: Any, module: str, implicit: bool) -> None:
-    codes = EventCodes(trace.tables)
+    size = "message_bytes" if implicit else "wire_bytes"
+    codes = EventCodes(trace.tables, sizes=size.removesuffix("_bytes"))
     passed = Passed(codes, Filters(facets, module, implicit))
     wanted = {**facets, **({"module": module} if module else {}), **({"implicit": True} if implicit else {})}
     events = trace.where(**wanted).events if wanted else trace.events
@@ -58,7 +61,7 @@ def test_filters_let_through_what_where_does(trace: Trace, facets: Any, module: 
     assert np.array_equal(passed.sums.counts, counted.counts)
     assert np.array_equal(passed.sums.bytes, counted.bytes)
     assert counted.counts.sum() == len(events)
-    assert counted.bytes.sum() == events["message_bytes"].sum()
+    assert counted.bytes.sum() == events[size].sum()
 
 
 def test_sums_of_a_filter_by_module_axis_and_phase_are_read_off_the_total(trace: Trace) -> None:
@@ -77,13 +80,13 @@ def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
         own = trace.events.filter(owner=name)
         below = trace.events.filter(pl.col("owner").is_in(codes.tree.names[row : codes.tree.ends[row]]))
         assert sent.count[row] == below.height
-        assert sent.bytes[row] == below["message_bytes"].sum()
-        assert sent.own[row] == own["message_bytes"].sum()
+        assert sent.bytes[row] == below["wire_bytes"].sum()
+        assert sent.own[row] == own["wire_bytes"].sum()
         for axis, label in (("dp", "dp"), ("tp", "tp"), ("", "no axis")):
-            held = below.filter(axis=axis)["message_bytes"].sum()
+            held = below.filter(axis=axis)["wire_bytes"].sum()
             assert sent.axes[codes.tree.axes.index(label), row] == held
         for phase, sizes in zip(("forward", "backward"), sent.phases, strict=True):
-            assert sizes[row] == below.filter(phase=phase)["message_bytes"].sum()
+            assert sizes[row] == below.filter(phase=phase)["wire_bytes"].sum()
 
 
 def place(column: str) -> pl.Expr:
@@ -102,8 +105,8 @@ def test_tables_list_what_polars_groups(trace: Trace, facets: dict[str, str]) ->
     assert every == kinds.height > 12
     assert shown.rows() == kinds.head(12).rows()
     placed = events.filter("implicit").with_columns(place("trigger").alias("module"))
-    lines = placed.group_by(CAUSE).agg(pl.len().alias("count"), pl.col("message_bytes").sum())
-    lines = lines.sort("message_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
+    lines = placed.group_by(CAUSE).agg(pl.len().alias("count"), pl.col("wire_bytes").sum())
+    lines = lines.sort("wire_bytes", "count", *CAUSE, descending=[True, True, *(False for _ in CAUSE)])
     causes = codes.causes(mask, 5)
     assert (causes.lines, causes.events) == (lines.height, placed.height)
     assert causes.shown.drop("line").rows() == lines.head(5).rows()
@@ -117,12 +120,45 @@ def test_places_are_what_polars_groups(trace: Trace, facets: dict[str, str], mod
     codes = EventCodes(trace.tables)
     rows = [codes.tree.names.index(module)] if module else None
     events = trace.events.filter(pl.Series(codes.mask(facets)), pl.col("owner").str.starts_with(module))
-    sums = (
-        events.with_columns(place("owner").alias("place")).group_by("place", "axis").agg(pl.col("message_bytes").sum())
-    )
+    sums = events.with_columns(place("owner").alias("place")).group_by("place", "axis").agg(pl.col("wire_bytes").sum())
     grid = codes.places(codes.sums(codes.mask(facets)), rows)
     cells = [(row, column) for row in grid.rows for column in grid.columns]
     found = {cell: value for cell, value in zip(cells, grid.values.ravel().tolist(), strict=True) if value}
     assert found == {(row, axis or "no axis"): size for row, axis, size in sums.iter_rows()}
     for totals in (grid.values.sum(axis=1).tolist(), grid.values.sum(axis=0).tolist()):
         assert totals == sorted(totals, reverse=True)
+
+
+def test_the_switch_changes_every_sum(trace: Trace) -> None:
+    codes = EventCodes(trace.tables)
+    for sizes, column in (("message", "message_bytes"), ("wire", "wire_bytes")):
+        codes.use(sizes)
+        assert codes.columns(codes.total).own.sum() == trace.events[column].sum()
+        assert codes.places(codes.total).values.sum() == trace.events[column].sum()
+        assert codes.largest_place == codes.places(codes.total).values.max()
+        assert codes.causes(codes.every, 1000).shown["bytes"].sum() == trace.where(implicit=True).events[column].sum()
+    with pytest.raises(UsageError, match="sizes='bits': no such sizes; they are 'wire', 'message'"):
+        EventCodes(trace.tables, sizes="bits")
+
+
+def test_start_up_is_apart(traces: ModuleType) -> None:
+    rows = [
+        traces.event("Net", 0, phase="start-up", axis="tp", op="broadcast", wire_bytes=1000),
+        traces.event("Net", 1, axis="tp", wire_bytes=10),
+        traces.event("Net", 2, axis="dp", wire_bytes=3),
+    ]
+    tables = Tables(events=traces.frame("events", rows), modules=traces.frame("modules", [traces.module("Net")]))
+    codes = EventCodes(tables)
+    sent = codes.columns(codes.total)
+    assert (sent.count[0], sent.bytes[0], sent.own[0]) == (2, 13, 13)
+    assert dict(zip(codes.tree.axes, sent.axes[:, 0].tolist(), strict=True)) == {"tp": 10, "dp": 3}
+    assert dict(zip(codes.facets["phase"].labels, sent.phases[:, 0].tolist(), strict=True)) == {
+        "start-up": 1000,
+        "forward": 13,
+    }
+    grid = codes.places(codes.total)
+    assert dict(zip(grid.columns, grid.values[0].tolist(), strict=True)) == {"start-up": 1000, "tp": 10, "dp": 3}
+    assert codes.at_place("Net", "start-up", (set(), set())).tolist() == [True, False, False]
+    assert codes.at_place("Net", "tp", (set(), set())).tolist() == [False, True, False]
+    assert codes.at_place(None, None, ({"Net"}, set())).tolist() == [False, False, False]
+    assert codes.at_place("Net", None, (set(), {"tp", "start-up"})).tolist() == [False, False, True]

@@ -48,7 +48,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 400)), min_size=1
 def test_in_time_an_event_is_in_every_bin_from_its_start_to_its_end(
     traces: ModuleType, spans: list[tuple[int, int]], bins: int, window: tuple[int, int] | None
 ) -> None:
-    rows = [traces.event("Net", i, start=a, end=a + b, message_bytes=2**i) for i, (a, b) in enumerate(spans)]
+    rows = [traces.event("Net", i, start=a, end=a + b, wire_bytes=2**i) for i, (a, b) in enumerate(spans)]
     events = traces.frame("events", rows)
     found = lanes(events, bins, window=window and (float(window[0]), float(sum(window))))
     zero = min(start for start, _ in spans)
@@ -61,7 +61,7 @@ def test_in_time_an_event_is_in_every_bin_from_its_start_to_its_end(
             if (low <= start - zero < high or (column == shown[-1] and start - zero == found.last))
             or start - zero < low < start - zero + length
         ]
-        told = placed(events).filter(found.holds(column))["message_bytes"].to_list()
+        told = placed(events).filter(found.holds(column))["bytes"].to_list()
         assert told == held
         if found.labels:
             assert (found.bytes[0, column], found.counts[0, column]) == (sum(held), len(held))

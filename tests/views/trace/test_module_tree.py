@@ -35,7 +35,7 @@ def test_modules_are_in_preorder_and_a_subtree_is_a_slice(traces: ModuleType) ->
 
 @pytest.mark.parametrize(("axes", "last"), [(6, "a0"), (7, "other axes")])
 def test_six_axes_have_a_column_each_and_of_more_the_least_share_one(traces: ModuleType, axes: int, last: str) -> None:
-    tree = tree_of(traces, [traces.event("Net", i, axis=f"a{i}", message_bytes=2**i) for i in range(axes)])
+    tree = tree_of(traces, [traces.event("Net", i, axis=f"a{i}", wire_bytes=2**i) for i in range(axes)])
     assert tree.axes == [*(f"a{i}" for i in range(axes - 1, axes - 6, -1)), last]
     assert tree.columns_of(["a0", f"a{axes - 1}"]).tolist() == [5, 0]
 

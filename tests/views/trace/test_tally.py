@@ -19,16 +19,16 @@ def places(trace: Trace) -> Grid:
 
 def test_layers_of_one_place_are_one_row(traces: ModuleType) -> None:
     grid = places(traces.layered(8))
-    assert grid.rows == ["Net.layers.*", "Net.layers.*.down", "Net.layers.*.up"]
-    assert grid.columns == ["dp", "tp"]
-    assert grid.values.tolist() == [[8 * 8192, 0], [0, 8 * 4096], [0, 8 * 4096]]
+    assert grid.rows == ["Net.layers.*.down", "Net.layers.*", "Net.layers.*.up"]
+    assert grid.columns == ["tp", "dp"]
+    assert grid.values.tolist() == [[8 * 6144, 0], [0, 8 * 4096], [8 * 3072, 0]]
 
 
 def test_many_places_end_in_all_others(traces: ModuleType) -> None:
     grid = places(traces.of_names([chr(97 + i) for i in range(26)]))
     assert len(grid.rows) == 16
     assert grid.rows[-1] == OTHERS
-    assert grid.values.sum() == 26 * 4096
+    assert grid.values.sum() == 26 * 6144
 
 
 def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: ModuleType) -> None:
@@ -36,7 +36,7 @@ def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: Module
     assert (found.senders, found.receivers, found.hidden) == ([0], [[1, 2, 3], [4]], 0)
     grid = found.grid()
     assert grid.rows == ["rank 0"]
-    assert grid.columns == ["1–3", "4"]
+    assert grid.columns == ["1–3, each", "4"]
     all_reduce_and_scatter = 2 * (6144 + 3072) / 3
     assert grid.values.tolist() == [[all_reduce_and_scatter, 2 * 4096]]
 
@@ -80,7 +80,7 @@ def test_implicit_redistributes_join_the_layers(traces: ModuleType) -> None:
 def test_ops_are_in_order_of_all_their_bytes_and_split_by_phase(traces: ModuleType) -> None:
     sent = [("all_gather", "forward", 4), ("all_reduce", "backward", 3), ("all_gather", "backward", 1),
             ("all_reduce", "forward", 1), ("all_reduce", "backward", 3)]  # fmt: skip
-    rows = [traces.event("Net", i, op=op, phase=phase, message_bytes=size) for i, (op, phase, size) in enumerate(sent)]
+    rows = [traces.event("Net", i, op=op, phase=phase, wire_bytes=size) for i, (op, phase, size) in enumerate(sent)]
     assert tally.op_by_phase(traces.frame("events", rows)).rows() == [
         ("all_reduce", "backward", 2, 6), ("all_reduce", "forward", 1, 1),
         ("all_gather", "backward", 1, 1), ("all_gather", "forward", 1, 4),

@@ -59,7 +59,7 @@ def shown(trace: Trace) -> Checked:
 
 def test_equal_layers_fold_and_the_odd_one_does_not(traces: ModuleType) -> None:
     text = shown(traces.layered(8, odd=3)).text
-    assert "[0–2, 4–7] ×7 Block" in text
+    assert "[0–2, 4–7] ×7 Σ 7 Block" in text
     assert "3 Block" in text
 
 
@@ -75,12 +75,12 @@ def test_alternating_layers_fold_by_kind(traces: ModuleType) -> None:
 def test_the_columns_add_up(traces: ModuleType) -> None:
     trace = traces.layered(8, odd=3)
     text = shown(trace).text
-    assert "25 collectives, 132 KiB in messages" in text
-    assert "count bytes own on tp on dp forward backward params local placements" in text
-    assert "Net 25 132 KiB – 68 KiB 64 KiB 100 KiB 32 KiB 128 KiB 32 KiB" in text
-    assert "×7 Block 21 112 KiB 56 KiB 56 KiB 56 KiB 84 KiB 28 KiB 112 KiB 28 KiB" in text
-    assert "up Linear 2 8 KiB 8 KiB 8 KiB – 4 KiB 4 KiB 8 KiB 2 KiB R, S(0)" in text
-    assert trace.where(axis="tp").events["message_bytes"].sum() == 68 * 1024
+    assert "25 collectives of rank 0 of 8 (dp=2,tp=4), simulated" in text
+    assert "count bytes share own on tp on dp forward backward whole params params / rank placements" in text
+    assert "Net 25 110 KiB  – 78 KiB 32 KiB 86 KiB 24 KiB 128 KiB 32 KiB" in text
+    assert "×7 Σ 7 Block 21 91 KiB  28 KiB 63 KiB 28 KiB 70 KiB 21 KiB 112 KiB 28 KiB" in text
+    assert "up Linear 2 9 KiB  9 KiB 9 KiB – 6 KiB 3 KiB 8 KiB 2 KiB R, S(0)" in text
+    assert trace.where(axis="tp").events["wire_bytes"].sum() == 78 * 1024
 
 
 def test_a_row_tells_its_full_name_to_who_hovers(traces: ModuleType) -> None:
@@ -126,19 +126,20 @@ def test_the_same_trace_gives_the_same_bytes_in_another_process(traces: ModuleTy
 def test_no_script_no_network_no_handlers(traces: ModuleType, tmp_path: Path) -> None:
     page = Checked(traces.layered(4).to_html(tmp_path / "trace.html").read_text())
     assert page.tags.isdisjoint({"script", "iframe", "link", "img", "object"})
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
+    assert all(value.startswith("#") for name, value in page.attributes if name == "href")
 
 
-def test_a_model_of_126_layers_stays_below_60_kb(traces: ModuleType) -> None:
+def test_a_model_of_126_layers_stays_below_70_kb(traces: ModuleType) -> None:
     size = len(traces.layered(126, odd=60)._repr_mimebundle_()["text/html"].encode())
-    assert size <= 60_000
+    assert size <= 70_000
 
 
 def test_ten_thousand_different_modules_are_cut_and_it_says_so(traces: ModuleType) -> None:
     trace = traces.of_names([f"m{i}" for i in range(10_000)])
-    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 70_000
     text = shown(trace).text
-    drawn = len(re.findall(r"m\d+ 1 4 KiB", text))
+    drawn = len(re.findall(r"m\d+ 1 6 KiB", text))
     assert drawn > 30
     assert f"… {10_000 - drawn:,} more, not drawn" in text
     assert "Modules further inside are not drawn, of 10,000 in all: explore() and by_module() have every one" in text
@@ -150,7 +151,7 @@ def test_a_deep_model_loses_its_depths_and_not_its_breadth(traces: ModuleType) -
     events = [traces.event(name, i, message_bytes=i + 1) for i, name in enumerate(names)]
     modules = [traces.module("Net"), *(traces.module(name, name.rpartition(".")[0]) for name in names)]
     trace = Trace(Tables(traces.frame("events", events), modules=traces.frame("modules", modules)))
-    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 60_000
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) <= 70_000
     text = shown(trace).text
     for letter in "abcdefgh":
         assert re.search(rf"{letter} Module 60 ", text)
@@ -168,13 +169,13 @@ def test_names_are_text_wherever_they_appear(traces: ModuleType, name: str) -> N
         expected = html.plain(name)
         assert expected in page.text
         assert len(item._repr_mimebundle_()["text/plain"]) < 3_000
-        assert len(item._repr_mimebundle_()["text/html"].encode()) < 60_000
+        assert len(item._repr_mimebundle_()["text/html"].encode()) < 70_000
 
 
 @pytest.mark.parametrize("name", [HOSTILE * 400, "اسم" * 4_000])
-def test_many_long_names_stay_below_60_kb(traces: ModuleType, name: str) -> None:
+def test_many_long_names_stay_below_70_kb(traces: ModuleType, name: str) -> None:
     trace = traces.of_names([f"{i}{name}{i}" for i in range(2_000)])
-    assert len(trace._repr_mimebundle_()["text/html"].encode()) < 60_000
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) < 70_000
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,252 @@
+"""`Headline`: what a step sends, in at most four sentences and the numbers of one bar.
+
+A sentence is left out where there is nothing to say. Each knows the events it speaks of, and the module, so that a view
+can lead from it to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.analysis.findings.all_rules import findings
+from dsexplore.analysis.findings.finding import Findings
+from dsexplore.display import Displayable
+from dsexplore.trace import timeline
+from dsexplore.trace.places import OUTSIDE, place_of
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes, format_seconds
+
+COLUMNS: dict[str, pl.DataType] = {
+    "axis": pl.String(),  # mesh axis; "" for groups that are no axis
+    "count": pl.Float64(),  # collectives per rank and step
+    "message_bytes": pl.Float64(),  # per rank and step
+    "wire_bytes": pl.Float64(),
+    "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
+}
+_MOST_AXES = 4
+_IN_A_STEP = ("forward", "backward", "recompute", "optimizer")
+_DOINGS = {
+    # cause, op: what happens, in words
+    ("FSDP pre_forward", "all_gather"): "FSDP gathers parameters",
+    ("FSDP pre_backward", "all_gather"): "FSDP gathers parameters",
+    ("FSDP prefetch", "all_gather"): "FSDP gathers parameters",
+    ("FSDP post_backward", "reduce_scatter"): "FSDP reduces gradients",
+    ("FSDP post_backward", "all_reduce"): "FSDP reduces gradients over replicas",
+    ("DDP gradient bucket", "all_reduce"): "DDP reduces gradients",
+}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence, and where it leads."""
+
+    about: str
+    """``axes``, ``module``, ``finding`` or ``time``."""
+    text: str
+    rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    """The events that it speaks of, as positions in `Trace.events`."""
+    module: str = ""
+    """The first of the modules that it speaks of; empty for none."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Headline(Displayable):
+    """What a step sends, in words and by axis."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    def __repr__(self) -> str:
+        return f"<Headline: {' '.join(str(one) for one in self.sentences) or 'nothing is sent'}>"
+
+    @cached_property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """At most four: by axis, by module, what could be spared, what is exposed."""
+        events = self.tables.events
+        if events.is_empty():
+            return ()
+        return tuple(one for part in (self._axes, self._module, self._finding, self._time) for one in part())
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What the rules find in the trace."""
+        return findings(self.tables)
+
+    @cached_property
+    def ranks(self) -> int:
+        """The number of ranks that sent something."""
+        return max(self.tables.events["rank"].n_unique(), 1)
+
+    @cached_property
+    def steps(self) -> int:
+        """The number of steps in which something was sent."""
+        return max(self._events["step"].n_unique(), 1)
+
+    @cached_property
+    def start_up_bytes(self) -> float:
+        """Wire bytes per rank that were sent before the first step."""
+        start_up = self.tables.events.filter(pl.col("phase") == "start-up")
+        return float(start_up["wire_bytes"].sum()) / self.ranks
+
+    def to_frame(self) -> pl.DataFrame:
+        """What a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
+        share = self.ranks * self.steps
+        sums = (
+            self._events.group_by("axis")
+            .agg(pl.len().alias("count"), pl.col("message_bytes", "wire_bytes").sum())
+            .sort("wire_bytes", "axis", descending=[True, False])
+        )
+        timed = timeline.is_timed(self._events) if len(self._events) else False
+        under_way = {axis: _under_way(self._events.filter(axis=axis)) / 1e6 for axis in sums["axis"]} if timed else {}
+        times = pl.Series("ms", [under_way.get(axis) for axis in sums["axis"]], pl.Float64)
+        numbers = [pl.col(name).cast(pl.Float64) / share for name in ("count", "message_bytes", "wire_bytes")]
+        return sums.select("axis", *numbers, (times / share).alias("ms"))
+
+    def trace(self, index: int) -> Trace:
+        """The events that a sentence speaks of, as a `Trace`."""
+        return Trace(replace(self.tables, events=self.tables.events[self.sentences[index].rows.tolist()]))
+
+    @cached_property
+    def _events(self) -> pl.DataFrame:
+        """The events of steps, with ``row``: the position in the trace's events."""
+        return self.tables.events.with_row_index("row").filter(pl.col("phase") != "start-up")
+
+    def _axes(self) -> Iterator[Sentence]:
+        """What a step sends on each axis, and start-up before it."""
+        frame, start_up = self.to_frame(), self.start_up_bytes
+        rows = _positions(self._events)
+        total = float(frame["wire_bytes"].sum())
+        if not len(self._events):
+            every = np.arange(self.tables.events.height)
+            yield Sentence("axes", f"Start-up sends {format_bytes(start_up)} per rank; no step was recorded.", every)
+            return
+        in_steps = bool(self._events["phase"].is_in(_IN_A_STEP).any())
+        what = "A step" if in_steps else "The program"
+        before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
+        parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
+        if not parts:
+            yield Sentence("axes", f"{what} puts nothing on the wire{before}.", rows)
+            return
+        shown = [f"{format_bytes(size)} on {axis}" for axis, size in parts[:_MOST_AXES]]
+        if len(parts) > _MOST_AXES:
+            shown.append(
+                f"{format_bytes(sum(size for _, size in parts[_MOST_AXES:]))} on {len(parts) - _MOST_AXES} more"
+            )
+        by_axis = f", all on {parts[0][0]}" if len(parts) == 1 else f": {_listed(shown)}"
+        yield Sentence(
+            "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
+        )
+
+    def _spread(self) -> str:
+        """Over what the numbers are means, and how far the ranks are apart; empty for one rank and one step."""
+        of_steps = [f"{self.steps:,} steps"] if self.steps > 1 else []
+        if self.ranks == 1:
+            return f" (mean of {of_steps[0]})" if of_steps else ""
+        by_rank = self._events.group_by("rank").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
+        least, most = min(by_rank, default=0) / self.steps, max(by_rank, default=0) / self.steps
+        range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
+        return f" (mean of {' and '.join([f'{self.ranks:,} ranks', *of_steps])}{range_})"
+
+    def _module(self) -> Iterator[Sentence]:
+        """The place in the model that sends most, and why."""
+        placed = self._events.with_columns(place_of(pl.col("owner")).alias("place"))
+        sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.col("owner").n_unique().alias("modules"))
+        total = int(sums["wire_bytes"].sum())
+        if not total:
+            return
+        place, size, modules = sums.sort("wire_bytes", "place", descending=[True, False]).row(0)
+        events = placed.filter(place=place)
+        many = f" (×{modules:,})" if modules > 1 else ""
+        where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
+        share = self.ranks * self.steps
+        part = "All of it" if size == total else f"Most, {format_bytes(size / share)} ({100 * size / total:.0f} %),"
+        first = str(events["owner"][0])
+        text = f"{part} is for {where}{many}: {_listed(_doings(events, size))}."
+        yield Sentence("module", text, _positions(events), first)
+
+    def _finding(self) -> Iterator[Sentence]:
+        """What would spare most, and how many findings more there are."""
+        if not len(self.findings):
+            return
+        first, more = self.findings[0], len(self.findings) - 1
+        spared = f", {format_bytes(first.spare_bytes)} to spare" if first.spare_bytes else ""
+        rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
+        where = "" if first.module == OUTSIDE else f"{first.module}: "
+        module = str(self.tables.events["owner"][int(first.rows[0])])
+        yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)
+
+    def _time(self) -> Iterator[Sentence]:
+        """How long collectives are under way in a step, and how much of it the program waits in their calls."""
+        events = self._events
+        timed = events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
+        if timed.is_empty():
+            return
+        share = self.ranks * self.steps
+        of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
+        span = float(of_steps["span"].sum()) / share / 1e9
+        under_way = _under_way(timed) / share / 1e9
+        exposed = _under_way(timed.filter(~pl.col("is_async"))) / share / 1e9
+        waits = (
+            f"; for {format_seconds(exposed)} of it the program waits in the call, exposed"
+            if exposed
+            else "; what of it compute hides is not known, as no call waits for its collective"
+        )
+        text = (
+            f"Collectives are under way for {format_seconds(under_way)} of the {format_seconds(span)} from a step's "
+            f"first to the end of its last{waits}."
+        )
+        yield Sentence("time", text, _positions(timed))
+
+
+def headline(tables: Tables) -> Headline:
+    """What a step sends, in words and by axis."""
+    return Headline(tables)
+
+
+def _under_way(events: pl.DataFrame) -> float:
+    """Nanoseconds in which at least one of these collectives is under way, summed over ranks."""
+    timed = events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start"))).sort("rank", "start")
+    if timed.is_empty():
+        return 0.0
+    before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
+    length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
+    return float(timed.select(length.sum()).item())
+
+
+def _doings(events: pl.DataFrame, total: int) -> list[str]:
+    """What most of these bytes are sent for, with the share of each where there are several."""
+    sums = events.group_by("cause", "op").agg(pl.col("wire_bytes").sum())
+    found: dict[str, int] = {}
+    for cause, op, size in sums.iter_rows():
+        doing = _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
+        found[doing] = found.get(doing, 0) + size
+    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    if len(ranked) == 1:
+        return [ranked[0][0]]
+    shown = [f"{doing} ({100 * size / total:.0f} %)" for doing, size in ranked[:2] if size >= total / 100]
+    return [*shown, "others"] if len(ranked) > len(shown) else shown
+
+
+def _line(events: pl.DataFrame) -> str:
+    """The source line that sends most of these bytes."""
+    sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).sort("wire_bytes", "source")
+    return str(sums["source"][-1]).partition(" ← ")[0] or "no line"
+
+
+def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:
+    return events["row"].cast(pl.Int64).to_numpy()
+
+
+def _listed(parts: Iterable[str]) -> str:
+    """``["a", "b", "c"]`` → ``"a, b and c"``."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last

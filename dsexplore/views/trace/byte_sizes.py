@@ -1,0 +1,37 @@
+"""The one switch of all views of a trace: whether their sizes are wire bytes or message bytes."""
+
+from __future__ import annotations
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.tables import Tables
+
+WIRE, MESSAGE = "wire", "message"
+COLUMNS = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
+"""For each position of the switch, the column of the events that is added up."""
+KIND_OF = {column: sizes for sizes, column in COLUMNS.items()}
+WORDS = {
+    WIRE: "wire bytes, the least that a rank must send",
+    MESSAGE: "message bytes, the whole buffer of each collective",
+}
+
+
+def column_of(sizes: str) -> str:
+    """The column that is added up.
+
+    Raises:
+        UsageError: no such position of the switch.
+    """
+    if sizes not in COLUMNS:
+        raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, COLUMNS))}")
+    return COLUMNS[sizes]
+
+
+def summed_over(tables: Tables) -> str:
+    """Over what the sizes of a table are summed: ``of rank 0 in one step``, ``summed over 4 ranks and 2 steps``."""
+    ranks = tables.events["rank"].unique().sort().to_list()
+    steps = tables.events["step"].n_unique()
+    if len(ranks) <= 1:
+        whose = f"of rank {ranks[0]}" if ranks else "of no rank"
+        return f"{whose}, summed over {steps:,} steps" if steps > 1 else f"{whose} in one step"
+    over = f"summed over {len(ranks):,} ranks"
+    return f"{over} and {steps:,} steps" if steps > 1 else over

@@ -1,0 +1,94 @@
+"""The headline of a trace: one bar of what a rank sends in a step, by axis, and the sentences below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dsexplore.analysis.headline import Headline, Sentence
+from dsexplore.units import format_bytes, format_seconds
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import AXES, AXIS_STYLE
+from dsexplore.views.trace.module_tree import NO_AXIS
+from dsexplore.views.view import View
+
+STYLE = (
+    """
+.dsx .headline{margin:2px 0 8px;max-width:1000px}
+.dsx .headline .bar{height:18px;border:1px solid var(--dsx-line)}
+.dsx .headline .bar span{line-height:17px}
+.dsx .headline p{font-size:14px;margin:.25em 0}
+.dsx.dsx .headline .key{font-size:11px}
+.dsx .headline .to{font-size:12px;margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;
+text-decoration:underline;cursor:pointer;font-family:inherit}
+"""
+    + AXIS_STYLE
+)
+
+_WORD = {"axes": "by module and axis", "module": "its row", "finding": "findings", "time": "in time"}
+
+
+class HeadlineView(View):
+    """The view of a `Headline`."""
+
+    title = "Headline"
+
+    def __init__(self, headline: Headline) -> None:
+        self._headline = headline
+
+    def text(self) -> str:
+        """The sentences."""
+        return "\n".join(html.plain(one.text, 500) for one in self._headline.sentences) or "Nothing is sent."
+
+    def html(self) -> str:
+        """The bar and the sentences."""
+        return html.fragment(headline_html(self._headline, lambda _: "") or "<p>Nothing is sent.</p>", STYLE)
+
+
+def headline_html(headline: Headline, link: Callable[[int], str]) -> str:
+    """The bar and the sentences; empty where nothing is sent.
+
+    Args:
+        headline: of a trace.
+        link: HTML behind the sentence of that number, that leads to the rows that it speaks of.
+    """
+    if not headline.sentences:
+        return ""
+    said = "".join(f"<p>{html.escape(one.text, 400)}{link(i)}</p>" for i, one in enumerate(headline.sentences))
+    return f'<div class="headline">{_bar(headline)}{said}</div>'
+
+
+def anchors(headline: Headline) -> list[str]:
+    """The id of the element that each sentence leads to."""
+    return [html.content_id("sentence", i, one.text) for i, one in enumerate(headline.sentences)]
+
+
+def link_to(anchor: str, sentence: Sentence) -> str:
+    """A link to an element of the same page."""
+    return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
+
+
+def filter_by(number: int) -> str:
+    """A button of the explorer, that chooses the events of a sentence."""
+    return f' <button class="to" data-sentence="{number}">show</button>'
+
+
+def _bar(headline: Headline) -> str:
+    """Wire bytes of a rank in a step: one part per axis, and what each is in words."""
+    rows = [row for row in headline.to_frame().iter_rows(named=True) if row["wire_bytes"]]
+    if not rows:
+        return ""
+    named = rows if len(rows) <= len(AXES) else rows[: len(AXES) - 1]
+    rest = rows[len(named) :]
+    sizes = [row["wire_bytes"] for row in named] + ([sum(row["wire_bytes"] for row in rest)] if rest else [])
+    names = [html.name(row["axis"] or NO_AXIS, 40) for row in named] + ([f"{len(rest):,} others"] if rest else [])
+    times = [f", {format_seconds(row['ms'] / 1e3)}" if row["ms"] else "" for row in named] + [""]
+    parts = [(f"a{i}", AXES[i].letter, size, "") for i, size in enumerate(sizes)]
+    words = [
+        f'<span class="key a{i}">{AXES[i].letter}</span>{name} {format_bytes(size)}{took}'
+        for i, (name, size, took) in enumerate(zip(names, sizes, times, strict=False))
+    ]
+    bar = html.stacked_bar(parts, sum(sizes))
+    return (
+        f'<div role="img" aria-label="wire bytes of a rank in a step, by axis">{bar}</div>'
+        f'<p class="dim" style="font-size:12px">Wire bytes per rank and step: {" · ".join(words)}</p>'
+    )

@@ -1,0 +1,131 @@
+"""The headline: what it says of programs, and that it says nothing where there is nothing to say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+import pytest
+
+import dsexplore
+from dsexplore.trace import schema
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("planted_programs", Path(__file__).with_name("planted.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+planted = _load()
+
+
+def row(seq: int, **columns: Any) -> dict[str, Any]:
+    plain = {
+        "rank": 0, "step": 0, "seq": seq, "op": "all_reduce", "phase": "forward", "trigger": "", "owner": "Net",
+        "axis": "tp", "group": "g", "group_size": 4, "message_bytes": 1024, "wire_bytes": 1536, "implicit": False,
+        "cause": "", "source": "train.py:3", "is_async": False, "is_object": False,
+    }  # fmt: skip
+    return {name: {**plain, **columns}.get(name) for name in schema.EVENTS}
+
+
+def trace_of(*rows: dict[str, Any]) -> Trace:
+    ranks = tuple(sorted({each["rank"] for each in rows}))
+    return Trace(Tables(pl.DataFrame(rows, schema=schema.EVENTS), info=TraceInfo(world_size=8, ranks=ranks)))
+
+
+def said(trace: Trace) -> list[str]:
+    return [one.text for one in trace.headline().sentences]
+
+
+@pytest.mark.parametrize("name", planted.PROGRAMS)
+def test_a_planted_oddity_is_named_and_its_absence_is_silent(name: str) -> None:
+    odd, plain = planted.trace_of(name, True), planted.trace_of(name, False)
+    named = [one for one in odd.headline().sentences if one.about == "finding"]
+    assert len(named) == 1
+    assert odd.findings()[0].why in named[0].text
+    assert set(named[0].rows.tolist()) == set(odd.findings()[0].rows.tolist())
+    assert [one.about for one in plain.headline().sentences] == ["axes", "module"]
+
+
+def test_what_a_step_sends_by_axis_and_for_which_module() -> None:
+    trace = trace_of(
+        row(0, phase="start-up", wire_bytes=5120, op="broadcast"),
+        row(1, owner="Net.layers.0", wire_bytes=1024, cause="FSDP pre_forward", op="all_gather", axis="dp"),
+        row(2, owner="Net.layers.1", wire_bytes=2048, cause="FSDP pre_forward", op="all_gather", axis="dp"),
+        row(3, owner="Net.head", wire_bytes=1024),
+    )
+    assert said(trace)[:2] == [
+        "A step sends 4 KiB on the wire per rank: 3 KiB on dp and 1 KiB on tp; start-up sent 5 KiB per rank before it.",
+        "Most, 3 KiB (75 %), is for Net.layers.* (×2): FSDP gathers parameters.",
+    ]
+    assert trace.headline().trace(1).events["seq"].to_list() == [1, 2]
+    assert trace.headline().sentences[1].module == "Net.layers.0"
+    frame = trace.headline().to_frame()
+    assert frame.rows() == [("dp", 2.0, 2048.0, 3072.0, None), ("tp", 1.0, 1024.0, 1024.0, None)]
+
+
+def test_several_ranks_and_steps_are_means_and_it_says_so() -> None:
+    rows = [row(i, rank=i % 2, step=i // 4, wire_bytes=1024 * (1 + i % 2)) for i in range(8)]
+    assert said(trace_of(*rows))[0] == (
+        "A step sends 3 KiB on the wire per rank (mean of 2 ranks and 2 steps, 2 KiB to 4 KiB), all on tp."
+    )
+    assert said(trace_of(*rows[:2], *[{**r, "rank": 0} for r in rows[4:6]]))[0].startswith("A step sends")
+    same = [row(i, rank=i, wire_bytes=1024) for i in range(2)]
+    assert said(trace_of(*same))[0] == "A step sends 1 KiB on the wire per rank (mean of 2 ranks), all on tp."
+
+
+def test_only_start_up_nothing_on_the_wire_and_nothing_at_all() -> None:
+    assert said(trace_of(row(0, phase="start-up"))) == ["Start-up sends 1.5 KiB per rank; no step was recorded."]
+    assert said(trace_of(row(0, group_size=1, wire_bytes=0))) == ["A step puts nothing on the wire."]
+    assert said(dsexplore.Trace()) == []
+    assert dsexplore.Trace().headline()._repr_mimebundle_()["text/plain"] == "Nothing is sent."
+    assert said(trace_of(row(0, phase="other", owner="")))[0].startswith("The program sends 1.5 KiB")
+
+
+def test_exposed_time_is_that_of_calls_that_wait() -> None:
+    ms = 1_000_000
+    trace = trace_of(
+        row(0, start=0, end=4 * ms),
+        row(1, start=2 * ms, end=6 * ms, is_async=True),  # 2 ms of it beside the first
+        row(2, start=10 * ms, end=16 * ms, is_async=True, axis="dp"),
+    )
+    assert said(trace)[-1] == (
+        "Collectives are under way for 12 ms of the 16 ms from a step's first to the end of its last; "
+        "for 4 ms of it the program waits in the call, exposed."
+    )
+    assert dict(trace.headline().to_frame().select("axis", "ms").iter_rows()) == {"tp": 6.0, "dp": 6.0}
+    none = trace_of(row(0, start=0, end=4 * ms, is_async=True))
+    assert said(none)[-1].endswith("what of it compute hides is not known, as no call waits for its collective.")
+    assert not any("under way" in text for text in said(trace_of(row(0))))
+
+
+def test_text_and_html_begin_with_it() -> None:
+    trace = planted.trace_of("freed_too_soon", True)
+    sentences = said(trace)
+    shown = trace._repr_mimebundle_()
+    assert shown["text/plain"].splitlines()[1 : 1 + len(sentences)] == [f"  {text}" for text in sentences]
+    assert shown["text/html"].index("A step sends") < shown["text/html"].index('class="tree"')
+    own = trace.headline()._repr_mimebundle_()
+    assert own["text/plain"] == "\n".join(sentences)
+    assert "A step sends" in own["text/html"]
+
+
+def test_each_sentence_links_to_an_element_of_the_page() -> None:
+    import re
+
+    html = planted.trace_of("small_fsdp", True)._repr_mimebundle_()["text/html"]
+    links = re.findall(r'href="#([^"]+)"', html)
+    assert len(links) == 3
+    for link in links:
+        assert html.count(f'id="{link}"') == 1
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
