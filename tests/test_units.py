@@ -55,3 +55,10 @@ def test_a_size_that_is_none_is_named(text: str | int) -> None:
 )
 def test_ranks_as_text(ranks: list[int], text: str) -> None:
     assert format_ranks(ranks) == text
+
+
+def test_a_tie_is_rounded_as_a_browser_does() -> None:
+    assert format_bytes(774_400) == "756.3 KiB"  # 756.25: JavaScript's toFixed(1) gives 756.3
+    assert format_bytes(-774_400) == "-756.3 KiB"
+    assert format_bytes(1_310_720) == "1.3 MiB"
+    assert format_bytes(1536) == "1.5 KiB"

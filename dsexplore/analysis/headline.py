@@ -89,7 +89,7 @@ class Headline(Displayable):
     @cached_property
     def steps(self) -> int:
         """The number of steps in which something was sent."""
-        return max(self._events["step"].n_unique(), 1)
+        return max(self.step_events["step"].n_unique(), 1)
 
     @cached_property
     def start_up_bytes(self) -> float:
@@ -99,14 +99,20 @@ class Headline(Displayable):
 
     def to_frame(self) -> pl.DataFrame:
         """What a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
+        return self._by_axis
+
+    @cached_property
+    def _by_axis(self) -> pl.DataFrame:
         share = self.ranks * self.steps
         sums = (
-            self._events.group_by("axis")
+            self.step_events.group_by("axis")
             .agg(pl.len().alias("count"), pl.col("message_bytes", "wire_bytes").sum())
             .sort("wire_bytes", "axis", descending=[True, False])
         )
-        timed = timeline.is_timed(self._events) if len(self._events) else False
-        under_way = {axis: _under_way(self._events.filter(axis=axis)) / 1e6 for axis in sums["axis"]} if timed else {}
+        timed = timeline.is_timed(self.step_events) if len(self.step_events) else False
+        under_way = (
+            {axis: _under_way(self.step_events.filter(axis=axis)) / 1e6 for axis in sums["axis"]} if timed else {}
+        )
         times = pl.Series("ms", [under_way.get(axis) for axis in sums["axis"]], pl.Float64)
         numbers = [pl.col(name).cast(pl.Float64) / share for name in ("count", "message_bytes", "wire_bytes")]
         return sums.select("axis", *numbers, (times / share).alias("ms"))
@@ -116,20 +122,20 @@ class Headline(Displayable):
         return Trace(replace(self.tables, events=self.tables.events[self.sentences[index].rows.tolist()]))
 
     @cached_property
-    def _events(self) -> pl.DataFrame:
+    def step_events(self) -> pl.DataFrame:
         """The events of steps, with ``row``: the position in the trace's events."""
         return self.tables.events.with_row_index("row").filter(pl.col("phase") != "start-up")
 
     def _axes(self) -> Iterator[Sentence]:
         """What a step sends on each axis, and start-up before it."""
         frame, start_up = self.to_frame(), self.start_up_bytes
-        rows = _positions(self._events)
+        rows = _positions(self.step_events)
         total = float(frame["wire_bytes"].sum())
-        if not len(self._events):
+        if not len(self.step_events):
             every = np.arange(self.tables.events.height)
             yield Sentence("axes", f"Start-up sends {format_bytes(start_up)} per rank; no step was recorded.", every)
             return
-        in_steps = bool(self._events["phase"].is_in(_IN_A_STEP).any())
+        in_steps = bool(self.step_events["phase"].is_in(_IN_A_STEP).any())
         what = "A step" if in_steps else "The program"
         before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
@@ -141,7 +147,7 @@ class Headline(Displayable):
             shown.append(
                 f"{format_bytes(sum(size for _, size in parts[_MOST_AXES:]))} on {len(parts) - _MOST_AXES} more"
             )
-        by_axis = f", all on {parts[0][0]}" if len(parts) == 1 else f": {_listed(shown)}"
+        by_axis = f", all on {parts[0][0]}" if len(parts) == 1 else f": {listed(shown)}"
         yield Sentence(
             "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
         )
@@ -151,26 +157,28 @@ class Headline(Displayable):
         of_steps = [f"{self.steps:,} steps"] if self.steps > 1 else []
         if self.ranks == 1:
             return f" (mean of {of_steps[0]})" if of_steps else ""
-        by_rank = self._events.group_by("rank").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
+        by_rank = self.step_events.group_by("rank").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
         least, most = min(by_rank, default=0) / self.steps, max(by_rank, default=0) / self.steps
         range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
         return f" (mean of {' and '.join([f'{self.ranks:,} ranks', *of_steps])}{range_})"
 
     def _module(self) -> Iterator[Sentence]:
         """The place in the model that sends most, and why."""
-        placed = self._events.with_columns(place_of(pl.col("owner")).alias("place"))
-        sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.col("owner").n_unique().alias("modules"))
+        owners = self.step_events.group_by("owner", maintain_order=True).agg(pl.col("wire_bytes").sum())
+        placed = owners.with_columns(place_of(pl.col("owner")).alias("place"))
+        sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.len().alias("modules"))
         total = int(sums["wire_bytes"].sum())
         if not total:
             return
         place, size, modules = sums.sort("wire_bytes", "place", descending=[True, False]).row(0)
-        events = placed.filter(place=place)
+        its_owners = placed.filter(place=place)["owner"]
+        events = self.step_events.filter(pl.col("owner").is_in(its_owners.implode()))
         many = f" (×{modules:,})" if modules > 1 else ""
         where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
         share = self.ranks * self.steps
         part = "All of it" if size == total else f"Most, {format_bytes(size / share)} ({100 * size / total:.0f} %),"
         first = str(events["owner"][0])
-        text = f"{part} is for {where}{many}: {_listed(_doings(events, size))}."
+        text = f"{part} is for {where}{many}: {listed(doings(events, size))}."
         yield Sentence("module", text, _positions(events), first)
 
     def _finding(self) -> Iterator[Sentence]:
@@ -186,7 +194,7 @@ class Headline(Displayable):
 
     def _time(self) -> Iterator[Sentence]:
         """How long collectives are under way in a step, and how much of it the program waits in their calls."""
-        events = self._events
+        events = self.step_events
         timed = events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
         if timed.is_empty():
             return
@@ -222,7 +230,7 @@ def _under_way(events: pl.DataFrame) -> float:
     return float(timed.select(length.sum()).item())
 
 
-def _doings(events: pl.DataFrame, total: int) -> list[str]:
+def doings(events: pl.DataFrame, total: int) -> list[str]:
     """What most of these bytes are sent for, with the share of each where there are several."""
     sums = events.group_by("cause", "op").agg(pl.col("wire_bytes").sum())
     found: dict[str, int] = {}
@@ -246,7 +254,7 @@ def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:
     return events["row"].cast(pl.Int64).to_numpy()
 
 
-def _listed(parts: Iterable[str]) -> str:
+def listed(parts: Iterable[str]) -> str:
     """``["a", "b", "c"]`` → ``"a, b and c"``."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,9 +13,11 @@ import polars as pl
 import pytest
 
 import dsexplore
+from dsexplore.analysis.headline_report import report
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes
 
 
 def _load() -> ModuleType:
@@ -120,8 +124,6 @@ def test_text_and_html_begin_with_it() -> None:
 
 
 def test_each_sentence_links_to_an_element_of_the_page() -> None:
-    import re
-
     html = planted.trace_of("small_fsdp", True)._repr_mimebundle_()["text/html"]
     links = re.findall(r'href="#([^"]+)"', html)
     assert len(links) == 3
@@ -129,3 +131,41 @@ def test_each_sentence_links_to_an_element_of_the_page() -> None:
         assert html.count(f'id="{link}"') == 1
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
+
+
+def test_a_report_answers_in_words() -> None:
+    trace = planted.trace_of("large_start_up", True)
+    answers = dict(report(trace.headline()))
+    assert answers["What does start-up alone send?"].startswith(
+        "33.1 KiB per rank, once: broadcast (model broadcast) 33"
+    )
+    assert answers["What is sent unasked?"] == "Nothing: every redistribute is one that the program asked for."
+    assert answers["Which modules send it?"] == "DistributedDataParallel 1.5 KiB (100 %: DDP reduces gradients)."
+    linear = planted.D * 8 + 1
+    parameters = 4 * (planted.D * 8 * planted.D + linear)
+    words = answers["What memory does a rank need?"]
+    assert words.startswith(
+        f"Parameters {format_bytes(parameters)} and gradients {format_bytes(4 * linear)} of rank 0. "
+    )
+    assert f"two tensors like each parameter, {format_bytes(8 * linear)}." in words
+    assert "What made this report?" not in answers
+
+
+def test_a_report_says_what_is_unasked_gathered_and_unknown() -> None:
+    answers = dict(report(planted.trace_of("optimizer_gathers", True).headline()))
+    assert answers["What is sent unasked?"].startswith(
+        "144 redistributes, 202.5 KiB per rank and step: aten.addmm S(0)→R ×90"
+    )
+    assert "12.1 KiB for the largest group that FSDP gathers" in answers["What memory does a rank need?"]
+    assert answers["What does start-up alone send?"] == "Nothing."
+    assert dict(report(trace_of(row(0)).headline()))["What memory does a rank need?"].startswith("No estimate:")
+
+
+def test_a_page_has_the_report_and_the_command_that_made_it(tmp_path: Path) -> None:
+    tables = trace_of(row(0)).tables
+    info = replace(tables.info, notes=("made by: dsexplore run --mesh dp=8 train.py",))
+    page = Trace(replace(tables, info=info)).to_html(tmp_path / "report.html").read_text()
+    words = re.sub(r"<[^>]+>", " ", page.partition("</style>")[2])
+    order = ["A step sends", "In words", "What does a step send?", "What memory", "What made this report?", "share"]
+    assert [words.index(each) for each in order] == sorted(words.index(each) for each in order)
+    assert "dsexplore run --mesh dp=8 train.py" in words

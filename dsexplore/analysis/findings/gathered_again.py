@@ -21,7 +21,7 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
     moved = evidence.events.filter(forward | backward)
     if moved.is_empty():
         return
-    repeated = after_a_sibling(evidence.events).filter(forward | backward)
+    repeated = after_a_sibling(evidence).filter(forward | backward)
     owner = pl.col("parent").alias("owner")
     yield from evidence.findings(
         "gathered_again",

@@ -19,15 +19,14 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
 
     Not those of FSDP, of DDP's reducer, of pipeline schedules and of the optimizer, and nothing between two ranks only.
     """
-    events = evidence.events
-    lane = ("rank", "step")
-    before = {name: pl.col(name).shift(1).over(lane) for name in (*_ALIKE, "source")}
-    same = pl.all_horizontal(pl.col(name).eq_missing(before[name]) for name in _ALIKE)
-    line = pl.col("source").eq_missing(before["source"])
+    now, before = evidence.repeats(("rank", "step"), _ALIKE)
+    line = now["source"] == before["source"]
     steps = evidence.steps
     once = [name for name, calls in evidence.calls.items() if calls is not None and calls <= steps]
     # a module that is called several times sends the same each time: only what one call repeats is meant
-    in_one_call = pl.col("trigger").is_in(pl.Series(once, dtype=pl.String).implode())
+    in_one_call = now["trigger"].is_in(once)
+    # what stands between the two is of another rank or step, or nothing
+    in_a_row = now["seq"] - before["seq"] == 1
     asked = (
         ~pl.col("op").is_in(["send", "recv", "barrier"])
         & (pl.col("phase") != "optimizer")
@@ -37,10 +36,10 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
         & ~pl.col("cause").str.contains(r" P→")  # gradients, one after the other
         & pl.col("batch").is_null()
     )
-    place = ((pl.col("trigger") == "") & line) | in_one_call
+    place = ((now["trigger"] == "") & line) | in_one_call
     yield from evidence.findings(
         "repeated_collectives",
-        events.filter((same & asked & place).fill_null(False)),
+        now.filter(place & in_a_row).filter(asked),
         _why,
         _change,
         spare_calls=pl.lit(1),

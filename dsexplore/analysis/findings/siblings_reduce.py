@@ -20,7 +20,7 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
     reduced = (pl.col("phase") == "backward") & (pl.col("op") == "all_reduce") & partial
     if evidence.events.filter(reduced).is_empty():
         return
-    repeated = after_a_sibling(evidence.events).filter(reduced)
+    repeated = after_a_sibling(evidence).filter(reduced)
     yield from evidence.findings(
         "siblings_reduce",
         repeated.with_columns(pl.col("parent").alias("owner")),

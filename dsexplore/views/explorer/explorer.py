@@ -295,7 +295,7 @@ class Explorer:
         self.widget.status, self.widget.details = self._chosen.status, self._chosen.details
 
     def _ipython_display_(self) -> None:
-        twin = _ABSENT + twin_html(self._codes)
+        twin = _ABSENT + twin_html(self._codes, self._headline)
         self.widget.twin = html.content_id(twin)
         static = f'<div class="dsx-twin {self.widget.twin}">{twin}</div>'
         _display({"text/html": static, "text/plain": trace_text(self._trace.tables)}, raw=True)

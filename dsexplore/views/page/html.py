@@ -47,6 +47,8 @@ background:none;color:inherit;white-space:nowrap}
 .dsx .tag{border:1px dashed currentColor;padding:0 3px}
 .dsx .bar{display:flex;height:16px;min-width:2px}
 .dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
+.dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
+.dsx .scale span span{width:14px;height:12px;margin:0}
 .dsx.dsx .bars{width:100%}
 .dsx.dsx .bars td.track{width:42%;min-width:160px}
 """

@@ -50,13 +50,19 @@ class Titles:
         return " odd" if (strided[0][1][0] if strided else place) % 2 else ""
 
     def label(self, block: Block, room: float) -> str:
-        """``"0, 4"``: ranks; with very many of them, the coordinates. Empty where there is no room for it."""
+        """``"0, 4"``: ranks; with very many of them, the coordinates. Empty where there is no room for it.
+
+        A folded block says how many shards it stands for.
+        """
         if self._numbers is not None:
             ranks = self._ranks(block.places)
             texts = [numbers_text(ranks, most) for most in (8, 4, 2)] + [f"{len(ranks):,} ranks"]
             texts = texts[:1] if len(ranks) == 1 else texts
         else:
             texts = [self._coordinates(block, named_only=True) or f"{self.mesh.size:,} ranks"]
+        if block.folded > 1:
+            shards = f"{block.folded:,} shards"
+            texts = [f"{shards}: {texts[0]}", shards]
         return html.escape(next((text for text in texts if len(text) <= room), ""))
 
     def _coordinates(self, block: Block, named_only: bool = False) -> str:

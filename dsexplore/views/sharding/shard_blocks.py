@@ -76,6 +76,9 @@ class Block:
     columns: tuple[Range, ...]
     places: tuple[tuple[int, Place], ...]
     folded: int
+    folded_down: int = 1
+    """Shards that lie one below the other in it."""
+    folded_across: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Pict
 def _block(row: Stretch, column: Stretch, others: Sequence[Stretch]) -> Block:
     places = tuple(sorted(place for part in (row, column, *others) for place in part.places))
     folded = math.prod(part.folded for part in (row, column, *others))
-    return Block(row.ranges, column.ranges, places, folded)
+    return Block(row.ranges, column.ranges, places, folded, row.folded, column.folded)
 
 
 def drawn_dims(tensor: Placed) -> tuple[int | None, int | None]:

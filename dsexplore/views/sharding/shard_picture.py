@@ -39,6 +39,9 @@ font-size:11px;line-height:13px}}
 white-space:nowrap}}
 .dsx .pic .b>.v{{writing-mode:vertical-rl;padding:3px 0}}
 .dsx .pic .fold{{border-style:dashed}}
+.dsx .pic .fold::after{{content:"";position:absolute;inset:0;
+background:repeating-linear-gradient(90deg,transparent 0 calc(var(--x) - 1px),var(--dsx-fg) 0 var(--x)),
+repeating-linear-gradient(0deg,transparent 0 calc(var(--y) - 1px),var(--dsx-fg) 0 var(--y));opacity:.4}}
 .dsx .pic .who:hover .b{{outline:2px solid var(--dsx-focus);z-index:2}}
 .dsx .pic .card{{border:1px solid var(--dsx-fg)}}
 .dsx .pic .front{{background:var(--dsx-bg)}}
@@ -74,7 +77,7 @@ def _remarks(tensor: Placed, drawn: Picture, frame: Frame) -> str:
     if hidden:
         remarks.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
     if any(block.folded > 1 for panel in drawn.panels for block in panel.blocks):
-        remarks.append("Dashed: shards that are alike and lie side by side, folded.")
+        remarks.append("Dashed: shards that are alike and lie side by side, folded; the lines are their cuts.")
     if drawn.hidden_panels:
         remarks.append(f"{drawn.hidden_panels:,} more panels like these are not drawn.")
     return f'<p class="dim">{" ".join(remarks)}</p>' if remarks else ""
@@ -161,11 +164,17 @@ def _box(block: Block, row: Range, column: Range, frame: Frame, look: str, title
     label = titles.label(block, (room - 9) / 6.2) if across >= 14 else ""
     shown = f"<span{' class=v' if upright else ''}>{label}</span>" if label else ""
     fold = " fold" if block.folded > 1 else ""
+    cuts = f"--x:{_cut(width, block.folded_across)};--y:{_cut(height, block.folded_down)};" if fold else ""
     return (
-        f'<div class="b {look}{fold}" style="left:{_percent(column[0], frame.columns)};'
+        f'<div class="b {look}{fold}" style="{cuts}left:{_percent(column[0], frame.columns)};'
         f"top:{_percent(row[0], frame.rows)};width:{_percent(column[1] - column[0], frame.columns)};"
         f'height:{_percent(row[1] - row[0], frame.rows)}">{shown}</div>'
     )
+
+
+def _cut(pixels: float, shards: int) -> str:
+    """The pixels between two cuts of a folded block; at least 4, where its shards are too thin to be drawn."""
+    return f"{max(pixels / shards, 4):.1f}px" if shards > 1 else "9999px"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -64,7 +64,10 @@ def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, 
 
 
 def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
-    """(bytes per second, text) of the fastest reference in a direction, or in the mix of both; None without one."""
+    """(bytes per second, text) of the fastest reference in a direction, or in the mix of both; None without one.
+
+    The text calls it the disk's limit only where no measured setting is above it.
+    """
     most: dict[str, float] = {}
     for reference in result.references:
         most[reference.operation] = max(most.get(reference.operation, 0.0), reference.rate)
@@ -72,4 +75,7 @@ def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
     if not all(operation in most for operation in wanted):
         return None
     rate = mix({operation: most[operation] for operation in wanted}, result.conditions.read_share)
-    return rate, f"the disk's limit, {format_rate(rate)}"
+    fastest = max((point.rate for point in points(result, direction)), default=0.0)
+    # a reference is a measurement too: what a setting has exceeded limits nothing
+    what = "the disk's limit" if rate >= fastest else "the fastest other tool, which settings here exceed"
+    return rate, f"{what}, {format_rate(rate)}"

@@ -96,7 +96,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
     if not every:
         return ""
     depths = sorted({point.config.queue_depth for point in every})
-    scale = min(point.rate for point in every), max(point.rate for point in every)
+    top = max(point.rate for point in every)
     chosen = result.best().config if result.rounds else None
     head = "".join(f'<th scope="col">{"depth " if depth == depths[0] else ""}{depth}</th>' for depth in depths)
     groups = ""
@@ -105,17 +105,23 @@ def _heat_table(result: SweepResult, direction: str) -> str:
         title = threads_text(threads)
         groups += f'<tbody><tr><th scope="rowgroup" class="group" colspan="{len(depths) + 1}">{title}</th></tr>'
         for block in sorted({size for size, _ in found}):
-            line = "".join(_heat_cell(found.get((block, depth)), scale, chosen) for depth in depths)
+            line = "".join(_heat_cell(found.get((block, depth)), top, chosen) for depth in depths)
             groups += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
         groups += "</tbody>"
-    return f'<div class="scroll"><table class="sweep"><thead><tr><th></th>{head}</tr></thead>{groups}</table></div>'
+    table = f'<table class="sweep"><thead><tr><th></th>{head}</tr></thead>{groups}</table>'
+    return f'<div class="scroll">{table}</div>{_scale(top)}'
 
 
-def _heat_cell(point: Point | None, scale: tuple[float, float], chosen: AioConfig | None) -> str:
+def _scale(top: float) -> str:
+    """The bar of the colours, from nothing to the fastest setting."""
+    cells = "".join(f'<span style="{heat(round(50 * i / 6))}"></span>' for i in range(7))
+    return f'<p class="dim scale">0<span>{cells}</span>{top / 1e9:.2f} GB/s</p>'
+
+
+def _heat_cell(point: Point | None, top: float, chosen: AioConfig | None) -> str:
     if point is None:
         return '<td class="dim">–</td>'
-    low, high = scale
-    shade = round(5 + 45 * (point.rate - low) / (high - low)) if high > low else 25
+    shade = round(50 * point.rate / top) if top else 0
     mark = ' class="best"' if chosen is not None and _place(point.config) == _place(chosen) else ""
     setting = html.escape(str(point.config))
     return f'<td{mark} title="{setting}" style="{heat(shade)}">{point.rate / 1e9:.2f}</td>'

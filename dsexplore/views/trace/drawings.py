@@ -17,8 +17,6 @@ STYLE = (
 .dsx.dsx .heat th{padding:2px 8px}
 .dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
 min-width:10em}
-.dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
-.dsx .scale span span{width:14px;height:12px;margin:0}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
 .dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
 .dsx .lane>.phases{flex:1 1 0;min-width:0}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import polars as pl
 
 from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.headline_report import report
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
@@ -47,28 +48,30 @@ def trace_text(tables: Tables) -> str:
     return "\n".join(lines)
 
 
-def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE) -> str:
+def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE, *, in_words: bool = False) -> str:
     """The headline, the module tree, the findings, and what was sent; complete in itself.
 
     Args:
         tables: what was recorded.
         budget: bytes; the tree gets what the other sections leave.
         sizes: which bytes are shown below the headline, ``"wire"`` or ``"message"``.
+        in_words: whether the questions of `headline_report` are answered below the headline.
     """
     codes, headline = EventCodes(tables, sizes=sizes), Headline(tables)
     names = dict(zip((one.about for one in headline.sentences), headline_view.anchors(headline), strict=True))
     modules = {one.module: names[one.about] for one in headline.sentences if one.about == "module"}
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
     sent = _findings_part(headline, names.get("finding", "")) + communication_html(codes, figures)
-    head = _header(tables) + _headline(headline, names) + _said(codes)
+    answers = _answers(headline) if in_words and len(codes) else ""
+    head = _header(tables) + _headline(headline, names) + answers + _said(codes)
     around = html.fragment(head + sent, _STYLE)
     tree = tree_html(codes, budget - len(around.encode()), modules)
     return html.fragment(head + tree + sent, _STYLE)
 
 
-def twin_html(codes: EventCodes) -> str:
+def twin_html(codes: EventCodes, headline: Headline) -> str:
     """The short static view that stands in the notebook beside the explorer: headline and tree."""
-    head = _header(codes.tables) + headline_html(Headline(codes.tables), lambda _: "") + _said(codes)
+    head = _header(codes.tables) + headline_html(headline, lambda _: "") + _said(codes)
     return html.fragment(head + tree_html(codes, _TWIN_BUDGET), headline_view.STYLE + outline.STYLE)
 
 
@@ -92,6 +95,12 @@ def _findings_part(headline: Headline, anchor: str) -> str:
     return drawings.part(
         f"Findings: {len(found):,}{PER}", f"<div>{findings_table(headline.findings, 8)}</div>", True, anchor
     )
+
+
+def _answers(headline: Headline) -> str:
+    """The report in words: questions, and their answers."""
+    rows = [(html.escape(question), html.escape(answer, 1200)) for question, answer in report(headline)]
+    return f'<div class="answers">{html.table(("In words", ""), rows, left=(0,), wrap=(1,))}</div>'
 
 
 def _said(codes: EventCodes) -> str:

@@ -35,7 +35,7 @@ class TraceView(View):
             options: none.
         """
         self.refuse("to_html", options, "sizes")
-        return html.page(self.title, trace_html(self._trace.tables, PAGE_BUDGET, sizes))
+        return html.page(self.title, trace_html(self._trace.tables, PAGE_BUDGET, sizes, in_words=True))
 
     def figure(self, kind: str = "modules", **options: Any) -> Any:
         """A plotly figure: modules, ops, sequence, ranks, sankey, sizes or bandwidth."""

@@ -332,3 +332,13 @@ def test_the_view_is_found_by_type():
     shown = dsexplore.sharding((2,), "R", "dp=2")
     assert text_of(shown).startswith("Sharding: tensor (2,) float32, 8 B, on dp=2 (2 ranks)")
     assert view_of(shown).title == "Sharding"
+
+
+def test_a_folded_square_says_of_how_many_shards_and_shows_their_cuts():
+    plan = dsexplore.sharding((4096, 4096), "S(0), S(1)", "dp=128,tp=128")
+    html = plan._repr_mimebundle_()["text/html"]
+    assert "16,384 shards" in html
+    assert "--x:4.0px;--y:4.0px;" in html or "--x:4.1px" in html
+    assert ">16,384 ranks<" not in html
+    whole = dsexplore.sharding((4096, 4096), "R, R", "dp=128,tp=128")._repr_mimebundle_()["text/html"]
+    assert "--x:" not in whole.partition("</style>")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from dsexplore.aio.measure import Operation, Sample
 from dsexplore.aio.result import Conditions, Reference
 from dsexplore.aio.rounds import Measured
 from dsexplore.errors import UsageError
-from dsexplore.views.sweep.sweep_points import directions, limit_of
+from dsexplore.views.page.theme import heat
+from dsexplore.views.sweep.sweep_points import cells, directions, limit_of, points
 from dsexplore.views.sweep.sweep_view import SweepView
 
 BLOCKS, DEPTHS, THREADS = (1 << 18, 1 << 20), (4, 8, 16), (1, 2)
@@ -136,6 +138,28 @@ def test_the_limit_of_the_mix_is_the_mix_of_the_limits(result: SweepResult) -> N
     assert limit[0] == pytest.approx(2 / (1 / 9.2e9 + 1 / 9e9))
     result.references.pop()
     assert limit_of(result, "mix") is None
+
+
+def test_what_a_setting_exceeds_is_not_called_the_disks_limit(result: SweepResult) -> None:
+    limit = limit_of(result, "read")
+    assert limit is not None
+    assert limit[1].startswith("the disk's limit, 9.20 GB/s")
+    assert max(point.rate for point in points(result, "read")) < limit[0]
+    slow = [replace(each, rates=(2.65e9,)) for each in result.references]
+    result.references[:] = slow
+    limit = limit_of(result, "read")
+    assert limit is not None
+    assert limit[1].startswith("the fastest other tool, which settings here exceed, 2.65 GB/s")
+
+
+def test_shades_begin_at_nothing_and_have_a_bar(result: SweepResult) -> None:
+    html = result._repr_mimebundle_()["text/html"]
+    every = points(result, "read")
+    top = max(point.rate for point in every)
+    least = min(point.rate for count in THREADS for point in cells(result, "read", count).values())
+    assert least > top / 10
+    assert f"{heat(round(50 * least / top))}" in html, "the slowest setting is not white"
+    assert f"{top / 1e9:.2f} GB/s</p>" in html
 
 
 def test_wrong_choices(result: SweepResult) -> None:

@@ -116,3 +116,11 @@ def test_no_rows_give_empty_tables() -> None:
     assert places(Trace()).values.shape == (0, 0)
     for count in (tally.op_by_phase, tally.message_sizes, tally.bus_bandwidth):
         assert count(events).is_empty()
+
+
+def test_what_start_up_sends_is_no_talk_of_the_step(traces: ModuleType) -> None:
+    rows = [traces.event("Net", 0, phase="start-up", wire_bytes=10**6), traces.event("Net", 1, wire_bytes=300)]
+    found = tally.between_ranks(replace(traces.layered(2).tables, events=traces.frame("events", rows)))
+    assert found.bytes.tolist() == [[100]]
+    assert found.grid().columns == ["1–3, each"]
+    assert tally.between_ranks(traces.layered(2).tables, size="message_bytes").bytes.sum() != 0

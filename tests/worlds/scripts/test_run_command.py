@@ -46,8 +46,11 @@ class TestInATerminal:
         assert (running.returncode, err) == (0, "")
         assert out.splitlines() == [
             "from the script ['--lr', '1']",
-            "Trace: 1 collective, 16 B in messages (32 B on the wire); rank 0 of 64 (dp=8,tp=8), simulated",
-            "  all_reduce       –                  1  16 B",
+            "Trace: 1 collective of rank 0 of 64 (dp=8,tp=8), simulated",
+            "  The program sends 32 B on the wire per rank, all on no axis.",
+            "  All of it is for what runs outside any module (train.py:3): all_reduce.",
+            "  Wire bytes of rank 0 in one step:",
+            "  all_reduce       –                  1  32 B",
             f"  note: made by: dsexplore {' '.join(arguments)}",
             "wrote t.parquet",
             "wrote t.html",
