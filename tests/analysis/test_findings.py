@@ -7,10 +7,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 import dsexplore
 from dsexplore.analysis.findings.all_rules import RULES
 from dsexplore.analysis.findings.finding import COLUMNS
+from dsexplore.worlds import demo
 
 PLANTED = Path(__file__).with_name("planted.py")
 
@@ -120,3 +123,19 @@ def test_two_steps_that_are_marked_are_no_microbatches() -> None:
         trace.step()
         step(model)
     assert list(trace.findings()) == []
+
+
+def test_what_is_sent_on_another_axis_in_between_hides_nothing() -> None:
+    """Under TP with FSDP, gathers on dp stand between the reductions on tp of one layer."""
+    with dsexplore.commtrace(world_size=8, mesh="dp=2,tp=4") as trace:
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        model = demo.Llama(demo.Shape(layers=3))
+        demo.shard_tensors(model, mesh["tp"])
+        demo.shard_parameters(model, mesh["dp"])
+        demo.train_step(model, torch.zeros(2, 17, dtype=torch.long))
+    found = {one.module: one for one in trace.findings() if one.rule == "siblings_reduce"}
+    # of q, k and v two reductions too many, of w1 and w3 one, in each layer
+    counts = {"Llama.layers.*.attention": 6, "Llama.layers.*.feed_forward": 3}
+    assert {module: one.count for module, one in found.items()} == counts
+    size = 2 * 16 * 64 * 4 * 3 // 2
+    assert {module: one.spare_bytes for module, one in found.items()} == {m: n * size for m, n in counts.items()}

@@ -62,4 +62,4 @@ def test_pictures_of_a_real_model(lab: Any, page: Any, shot: Any, dark: bool) ->
     for name, place in pictures.items():
         assert place.is_visible()
         assert "×8" in place.inner_text()
-        assert shot(place, f"readme_{name}_{theme}").stat().st_size < 150_000
+        assert shot(place, f"readme_{name}_{theme}").stat().st_size < 200_000

@@ -81,8 +81,8 @@ class Evidence:
             alike: columns in which both must be equal.
         """
         events = self.events
-        place = pl.int_range(pl.len(), dtype=pl.Int64)
-        earlier = events.select(place.shift(1).over(lane).fill_null(-1)).to_series().to_numpy()
+        placed = events.select(*lane, pl.int_range(pl.len(), dtype=pl.Int64).alias("place"))
+        earlier = placed.select(pl.col("place").shift(1).over(lane).fill_null(-1)).to_series().to_numpy()
         possible = earlier >= 0
         for name in ("message_bytes", "group_size"):
             values = events[name].to_numpy()

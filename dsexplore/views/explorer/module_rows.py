@@ -95,7 +95,7 @@ def _titles(codes: EventCodes) -> list[list[str]]:
     """[title, unit] of each column, in the order of `ModuleRows.fill`."""
     axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
     phases = [str(phase) for phase in codes.facets["phase"].labels]
-    sizes = (*axes, *phases, "own", "whole params", "params / rank")
+    sizes = (*axes, *phases, "own", "all params", "per rank")
     return [["count", "count"], ["bytes", "bytes"], ["share", "bar"], *([title, "bytes"] for title in sizes)]
 
 

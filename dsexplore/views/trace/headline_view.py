@@ -16,7 +16,7 @@ STYLE = (
 .dsx .headline{margin:2px 0 8px;max-width:1000px}
 .dsx .headline .bar{height:18px;border:1px solid var(--dsx-line)}
 .dsx .headline .bar span{line-height:17px}
-.dsx .headline p{font-size:14px;margin:.25em 0}
+.dsx .headline p{font-size:14px;margin:.25em 0;overflow-wrap:anywhere}
 .dsx.dsx .headline .key{font-size:11px}
 .dsx .answers{max-width:1000px;margin-bottom:8px}
 .dsx .headline .to{font-size:12px;margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;

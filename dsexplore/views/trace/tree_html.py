@@ -82,8 +82,8 @@ class _TraceSource:
             ("own", f"{kind} of the module itself, without the modules inside", ""),
             *axes,
             *phases,
-            ("whole params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
-            ("params / rank", "bytes of them that one rank holds", ""),
+            ("all params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
+            ("per rank", "bytes of its parameters that one rank holds", ""),
             ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
         ]
 
