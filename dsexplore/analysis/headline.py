@@ -83,8 +83,9 @@ class Headline(Displayable):
 
     @cached_property
     def ranks(self) -> int:
-        """The number of ranks that sent something."""
-        return max(self.tables.events["rank"].n_unique(), 1)
+        """The number of ranks that sent something, each counted as often as it stands for others."""
+        weights = self.tables.info.weights
+        return max(sum(weights.get(rank, 1) for rank in self.tables.events["rank"].unique()), 1)
 
     @cached_property
     def steps(self) -> int:
@@ -94,8 +95,12 @@ class Headline(Displayable):
     @cached_property
     def start_up_bytes(self) -> float:
         """Wire bytes per rank that were sent before the first step."""
-        start_up = self.tables.events.filter(pl.col("phase") == "start-up")
-        return float(start_up["wire_bytes"].sum()) / self.ranks
+        return float(self.start_up_events.select(weighed("wire_bytes")).item()) / self.ranks
+
+    @cached_property
+    def start_up_events(self) -> pl.DataFrame:
+        """The events before the first step, with ``weight`` as in `step_events`."""
+        return self._weighed(self.tables.events.filter(pl.col("phase") == "start-up"))
 
     def to_frame(self) -> pl.DataFrame:
         """What a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
@@ -104,9 +109,10 @@ class Headline(Displayable):
     @cached_property
     def _by_axis(self) -> pl.DataFrame:
         share = self.ranks * self.steps
+        recorded = max(self.tables.events["rank"].n_unique(), 1)
         sums = (
             self.step_events.group_by("axis")
-            .agg(pl.len().alias("count"), pl.col("message_bytes", "wire_bytes").sum())
+            .agg(pl.col("weight").sum().alias("count"), *(weighed(name) for name in ("message_bytes", "wire_bytes")))
             .sort("wire_bytes", "axis", descending=[True, False])
         )
         timed = timeline.is_timed(self.step_events) if len(self.step_events) else False
@@ -115,7 +121,7 @@ class Headline(Displayable):
         )
         times = pl.Series("ms", [under_way.get(axis) for axis in sums["axis"]], pl.Float64)
         numbers = [pl.col(name).cast(pl.Float64) / share for name in ("count", "message_bytes", "wire_bytes")]
-        return sums.select("axis", *numbers, (times / share).alias("ms"))
+        return sums.select("axis", *numbers, (times / recorded / self.steps).alias("ms"))
 
     def trace(self, index: int) -> Trace:
         """The events that a sentence speaks of, as a `Trace`."""
@@ -123,8 +129,18 @@ class Headline(Displayable):
 
     @cached_property
     def step_events(self) -> pl.DataFrame:
-        """The events of steps, with ``row``: the position in the trace's events."""
-        return self.tables.events.with_row_index("row").filter(pl.col("phase") != "start-up")
+        """The events of steps, with ``row``, the position in the trace's events, and ``weight``.
+
+        The weight is the number of ranks that the event's rank stands for: 1 where a trace has each rank once.
+        """
+        return self._weighed(self.tables.events.with_row_index("row").filter(pl.col("phase") != "start-up"))
+
+    def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
+        weight = pl.lit(1, pl.Int64)
+        if self.tables.info.stands_for:
+            weights = dict(self.tables.info.weights)
+            weight = pl.col("rank").replace_strict(weights, default=1, return_dtype=pl.Int64)
+        return events.with_columns(weight.alias("weight"))
 
     def _axes(self) -> Iterator[Sentence]:
         """What a step sends on each axis, and start-up before it."""
@@ -164,7 +180,7 @@ class Headline(Displayable):
 
     def _module(self) -> Iterator[Sentence]:
         """The place in the model that sends most, and why."""
-        owners = self.step_events.group_by("owner", maintain_order=True).agg(pl.col("wire_bytes").sum())
+        owners = self.step_events.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
         placed = owners.with_columns(place_of(pl.col("owner")).alias("place"))
         sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.len().alias("modules"))
         total = int(sums["wire_bytes"].sum())
@@ -198,7 +214,7 @@ class Headline(Displayable):
         timed = events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
         if timed.is_empty():
             return
-        share = self.ranks * self.steps
+        share = max(timed["rank"].n_unique(), 1) * self.steps
         of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
         span = float(of_steps["span"].sum()) / share / 1e9
         under_way = _under_way(timed) / share / 1e9
@@ -213,6 +229,11 @@ class Headline(Displayable):
             f"first to the end of its last{waits}."
         )
         yield Sentence("time", text, _positions(timed))
+
+
+def weighed(size: str) -> pl.Expr:
+    """The sum of a column of `Headline.step_events` over the ranks that the recorded ones stand for."""
+    return (pl.col(size) * pl.col("weight")).sum().alias(size)
 
 
 def headline(tables: Tables) -> Headline:
@@ -232,7 +253,7 @@ def _under_way(events: pl.DataFrame) -> float:
 
 def doings(events: pl.DataFrame, total: int) -> list[str]:
     """What most of these bytes are sent for, with the share of each where there are several."""
-    sums = events.group_by("cause", "op").agg(pl.col("wire_bytes").sum())
+    sums = events.group_by("cause", "op").agg(weighed("wire_bytes"))
     found: dict[str, int] = {}
     for cause, op, size in sums.iter_rows():
         doing = _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dsexplore.analysis.headline import Headline, doings, listed
+from dsexplore.analysis.headline import Headline, doings, listed, weighed
 from dsexplore.trace.places import place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
@@ -53,7 +53,7 @@ def memory(tables: Tables) -> str:
 def _modules(headline: Headline) -> str:
     """The places that send most, each with its share and what for."""
     events = headline.step_events
-    by_owner = events.group_by("owner", maintain_order=True).agg(pl.col("wire_bytes").sum())
+    by_owner = events.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
     places = (
         by_owner.with_columns(place_of(pl.col("owner")).alias("place"))
         .group_by("place")
@@ -74,11 +74,10 @@ def _modules(headline: Headline) -> str:
 
 def _start_up(headline: Headline) -> str:
     """What is sent before the first step, by cause."""
-    tables = headline.tables
-    events = tables.events.filter(pl.col("phase") == "start-up")
+    events = headline.start_up_events
     if events.is_empty():
         return "Nothing."
-    sums = events.group_by("cause", "op").agg(pl.len().alias("count"), pl.col("wire_bytes").sum())
+    sums = events.group_by("cause", "op").agg(pl.len().alias("count"), weighed("wire_bytes"))
     ranked = sums.sort("wire_bytes", "cause", "op", descending=[True, False, False])
     parts = [
         f"{op}{f' ({cause})' if cause else ''} {format_bytes(size / headline.ranks)}"
@@ -93,11 +92,11 @@ def _implicit(headline: Headline) -> str:
     if events.is_empty():
         return "Nothing: every redistribute is one that the program asked for."
     share = headline.ranks * headline.steps
-    sums = events.group_by("cause").agg(pl.col("wire_bytes").sum(), pl.len().alias("count"))
+    sums = events.group_by("cause").agg(weighed("wire_bytes"), pl.col("weight").sum().alias("count"))
     parts = [
         f"{cause} ×{count / share:,.3g}, {format_bytes(size / share)}"
         for cause, size, count in sums.sort("wire_bytes", "cause", descending=[True, False]).head(3).iter_rows()
     ]
     more = f" and {sums.height - 3:,} more causes" if sums.height > 3 else ""
-    size = format_bytes(int(events["wire_bytes"].sum()) / share)
-    return f"{events.height / share:,.3g} redistributes, {size} per rank and step: {'; '.join(parts)}{more}."
+    size = format_bytes(int(sums["wire_bytes"].sum()) / share)
+    return f"{int(sums['count'].sum()) / share:,.3g} redistributes, {size} per rank and step: {'; '.join(parts)}{more}."

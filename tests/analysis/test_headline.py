@@ -169,3 +169,12 @@ def test_a_page_has_the_report_and_the_command_that_made_it(tmp_path: Path) -> N
     order = ["A step sends", "In words", "What does a step send?", "What memory", "What made this report?", "share"]
     assert [words.index(each) for each in order] == sorted(words.index(each) for each in order)
     assert "dsexplore run --mesh dp=8 train.py" in words
+
+
+def test_a_rank_counts_as_often_as_it_stands_for_others() -> None:
+    """Rank 0 stands for itself, rank 1 for three: the mean is over four."""
+    tables = trace_of(row(0, rank=0, wire_bytes=1024), row(1, rank=1, wire_bytes=5120)).tables
+    trace = Trace(replace(tables, info=replace(tables.info, stands_for=("0", "1-3"))))
+    assert trace.info.ranks_stood_for == 4
+    assert said(trace)[0] == "A step sends 4 KiB on the wire per rank (mean of 4 ranks, 1 KiB to 5 KiB), all on tp."
+    assert trace.headline().to_frame().rows() == [("tp", 1.0, 1024.0, 4096.0, None)]
