@@ -4,6 +4,10 @@ Each table of ``data/collectives.toml`` is predicted twice: in sample, with the 
 carry, and left out, with every point of the table's source taken away, so that only the mechanism and other sources
 speak. The mechanism's constants were chosen while looking at some of these tables, which the files name; so "left out"
 is not unseen. Bound: none; the page docs/cost.md has what this prints.
+
+Then gloo on one machine: of the sweeps ``data/gloo-2.json`` and ``gloo-4.json`` a part calibrates a cluster, which
+predicts the other part. What repeats itself between rounds of the same sweep is the least error that is possible.
+Others of your own: ``dsexplore comm --real 4 -e 16MiB --rounds 8 --save mine.json``, then ``--sweeps mine.json``.
 """
 
 from __future__ import annotations
@@ -12,20 +16,28 @@ import argparse
 import statistics
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from dsexplore.comm.sweep_result import CommSweep, SweepPoint
 from dsexplore.cost import Cluster, collective_time
+from dsexplore.cost.calibrate import calibrated
 
 DATA = Path(__file__).with_name("data") / "collectives.toml"
 CLUSTERS = {"dgx-b200": "b200", "hgx-h20": "hgx-h200", "gb200-nvl4": "gb200-nvl72", "a100-pcie": "h100-pcie"}
 """The cluster file by which a table is predicted, where it is not called as the table's machine."""
 SKIPPED = {"a100-pcie", "a100-pcie-pairs"}
 """Machines of which no cluster file speaks."""
-BANDS = ((512, 64 << 10), (64 << 10, 8 << 20), (8 << 20, (512 << 20) + 1))
+BANDS = {
+    "512 B to 64 KiB": (512, 64 << 10),
+    "64 KiB to 8 MiB": (64 << 10, 8 << 20),
+    "8 to 512 MiB": (8 << 20, (512 << 20) + 1),
+}
+SWEEPS = [DATA.with_name("gloo-2.json"), DATA.with_name("gloo-4.json")]
+SOME_OPS = ("all_reduce", "all_gather", "all_to_all", "broadcast", "send")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send")
 GPUS = {"dgx-a100": "AMPERE", "dgx-h100": "HOPPER", "hgx-h200": "HOPPER", "b200": "BLACKWELL"}
 
@@ -125,18 +137,17 @@ def dtensor(op: str, size: int, nodes: int, per_node: int) -> float | None:
 def report(found: list[Row]) -> None:
     """Median and 90th percentile of the error, per op and size band, of ours and of torch's two."""
     print(f"{'':34}{'n':>4}  {'ours':>12}  {'in range':>8}  {'inductor':>12}  {'DTensor':>12}")
-    groups: dict[tuple, list[Row]] = defaultdict(list)
-    for row in found:
-        where = f"{row.cluster} {row.nodes} x {row.ranks_per_node}"
-        groups[(row.op, "all machines")].append(row)
-        groups[(row.op, where)].append(row)
-        for low, high in BANDS:
-            if low <= row.size < high:
-                groups[(row.op, f"{low >> 10 or 0.5:g} KiB to {high >> 10:g} KiB")].append(row)
     for op in OPS:
-        for (named, what), part in groups.items():
-            if named == op:
-                print(f"{op:15}{what:19}{_line(part)}")
+        rows_of_op = [row for row in found if row.op == op]
+        print(f"{op:15}{'all machines':19}{_line(rows_of_op)}")
+        for band, (low, high) in BANDS.items():
+            if part := [row for row in rows_of_op if low <= row.size < high]:
+                print(f"{'':15}{band:19}{_line(part)}")
+        machines: dict[str, list[Row]] = defaultdict(list)
+        for row in rows_of_op:
+            machines[f"{row.cluster} {row.nodes} x {row.ranks_per_node}"].append(row)
+        for machine, part in machines.items():
+            print(f"{'':15}{machine:19}{_line(part)}")
 
 
 def _line(part: list[Row]) -> str:
@@ -155,12 +166,60 @@ def _errors(pairs: list[tuple[float, float]]) -> str:
     return f"{statistics.median(errors):5.0%} /{errors[int(0.9 * (len(errors) - 1))]:5.0%}"
 
 
+def report_sweep(path: Path) -> None:
+    """Parts of a sweep predicted from its other parts."""
+    sweep = CommSweep.load(path)
+    sizes = sorted({point.message_bytes for point in _taken(sweep)})
+    every_second, short = set(sizes[::2]), set(sizes[: len(sizes) // 2 + 1])
+    name = f"{path.name}: {sweep.conditions.ranks} ranks"
+    print(f"\n{name:34}{'n':>4}  {'ours':>12}  {'in range':>8}")
+    _print_errors("even rounds from odd rounds", [_between_rounds(point) for point in _taken(sweep)])
+    _print_errors("nothing measured", _predicted(sweep, lambda _: False))
+    _print_errors("every second size from the others", _predicted(sweep, lambda p: p.message_bytes in every_second))
+    alone = [found for op in sweep.ops for found in _predicted(sweep, lambda p, op=op: p.op != op)]
+    _print_errors("each op from the other ops", alone)
+    _print_errors("four ops from five", _predicted(sweep, lambda p: p.op in SOME_OPS))
+    _print_errors(f"above {max(short) >> 10} KiB from below", _predicted(sweep, lambda p: p.message_bytes in short))
+
+
+def _taken(sweep: CommSweep) -> list[SweepPoint]:
+    """Each op once: in place where torch has nothing else."""
+    return [point for point in sweep.points if point.in_place == (point.op in ("all_reduce", "broadcast", "reduce"))]
+
+
+def _between_rounds(point: SweepPoint) -> tuple[float, float, None]:
+    return min(point.rounds[::2]), min(point.rounds[1::2]), None
+
+
+def _predicted(sweep: CommSweep, known: Callable[[SweepPoint], bool]) -> list[tuple[float, float, bool]]:
+    """Predicted and measured seconds of the points that are not known, and whether the range holds them."""
+    base = Cluster.load("gloo-local")
+    part = CommSweep(sweep.conditions, [point for point in sweep.points if known(point)])
+    cluster = calibrated(part, base).cluster if part.points else base
+    found = []
+    for point in _taken(sweep):
+        if not known(point):
+            time = collective_time(point.op, point.message_bytes, sweep.conditions.ranks, cluster=cluster)
+            found.append((time.expected, point.seconds, point.seconds in time))
+    return found
+
+
+def _print_errors(title: str, found: Sequence[tuple[float, float, bool | None]]) -> None:
+    inside = [within for *_, within in found if within is not None]
+    held = f"{statistics.mean(inside):8.0%}" if inside else f"{'-':>8}"
+    print(f"{title:34}{len(found):4}  {_errors([(a, b) for a, b, _ in found])}  {held}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
-    for leave_out, title in ((False, "in sample"), (True, "left out: each source predicted without its points")):
-        print(f"\n{title}: median / 90th percentile of the error, 512 B to 512 MiB")
-        report(list(rows(leave_out)))
+    parser.add_argument("--sweeps", nargs="+", type=Path, help="only these, saved by dsexplore comm --save")
+    sweeps = parser.parse_args().sweeps
+    if not sweeps:
+        for leave_out, title in ((False, "in sample"), (True, "left out: each source predicted without its points")):
+            print(f"\n{title}: median / 90th percentile of the error, 512 B to 512 MiB")
+            report(list(rows(leave_out)))
+    for path in sweeps or SWEEPS:
+        report_sweep(path)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class SweepPoint:
         op: a name from `dsexplore.trace.collectives.OPS`.
         message_bytes: message bytes S as nccl-tests counts them.
         in_place: whether the result lies where the input did.
-        rounds: seconds of one call in each round: the median over the calls, the mean over the ranks.
+        rounds: seconds of one call in each round: the lower quartile of the calls, the mean over the ranks.
         calls: how many calls were timed, all rounds together.
         wrong: how many of the elements that were looked at were wrong; None where nothing was checked.
     """
@@ -45,13 +45,8 @@ class SweepPoint:
 
     @property
     def seconds(self) -> float:
-        """Seconds of one call in the quieter half of the rounds: their mean.
-
-        Other programs only ever add to a time, so that the half of the rounds that took longer says more of them.
-        """
-        ordered = sorted(self.rounds)
-        quiet = ordered[: max(1, (len(ordered) + 1) // 2)]
-        return sum(quiet) / len(quiet)
+        """Seconds of one call in the quietest round: other programs only ever add to a time."""
+        return min(self.rounds)
 
 
 @dataclass(frozen=True, slots=True)

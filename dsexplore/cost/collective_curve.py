@@ -9,7 +9,8 @@ from functools import lru_cache
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_mechanism import Group, mechanism_time
 from dsexplore.cost.estimate import Range
-from dsexplore.cost.measured_points import Evidence, evidence, interpolated
+from dsexplore.cost.interpolation import interpolated
+from dsexplore.cost.measured_points import Evidence, evidence
 
 SMALLEST = 8.0
 PER_OCTAVE = 4
@@ -38,6 +39,8 @@ MEASURED = Uncertainty(0.12, 0.12, "measured on such a cluster")
 RELATED = Uncertainty(0.20, 0.25, "from measured times of a related op, group or cluster")
 MECHANISM = Uncertainty(0.20, 0.30, "from latencies and bandwidths alone")
 NETWORK = Uncertainty(0.35, 0.60, "over a network that nobody measured")
+SHARED = Uncertainty(0.20, 0.25, "measured on such a machine, whose cores other programs use too")
+SHARED_RELATED = Uncertainty(0.30, 0.45, "from measured times of other ops, on cores that other programs use too")
 HOST = Uncertainty(0.50, 1.00, "over PCIe, whose paths differ from machine to machine")
 OUTSIDE = 0.01
 """What a size counts for that was not measured, where times that fall are averaged."""
@@ -139,7 +142,7 @@ def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
     sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
     seconds = [mechanism_time(cluster, op, size, group) * (found.factor(size) if found else 1.0) for size in sizes]
     errors = [uncertainty_of(cluster, group, found, size) for size in sizes]
-    measured = [found is None or found.sizes[0] <= size <= found.sizes[-1] for size in sizes]
+    measured = [found is None or found.reach[0] <= size <= found.reach[1] for size in sizes]
     weights = [1.0 if inside else OUTSIDE for inside in measured]
     return Curve(
         sizes,
@@ -167,7 +170,9 @@ def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
 
 def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size: float) -> Uncertainty:
     """What is known of the error of a prediction."""
-    inside = found is not None and found.sizes[0] / BEYOND <= size <= found.sizes[-1] * BEYOND
+    inside = found is not None and found.reach[0] / BEYOND <= size <= found.reach[1] * BEYOND
+    if found is not None and cluster.topology == "host" and found.distance < 0.9:
+        return SHARED if found.distance == 0 and inside else SHARED_RELATED
     if found is not None and found.distance == 0:
         return MEASURED if inside else RELATED
     if group.nodes > 1:

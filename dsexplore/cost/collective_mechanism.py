@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dsexplore.cost.cluster import Cluster, Link
+from dsexplore.cost.host_ranks import file_costs, work
 from dsexplore.trace.collectives import bus_factor
 
 RAMP_BYTES = 32 << 20
@@ -78,7 +79,9 @@ def family(cluster: Cluster, op: str, group: Group) -> str:
 
 def _times(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
     """Seconds of each algorithm that a library might choose."""
-    if op in ("send", "recv"):
+    if cluster.topology == "host":
+        yield file_costs(cluster).seconds(work(op, group.ranks), size)
+    elif op in ("send", "recv"):
         yield from _message(cluster, size, group)
     elif op in ("all_to_all", "gather", "scatter"):
         yield from _pairwise(cluster, op, size, group)

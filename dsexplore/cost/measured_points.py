@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsexplore.cost.cluster import Cluster, Measured
 from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
-
-
-def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at x of the line through points, straight in the logarithms; the end values outside of them.
-
-    ``interpolated([1, 4], [10, 40], 2)`` is 20.
-    """
-    if x <= xs[0]:
-        return ys[0]
-    if x >= xs[-1]:
-        return ys[-1]
-    right = bisect.bisect_right(xs, x)
-    left = right - 1
-    share = math.log(x / xs[left]) / math.log(xs[right] / xs[left])
-    return ys[left] * math.pow(ys[right] / ys[left], share)
+from dsexplore.cost.host_ranks import measured_costs, work
+from dsexplore.cost.interpolation import interpolated
 
 
 @dataclass(frozen=True)
@@ -35,12 +21,14 @@ class Evidence:
         factors: measured seconds over those of the mechanism.
         distance: 0 for the very op and group, larger the less they have in common.
         weight: the power to which a factor is taken over, 0 to 1.
+        reach: the smallest and the largest message bytes that were measured.
     """
 
     sizes: tuple[float, ...]
     factors: tuple[float, ...]
     distance: float
     weight: float
+    reach: tuple[float, float]
 
     def factor(self, size: float) -> float:
         """By what the mechanism's time of another collective is multiplied."""
@@ -49,7 +37,33 @@ class Evidence:
 
 def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
     """The measured table that says most about a collective; None where nothing comparable was measured."""
+    if cluster.topology == "host" and cluster.measured:
+        return _of_one_machine(cluster, op, group)
     return min(_candidates(cluster, op, group), key=lambda found: found.distance, default=None)
+
+
+def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
+    """What all measured ops of the group that is most like this one say about an op on the same machine.
+
+    Their costs of bytes and steps stand in for those of the file, and are corrected by the op's own times, if any.
+    """
+    groups = {table.ranks_per_node for table in cluster.measured}
+    nearest = min(groups, key=lambda ranks: (abs(math.log2(ranks / group.ranks)), ranks))
+    tables = [table for table in cluster.measured if table.ranks_per_node == nearest]
+    costs = measured_costs(cluster, tables)
+    measured = sorted({float(size) for table in tables for size in table.message_bytes})
+    sizes = sorted({*measured, *(2.0**power for power in range(3, 41))})
+    factors = [costs.seconds(work(op, group.ranks), size) / mechanism_time(cluster, op, size, group) for size in sizes]
+    distance = abs(math.log2(nearest / group.ranks)) + 1 / 3
+    own = next((table for table in tables if table.op == op and nearest == group.ranks), None)
+    if own is not None:
+        seconds = [costs.seconds(work(op, nearest), size) for size in own.message_bytes]
+        ratios = [true / predicted for true, predicted in zip(own.seconds, seconds, strict=True)]
+        factors = [
+            factor * interpolated(own.message_bytes, ratios, size) for factor, size in zip(factors, sizes, strict=True)
+        ]
+        distance, measured = 0.0, [float(size) for size in own.message_bytes]
+    return Evidence(tuple(sizes), tuple(factors), distance, 1.0, (measured[0], measured[-1]))
 
 
 def _candidates(cluster: Cluster, op: str, group: Group) -> Iterator[Evidence]:
@@ -76,4 +90,5 @@ def _compared(cluster: Cluster, table: Measured, group: Group, distance: float) 
         for size, seconds in zip(table.message_bytes, table.seconds, strict=True)
     )
     weight = 1.0 if distance < 0.9 else 0.5
-    return Evidence(tuple(map(float, table.message_bytes)), factors, distance, weight)
+    sizes = tuple(map(float, table.message_bytes))
+    return Evidence(sizes, factors, distance, weight, (sizes[0], sizes[-1]))

@@ -136,8 +136,8 @@ def test_what_cannot_be_swept_is_refused(
         td.destroy_process_group()
 
 
-def test_the_time_of_a_point_is_that_of_the_quieter_rounds() -> None:
-    assert SweepPoint("send", 8, False, (9.0, 1.0, 3.0), 3, 0).seconds == 2.0
+def test_the_time_of_a_point_is_that_of_the_quietest_round() -> None:
+    assert SweepPoint("send", 8, False, (9.0, 1.0, 3.0), 3, 0).seconds == 1.0
     assert SweepPoint("send", 8, False, (4.0,), 3, 0).seconds == 4.0
 
 
@@ -145,7 +145,7 @@ def test_the_table_is_that_of_nccl_tests() -> None:
     lines = small().table("all_reduce").splitlines()
     measured = "time algbw busbw #wrong"
     assert " ".join(lines[1].split()) == f"# size count type redop root {measured} {measured}"
-    measured = "6044.10 177.65 310.89 0"
+    measured = "4029.40 266.48 466.33 0"
     assert " ".join(lines[-1].split()) == f"1073741824 268435456 float sum -1 {measured} {measured}"
     assert {len(line) for line in lines[3:]} == {len(lines[1])}
     assert " 33554432 " in small().table("all_gather")  # elements per rank
@@ -158,7 +158,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert CommSweep.load(path) == small()
     frame = small().to_frame()
     assert frame.height == 8
-    assert frame["busbw"].max() == pytest.approx(310.89, abs=0.01)
+    assert frame["busbw"].max() == pytest.approx(466.33, abs=0.01)
     path.write_text(path.read_text().replace('"all_gather"', '"<b>"'), encoding="utf-8")
     with pytest.raises(UsageError, match="are no collectives"):
         CommSweep.load(path)

@@ -12,6 +12,7 @@ from dsexplore.cli import main
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.cost import Cluster, collective_time
 from dsexplore.cost.calibrate import calibrated
+from dsexplore.worlds.real import rank_server
 
 SIZES = tuple(1 << power for power in range(9, 25))
 
@@ -45,8 +46,8 @@ def test_measured_points_are_predicted(tmp_path: Path) -> None:
 def test_an_op_that_was_not_measured_follows_its_relatives() -> None:
     plain, cluster = Cluster.load("gloo-local"), calibrated(gloo(), Cluster.load("gloo-local")).cluster
     related = collective_time("reduce_scatter", 1 << 20, 4, cluster=cluster)
-    measured = collective_time("all_gather", 1 << 20, 4, cluster=cluster)
-    assert related.expected == pytest.approx(measured.expected, rel=0.5)
+    measured = collective_time("all_reduce", 1 << 20, 4, cluster=cluster)
+    assert 1 < related.expected / measured.expected < 1.8  # torch does an all_reduce, and copies
     guessed = collective_time("reduce_scatter", 1 << 20, 4, cluster=plain)
     assert related.high / related.low < guessed.high / guessed.low
 
@@ -92,7 +93,10 @@ def test_the_command_reads_prints_and_writes(tmp_path: Path, capsys: pytest.Capt
 def test_the_command_measures_local_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "lab.toml"
     arguments = ["-b", "1KiB", "-e", "4KiB", "-f", "4", "--rounds", "1", "--seconds", "0", "--ops", "all_reduce"]
-    assert main(["comm", "--real", "2", *arguments, "--calibrate", str(target)]) == 0
+    try:
+        assert main(["comm", "--real", "2", *arguments, "--calibrate", str(target)]) == 0
+    finally:
+        rank_server.close()
     assert "gloo on cpu, 2 ranks, float32" in capsys.readouterr().out
     assert Cluster.load(target).measured[-1].message_bytes == (1024, 4096)
 

@@ -14,7 +14,7 @@ from dsexplore import UsageError
 from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.collective_curve import MEASURED, NETWORK, ascending, curve
 from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
-from dsexplore.cost.measured_points import interpolated
+from dsexplore.cost.interpolation import interpolated
 from dsexplore.trace.collectives import OPS
 
 SIZED = tuple(op for op in OPS if op != "barrier")

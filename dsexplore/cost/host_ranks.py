@@ -1,0 +1,136 @@
+"""Collectives of ranks that share the cores of one machine, as gloo's do.
+
+All that the ranks send and copy goes through the same cores, so what counts is how many bytes all ranks move together
+and how often one waits for another: ``overhead + steps * latency + moved * S / bandwidth``. A step is one wait for a
+message that is under way; a rank that only sends need not wait, which is why a broadcast has less than one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dsexplore.cost.cluster import Cluster, Measured
+from dsexplore.cost.interpolation import interpolated
+
+COPIED = 0.4
+"""What a byte costs that a rank copies into new memory, relative to one that is sent and received."""
+STARTED = 2.0
+"""Times a collective of no bytes, from where on a measured time says something about bytes."""
+SHORT = 8 << 10
+"""Message bytes up to which a time is all latency."""
+CACHED, LARGE = 1 << 20, 64 << 20
+"""Bytes moved for which a file's short bandwidth and its bandwidth hold; below the first, bytes stay in caches."""
+LEAST_MOVED = 512 << 10
+"""Bytes moved from which a measured time says something about bytes, and not about other programs."""
+NEAR = 8
+"""Times the most that was moved when measuring, up to which that says what a byte costs."""
+
+
+class Work(NamedTuple):
+    """What an op does on a machine: waits for messages, and bytes of all ranks together per message byte."""
+
+    steps: float
+    moved: float
+
+
+class UnitCurve(NamedTuple):
+    """Seconds per byte by the bytes that all ranks move."""
+
+    moved: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+class Costs(NamedTuple):
+    """What work costs on a machine.
+
+    Attributes:
+        overhead: seconds of a call without its steps.
+        latency: seconds of a step.
+        units: what a byte costs, one curve per measured table.
+    """
+
+    overhead: float
+    latency: float
+    units: tuple[UnitCurve, ...]
+
+    def seconds(self, work: Work, size: float) -> float:
+        """The time of a collective."""
+        moved = work.moved * size
+        unit = statistics.median(interpolated(*curve, moved) for curve in self.units)
+        return self.overhead + work.steps * self.latency + moved * unit
+
+
+def work(op: str, ranks: int) -> Work:
+    """The work of an op: rings for all_reduce, all_gather and reduce, a tree for broadcast.
+
+    torch's reduce_scatter on gloo is an all_reduce of a copy. A send is one of a ring, in which every rank sends.
+    """
+    others = ranks - 1
+    return {
+        "all_reduce": Work(2 * others, 2 * others),
+        "reduce_scatter": Work(2 * others + 1, 2 * others + 1.6 * COPIED * ranks),
+        "all_gather": Work(1.25 * others, others + COPIED * ranks),
+        "all_to_all": Work(1 + 0.4 * (ranks - 2), others),
+        "broadcast": Work(math.log2(ranks) / 2, others),
+        "reduce": Work(ranks, others * (1 + 1 / ranks)),
+        "gather": Work(1, others / ranks + COPIED),
+        "scatter": Work(1, others / ranks),
+    }.get(op, Work(1, ranks))
+
+
+def file_costs(cluster: Cluster) -> Costs:
+    """What a cluster's file says about its machine, without measured points."""
+    return Costs(cluster.collective_overhead, cluster.node.latency, (_file_units(cluster),))
+
+
+def _file_units(cluster: Cluster) -> UnitCurve:
+    link = cluster.node
+    return UnitCurve((CACHED, LARGE), (1 / link.short_bandwidth, 1 / (link.bandwidth * link.achievable)))
+
+
+def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
+    """What the measured times of some ops, of as many ranks each, say about the machine."""
+    overhead, latency = _latencies(cluster, tables)
+    file_units = _file_units(cluster)
+    units = tuple(_units(tables, overhead, latency, file_units.seconds[-1]))
+    return Costs(overhead, latency, units or (file_units,))
+
+
+def _latencies(cluster: Cluster, tables: Sequence[Measured]) -> tuple[float, float]:
+    """Overhead and latency of a step, by least squares of relative errors; the file's ratio where ops are too alike."""
+    points = [(work(table.op, table.ranks_per_node).steps, _shortest(table)) for table in tables]
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_steps = sum(w * steps for w, (steps, _) in zip(weights, points, strict=True)) / total
+    mean_seconds = sum(w * seconds for w, (_, seconds) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (steps - mean_steps) ** 2 for w, (steps, _) in zip(weights, points, strict=True))
+    if spread > 1e-6 * total:
+        slope = sum(w * (s - mean_steps) * t for w, (s, t) in zip(weights, points, strict=True)) / spread
+        if 0 < slope * mean_steps < mean_seconds:
+            return mean_seconds - slope * mean_steps, slope
+    scale = mean_seconds / (cluster.collective_overhead + cluster.node.latency * mean_steps)
+    return cluster.collective_overhead * scale, cluster.node.latency * scale
+
+
+def _shortest(table: Measured) -> float:
+    """Seconds of a collective of hardly any bytes."""
+    short = [t for size, t in zip(table.message_bytes, table.seconds, strict=True) if size <= SHORT]
+    return statistics.median(short or table.seconds[:1])
+
+
+def _units(tables: Sequence[Measured], overhead: float, latency: float, large: float) -> Iterator[UnitCurve]:
+    for table in tables:
+        steps, moved = work(table.op, table.ranks_per_node)
+        start = overhead + steps * latency
+        points = [
+            (moved * size, (seconds - start) / (moved * size))
+            for size, seconds in zip(table.message_bytes, table.seconds, strict=True)
+            if seconds > STARTED * start and moved * size >= LEAST_MOVED
+        ]
+        if points and points[-1][0] * NEAR < LARGE:
+            points.append((LARGE, large))
+        if points:
+            yield UnitCurve(tuple(at for at, _ in points), tuple(unit for _, unit in points))
