@@ -29,6 +29,7 @@ _HOMES = {
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
+    "cost": "dsexplore.cost",
     "load_ipython_extension": "dsexplore.magics",
     "unload_ipython_extension": "dsexplore.magics",
 }
@@ -36,6 +37,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from dsexplore import aio as aio
     from dsexplore import comm as comm
+    from dsexplore import cost as cost
     from dsexplore.analysis.hangs.explain import explain_hang as explain_hang
     from dsexplore.capture.expect import expect_comms as expect_comms
     from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode

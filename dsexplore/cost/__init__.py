@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
-    from dsexplore.cost.collective_time import collective_time as collective_time
+    from dsexplore.cost.duration import collective_time as collective_time
     from dsexplore.cost.estimate import Range as Range
 
 _HOMES = {
     "Cluster": "cluster",
     "Range": "estimate",
-    "collective_time": "collective_time",
+    "collective_time": "duration",
     "known_clusters": "cluster",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,12 @@ def test_quantities() -> None:
     assert parse_quantity("400 Gbit/s", BANDWIDTH) == 50e9
     assert parse_quantity("1 GiB/s", BANDWIDTH) == 2**30
     assert parse_quantity("0.6us", TIME) == pytest.approx(6e-7)
+
+
+def test_public_names_are_no_modules() -> None:
+    import dsexplore
+
+    for module in pkgutil.iter_modules(dsexplore.cost.__path__):
+        importlib.import_module(f"dsexplore.cost.{module.name}")  # which puts a module's name into the package
+    for name in dsexplore.cost.__all__:
+        assert callable(getattr(dsexplore.cost, name)), name
