@@ -19,6 +19,7 @@ _HOMES = {
     "expect_comms": "dsexplore.capture.expect",
     "run_ranks": "dsexplore.worlds.real.local_ranks",
     "calibrate": "dsexplore.cost.calibrate",
+    "compare_meshes": "dsexplore.cost.compare_meshes",
     "UsageError": "dsexplore.errors",
     "TraceFileError": "dsexplore.errors",
     "ClosedWorldError": "dsexplore.errors",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from dsexplore.capture.expect import expect_comms as expect_comms
     from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode
     from dsexplore.cost.calibrate import calibrate as calibrate
+    from dsexplore.cost.compare_meshes import compare_meshes as compare_meshes
     from dsexplore.errors import ClosedWorldError as ClosedWorldError
     from dsexplore.errors import ExpectationError as ExpectationError
     from dsexplore.errors import MismatchError as MismatchError

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
+
+if TYPE_CHECKING:
+    from dsexplore.trace.trace import Trace
 
 TOUR = "01_first_trace.ipynb"
 
@@ -206,7 +210,19 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     from dsexplore.worlds.scripts.run_command import run
 
-    return run(options)
+    if options.cluster is None:
+        return run(options)
+    from dsexplore.cost.cluster import Cluster
+
+    cluster = Cluster.load(options.cluster)  # an unknown one is refused before the script runs
+
+    def show_prediction(trace: Trace) -> None:
+        if trace.tables.kernels.is_empty():
+            print("nothing was computed, so no step is predicted", file=sys.stderr)
+            return
+        print(trace.predict(cluster, ranks_per_node=options.ranks_per_node)._repr_mimebundle_()["text/plain"])
+
+    return run(options, show_more=show_prediction)
 
 
 COMMANDS = {

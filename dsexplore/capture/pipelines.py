@@ -7,6 +7,7 @@ into a buffer that one of its stages holds for an activation or for a gradient.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -121,3 +122,26 @@ def _storage(tensor: torch.Tensor | None) -> int | None:
     """The identity of a tensor's storage; of a DTensor, of its local part."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage()._cdata if local is not None else None
+
+
+def describe(frames: Sequence[dict[str, Any]]) -> str:
+    """The schedule that calls the stages, as JSON: ``schedule``, its class; ``microbatches``; ``stages`` of the whole
+    pipeline; ``own``, the stages of this rank; ``order``, per rank of the pipeline its actions, where the schedule has
+    such a list."""
+    schedule: Any = next((names["self"] for names in frames if hasattr(names.get("self"), "_n_microbatches")), None)
+    stages = _stages(frames)
+    if schedule is None or not stages:
+        return ""
+    order = getattr(schedule, "pipeline_order", None) or {}
+    return json.dumps(
+        {
+            "schedule": type(schedule).__name__,
+            "microbatches": schedule._n_microbatches,
+            "stages": stages[0].num_stages,
+            "own": [stage.stage_index for stage in stages],
+            "order": {
+                str(rank): " ".join(str(action) for action in actions if action is not None)
+                for rank, actions in order.items()
+            },
+        }
+    )

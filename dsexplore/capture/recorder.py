@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import polars as pl
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -49,6 +50,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
+from dsexplore.trace.schema import empty
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.user_warnings import warn
@@ -243,6 +245,7 @@ class Recorder:
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = None
         if reading.schedule:
+            self._note_schedule(reading)
             if reading.owner is not None:
                 reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
             else:
@@ -261,6 +264,12 @@ class Recorder:
             if reading.batch_position or "coalesced" in raw_op
             else None,
         )
+
+    def _note_schedule(self, reading: StackReading) -> None:
+        """Describe the pipeline schedule that runs to the recordings of costs."""
+        for recording in self._recordings:
+            if recording.kernels is not None and not recording.kernels.schedule:
+                recording.kernels.schedule = pipelines.describe(reading.schedule)
 
     def add_switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """Add a collective that the comm layer suppressed to every open recording; never counted as traffic."""
@@ -361,8 +370,10 @@ class Recorder:
         # A recording that was opened again has groups of the time before, too.
         known = {group.name for group in groups}
         groups += {group.name: group for group in used.values() if group.name not in known}.values()
+        kernels = recording.kernels
         return Tables(
             events=events_table(issued, steps, recording.stack_depth, waits=waits),
+            **_cost_tables(recording, issued, ranks[0] if ranks else 0),
             parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
             modules=modules_table(modules.in_order(), recording.earlier_calls),
             groups=groups_table(group for group in groups if id(group) in used),
@@ -372,10 +383,23 @@ class Recorder:
                 mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
                 simulated=recording.simulated or any(group.backend == "fake" for group in groups),
                 target=recording.target,
+                schedule=kernels.schedule if kernels else "",
                 torch_version=torch.__version__,
                 notes=(*recording.notes, *recording.further_notes(len(issued))),
             ),
         )
+
+
+def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
+    """The tables of kernels and of memory; empty where costs are not recorded."""
+    if recording.kernels is None:
+        return {name: empty(name) for name in ("kernels", "memory")}
+    from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
+
+    return {
+        "kernels": kernels_table(recording.kernels, issued, rank),
+        "memory": memory_table(recording.kernels, issued, rank),
+    }
 
 
 def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
@@ -421,6 +445,7 @@ def record(
     further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
     target: str = "",
     timeout: float | None = None,
+    costs: bool = False,
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -435,6 +460,8 @@ def record(
         target: whose traffic the simulation shows; see `TraceInfo.target`.
         timeout: seconds; where no collective begins or ends for so long, what was recorded until then is written to
             ``save`` while the block goes on, with the stack of each thread beside it.
+        costs: also record what is computed between the collectives, and the memory that it takes, of which
+            `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
@@ -460,6 +487,11 @@ def record(
             recording.work = work if work.is_seen and not inner else None
             if save is not None and not simulated:
                 while_open.enter_context(saved_early(_early_save(recording, save, timeout)))
+            if costs:
+                from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
+
+                recording.kernels = KernelRecording(_recorder.modules, recording.issued, recording.steps)
+                recording.kernels.start()
             yield trace
     except BaseException as error:
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
@@ -477,6 +509,8 @@ def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None
     """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
     with uninterrupted():
         recording.work = None
+        if recording.kernels is not None:
+            recording.kernels.stop()
         trace.finish(_recorder.close(recording))
         if save is not None:
             save_recording(trace.tables, save)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dsexplore.capture.issued import Issued
 from dsexplore.capture.modules import Modules
 from dsexplore.progress import Work
+
+if TYPE_CHECKING:
+    from dsexplore.capture.kernels import KernelRecording
 
 
 @dataclass(eq=False)
@@ -32,6 +36,8 @@ class Recording:
     """How many collectives had been issued at each `Trace.step`."""
     notes: list[str] = field(default_factory=list)
     """See `TraceInfo.notes`."""
+    kernels: KernelRecording | None = None
+    """What is computed between the collectives; None where only they are recorded."""
     work: Work | None = None
     """The progress display, where one is seen."""
     modules: Modules | None = None

@@ -6,7 +6,7 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 |---|---|
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
-| ``dsexplore.parameters``, ``.modules``, ``.groups`` | that table as Parquet, in base64 |
+| ``dsexplore.parameters``, ``.modules``, ``.groups``, ``.kernels``, ``.memory`` | that table as Parquet, in base64 |
 | ``dsexplore.digest`` | see `dsexplore.trace.digest` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
@@ -37,7 +37,7 @@ from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import Tables, TraceInfo
 
 _PREFIX = "dsexplore."
-_SIDE_TABLES = ("parameters", "modules", "groups")
+_SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory")
 
 
 def load(path: str | os.PathLike[str]) -> Tables:
@@ -156,13 +156,12 @@ def stack_file(rank: int) -> str:
 def split_ranks(tables: Tables) -> dict[int, Tables]:
     """The content of each rank; all keep the modules and groups, which have no rank. Without any rank, it is 0's."""
     ranks = ranks_of(tables) or (0,)
-    events, parameters = (_by_rank(table) for table in (tables.events, tables.parameters))
+    of_ranks = {name: _by_rank(getattr(tables, name)) for name in ("events", "parameters", "kernels", "memory")}
     stood_for = dict(zip(tables.info.ranks, tables.info.stands_for, strict=False))
     return {
         rank: replace(
             tables,
-            events=events.get(rank, schema.empty("events")),
-            parameters=parameters.get(rank, schema.empty("parameters")),
+            **{name: by_rank.get(rank, schema.empty(name)) for name, by_rank in of_ranks.items()},
             info=replace(tables.info, ranks=(rank,), stands_for=(stood_for[rank],) if rank in stood_for else ()),
         )
         for rank in ranks
@@ -234,7 +233,12 @@ def _read(file: Path) -> Tables:
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
     events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
     events = _with_later_columns(events, version)
-    side = {name: _guarded(file, lambda name=name: _from_text(metadata[_PREFIX + name])) for name in _SIDE_TABLES}
+    side = {
+        name: schema.empty(name)
+        if schema.ADDED_TABLES.get(name, 0) > version
+        else _guarded(file, lambda name=name: _from_text(metadata[_PREFIX + name]))
+        for name in _SIDE_TABLES
+    }
     info = _guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     for name, table in (("events", events), *side.items()):
         _check_columns(file, name, table)

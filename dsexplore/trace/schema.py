@@ -94,12 +94,53 @@ GROUPS: dict[str, pl.DataType] = {
     "timing": pl.String(),  # see Timing
 }
 
+KERNELS: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "step": pl.Int32(),
+    "before": pl.Int64(),  # seq of the event that was issued next
+    "segment": pl.Int32(),  # position in program order: kernels of one segment stand between the same two waits
+    "phase": pl.String(),
+    "module": pl.String(),  # module that was running; "" outside any
+    "kind": pl.String(),  # matmul, attention, memory, dispatch (ops on DTensors, on the CPU alone), wait
+    "op": pl.String(),  # aten's name
+    "dtype": pl.String(),
+    "shape": pl.List(pl.Int64()),  # matmul: batch, m, n, k; attention: batch, heads, queries, keys, head width
+    "count": pl.Int64(),  # how many such ops
+    "flops": pl.Int64(),  # of all of them, as read_bytes and written_bytes
+    "read_bytes": pl.Int64(),
+    "written_bytes": pl.Int64(),
+    "fused_bytes": pl.Int64(),  # of memory: what a compiler would move instead
+    "fused_count": pl.Int64(),  # and in how many kernels
+    "compiled": pl.Boolean(),  # whether torch.compile was asked to compile the module, which ran eagerly here
+    "waits_for": pl.Int64(),  # wait: seq of the event that the compute stream waits for; null elsewhere
+}
+"""One row per kind of op, between the same two collectives, where costs were recorded; else no rows."""
+
+MEMORY: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "step": pl.Int32(),
+    "before": pl.Int64(),
+    "segment": pl.Int32(),
+    "phase": pl.String(),
+    "module": pl.String(),
+    "parameters": pl.Int64(),  # bytes, at the moment of the segment when all uses together were largest
+    "gradients": pl.Int64(),
+    "optimizer": pl.Int64(),
+    "activations": pl.Int64(),
+    "buffers": pl.Int64(),  # gathered parameters, and what collectives read and write
+}
+"""One row per segment where costs were recorded; else no rows."""
+
 TABLES: dict[str, dict[str, pl.DataType]] = {
     "events": EVENTS,
     "parameters": PARAMETERS,
     "modules": MODULES,
     "groups": GROUPS,
+    "kernels": KERNELS,
+    "memory": MEMORY,
 }
+ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3}
+"""The tables that files lack before that version of the format."""
 
 
 def empty(table: str) -> pl.DataFrame:

@@ -29,6 +29,8 @@ class TraceInfo:
     """Whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where the ranks
     are real, and for a process group that the program simulates itself."""
     torch_version: str = ""
+    schedule: str = ""
+    """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""
     notes: tuple[str, ...] = ()
     """What a reader must know: an exception that ended the recording, an op that was not known, …"""
 
@@ -51,4 +53,6 @@ class Tables:
     parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
     modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
     groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
+    kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
+    memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
     info: TraceInfo = field(default_factory=TraceInfo)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -21,6 +21,10 @@ from dsexplore.trace.select import select
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
 from dsexplore.trace.unmatched import unmatched
+
+if TYPE_CHECKING:
+    from dsexplore.cost.cluster import Cluster
+    from dsexplore.cost.prediction import Prediction
 
 
 class Trace(Displayable):
@@ -205,6 +209,33 @@ class Trace(Displayable):
         if not isinstance(other, Trace):
             raise UsageError(f"a trace is compared with a trace, not with {other!r}: of a saved one, give load(path)")
         return TraceDiff(Trace(self.tables), Trace(other.tables))
+
+    def predict(
+        self,
+        cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+        *,
+        ranks_per_node: int | None = None,
+        compiled: bool | None = None,
+        overlap: bool = True,
+        step: int | None = None,
+    ) -> Prediction:
+        """How long one step of this program would take on a cluster, and what memory it would need, with ranges.
+
+        Args:
+            cluster: a `Cluster`, its name, or the path of a file of one.
+            ranks_per_node: ranks on each node, where it is not the cluster's number.
+            compiled: whether modules run compiled; None for as the program asked.
+            overlap: whether communication may run beside compute.
+            step: which step of the trace; None for the last that computes most.
+
+        Raises:
+            UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such cluster.
+        """
+        from dsexplore.cost.prediction import predict  # the second door upward; see `dsexplore.display`
+
+        return predict(
+            self.tables, cluster, ranks_per_node=ranks_per_node, compiled=compiled, overlap=overlap, step=step
+        )
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""

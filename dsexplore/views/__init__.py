@@ -22,6 +22,8 @@ VIEWS = {
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",
     "dsexplore.cost.calibrate:Calibration": "dsexplore.views.comm_sweep.comm_sweep_view:CalibrationView",
+    "dsexplore.cost.prediction:Prediction": "dsexplore.views.cost.prediction_view:PredictionView",
+    "dsexplore.cost.compare_meshes:MeshComparison": "dsexplore.views.cost.mesh_choice_view:MeshComparisonView",
     "dsexplore.comm.summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }
 

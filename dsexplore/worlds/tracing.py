@@ -29,6 +29,7 @@ def commtrace(
     device: str = "cpu",
     gpu: str = "h100",
     timeout: float | None = None,
+    costs: bool = False,
 ) -> Iterator[Trace]:
     """Record every collective inside the block: which module, which mesh axis, how many bytes.
 
@@ -52,6 +53,7 @@ def commtrace(
         gpu: which GPU ``torch.cuda`` describes then.
         timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then
             is written to ``save``, with its stacks, and the block goes on.
+        costs: also record what is computed between the collectives, for `Trace.predict`; compiled code runs eagerly.
 
     Yields:
         A `Trace`, readable at any time, and final when the block ends.
@@ -75,7 +77,9 @@ def commtrace(
                 )
             )
         opened.enter_context(translated())
-        with recorded(current_world(), is_own=own, save=save, stack_depth=stack_depth, timeout=timeout) as trace:
+        with recorded(
+            current_world(), is_own=own, save=save, stack_depth=stack_depth, timeout=timeout, costs=costs
+        ) as trace:
             yield trace
 
 
@@ -87,6 +91,7 @@ def recorded(
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     timeout: float | None = None,
+    costs: bool = False,
 ) -> Iterator[Trace]:
     """Record what the block communicates, with the remarks of its world.
 
@@ -96,6 +101,7 @@ def recorded(
         save: as for `commtrace`.
         stack_depth: as for `commtrace`.
         timeout: as for `commtrace`.
+        costs: as for `commtrace`.
 
     Yields:
         The `Trace`.
@@ -117,6 +123,7 @@ def recorded(
         further_notes=notes,
         target=target,
         timeout=timeout,
+        costs=costs,
     ) as trace:
         yield trace
         has_ended = True

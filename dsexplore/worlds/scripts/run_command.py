@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
   dsexplore run --world-size 64 train.py --lr 0.1
   dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
   dsexplore run --mesh dp=8,tp=8 --fake --steps 2 -o step.parquet --html step.html train.py
+  dsexplore run --world-size 64 --fake --cluster dgx-h100 train.py
 
 Options before the script are dsexplore's, those after it are the script's."""
 
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LINE=NUMBER",
         help="what a read of a fake tensor returns there, as train.py:31=0.5; repeatable",
     )
+    option("--cluster", metavar="NAME", help="also predict the step on that cluster, such as dgx-h100, or a .toml file")
     option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
     option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
     option("--html", type=Path, metavar="FILE", help="write the report there")
@@ -74,12 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
 
-def run(options: argparse.Namespace, command: str | None = None) -> int:
+def run(
+    options: argparse.Namespace, command: str | None = None, show_more: Callable[[Trace], None] | None = None
+) -> int:
     """Do what ``dsexplore run`` was asked.
 
     Args:
         options: as parsed.
         command: the line that was typed, for the report.
+        show_more: called with the trace once it has been shown.
 
     Returns:
         the exit status: the script's own, 1 where it raised, 130 where it was interrupted.
@@ -101,6 +106,8 @@ def run(options: argparse.Namespace, command: str | None = None) -> int:
     for end in ends:
         _show(end, alone=len(ends) == 1)
     _summarise(trace, options)
+    if show_more is not None:
+        show_more(trace)
     return next((status for end in ends if (status := _number(end.status))), 0)
 
 
@@ -115,6 +122,7 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         device="cpu" if options.gpu == "cpu" else "cuda",
         gpu=options.gpu,
         steps=options.steps,
+        costs=options.cluster is not None,
         save=options.save,
         command=command,
     )

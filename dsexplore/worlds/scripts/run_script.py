@@ -28,6 +28,7 @@ def run(
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     values: Mapping[str, float] | None = None,
+    costs: bool = False,
 ) -> Trace:
     """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
 
@@ -54,6 +55,7 @@ def run(
         save: a directory or file where the trace is written when the script ends, however it ends.
         stack_depth: frames of the script to keep per event.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
+        costs: also record what is computed between the collectives, for `Trace.predict`.
 
     Returns:
         The `Trace`; its step numbers count the script's optimizer steps.
@@ -64,7 +66,8 @@ def run(
             ranks a ``RuntimeError``, with the traceback of the first on which it failed.
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
-    setting = Setting(world_size, mesh, rank, ranks_per_node, fake, device, gpu, steps, save, stack_depth, values)
+    world = (world_size, mesh, rank, ranks_per_node, fake, device, gpu)
+    setting = Setting(*world, steps, save, stack_depth, values, costs=costs)
     if ranks is not None:
         return _several(program, setting, ranks)
     played = play(program, setting)

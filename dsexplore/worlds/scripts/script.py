@@ -43,6 +43,8 @@ class Setting:
     values: Mapping[str, float] | None = None
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
+    costs: bool = False
+    """Whether to record what `Trace.predict` needs."""
     command: str = ""
     """The command that made the trace, for its notes."""
 
@@ -154,7 +156,12 @@ def _answer_of(program: Program, setting: Setting, stage: int, known: dict[int, 
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> Played:
     trace = Trace()
     try:
-        with recorded(world, is_own=True, save=setting.save, stack_depth=setting.stack_depth) as trace, translated():
+        with (
+            recorded(
+                world, is_own=True, save=setting.save, stack_depth=setting.stack_depth, costs=setting.costs
+            ) as trace,
+            translated(),
+        ):
             try:
                 _execute(execute, setting.steps, trace, world.remarks)
             finally:

@@ -1,0 +1,195 @@
+"""How far predicted steps are off published ones. Run: python benchmarks/predicted_step.py [--only WORD] [FILE.csv]
+
+``data/published_steps.csv`` has throughputs and memories that others measured on Llama-like models; a file of the
+same columns may be given instead. Each row is built in plain torch (`parallel_llama`), traced on fake tensors as one
+rank of a simulated world (of a pipeline: one rank of the first, a middle and the last stage), and predicted for its
+cluster. Nothing here or in the package is fitted to these rows.
+
+Goals: the median error of the step at most 15 %, of memory at most 10 %, the rank correlation of the configurations
+of a source at least 0.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import statistics
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parallel_llama import (
+    LLAMA_2_7B,
+    LLAMA_2_13B,
+    LLAMA_2_70B,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    LLAMA_3_405B,
+    Model,
+    Run,
+    build,
+)
+
+import dsexplore
+from dsexplore.cost.prediction import Prediction
+from dsexplore.trace.trace import Trace
+
+DATA = Path(__file__).with_name("data")
+MODELS = {
+    "llama-3-8b": LLAMA_3_8B,
+    "llama-3-70b": LLAMA_3_70B,
+    "llama-3-405b": LLAMA_3_405B,
+    "llama-2-7b": LLAMA_2_7B,
+    "llama-2-13b": LLAMA_2_13B,
+    "llama-2-34b": Model(48, 8192, 64, 8, 22016, 32000),
+    "llama-2-70b": LLAMA_2_70B,
+    # MPT: attention of as many key and value heads, GELU; positions as biases, which cost little.
+    "mpt-1b": Model(24, 2048, 16, 16, 8192, 50368, gated=False),
+    "mpt-7b": Model(32, 4096, 32, 32, 16384, 50368, gated=False),
+    "mpt-13b": Model(40, 5120, 40, 40, 20480, 50368, gated=False),
+    "mpt-30b": Model(48, 7168, 56, 56, 28672, 50368, gated=False),
+    "mpt-70b": Model(80, 8192, 64, 64, 32768, 50368, gated=False),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement; the columns of the file."""
+
+    source: str
+    model: str
+    cluster: str
+    run: Run
+    sizes: dict[str, int]
+    tokens_per_second: float
+    memory: float | None
+
+    @property
+    def step(self) -> float:
+        """Published seconds."""
+        tokens = self.run.sequence * self.run.batch * self.run.microbatches
+        return tokens / (self.sizes["tp"] * self.sizes["pp"] * self.sizes["cp"]) / self.tokens_per_second
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file."""
+    rows = []
+    with path.open(encoding="utf-8", newline="") as lines:
+        for each in csv.DictReader(lines):
+            run = Run(
+                int(each["sequence"]),
+                int(each["batch"]),
+                int(each["microbatches"]),
+                each["checkpointing"],  # type: ignore[arg-type] # one of its words
+                each["compiled"] == "True",
+            )
+            sizes = {axis: int(each[axis]) for axis in ("pp", "dp", "cp", "tp")}
+            cluster = each["cluster"]
+            where = str(DATA / cluster) if cluster.endswith(".toml") else cluster
+            memory = float(each["memory_gib"]) * 2**30 if each["memory_gib"] else None
+            speed = float(each["tokens_per_second_per_gpu"])
+            rows.append(Row(each["source"], each["model"], where, run, sizes, speed, memory))
+    return rows
+
+
+def trace_of(row: Row, kept: Path | None) -> Trace:
+    """One step of a row's program, as one rank of each kind of stage; read from the folder ``kept`` where it is."""
+    text = f"{MODELS[row.model]} {row.run} {row.sizes}"
+    file = kept / f"{row.model}-{hashlib.sha1(text.encode()).hexdigest()[:12]}.parquet" if kept else None
+    if file is not None and file.exists():
+        return Trace.load(file)
+    mesh = ",".join(f"{axis}={size}" for axis, size in row.sizes.items())
+    stages = row.sizes["pp"]
+    per_stage = row.sizes["dp"] * row.sizes["cp"] * row.sizes["tp"]
+    traces = []
+    for stage in sorted({0, stages // 2, stages - 1}):
+        with dsexplore.simulate(mesh=mesh, rank=stage * per_stage, fake=True) as world:
+            step = build(MODELS[row.model], row.run, world)
+            with dsexplore.commtrace(costs=True) as trace:
+                step()
+        traces.append(trace)
+    merged = Trace.merge(traces) if len(traces) > 1 else traces[0]
+    if file is not None:
+        merged.save(file)
+    return merged
+
+
+def predicted(row: Row, kept: Path | None) -> Prediction:
+    """The prediction of a row; of accumulated microbatches two are traced, as the others repeat the first."""
+    count = row.run.microbatches
+    if row.sizes["pp"] > 1 or count <= 2:
+        return trace_of(row, kept).predict(row.cluster)
+    return trace_of(replace(row, run=replace(row.run, microbatches=2)), kept).predict(row.cluster)
+
+
+def step_seconds(row: Row, prediction: Prediction) -> float:
+    """Predicted seconds of the row's step."""
+    count = row.run.microbatches
+    if row.sizes["pp"] > 1 or count <= 2:
+        return prediction.step.expected
+    optimizer = (
+        prediction.by_module().filter(phase="optimizer").select("compute", "exposed", "idle").sum().sum_horizontal()[0]
+    )
+    return (prediction.step.expected - optimizer) * count / 2 + optimizer
+
+
+def rank_correlation(published: list[float], ours: list[float]) -> float:
+    """Spearman's, of lists whose ties have the mean of their ranks; not a number for fewer than three."""
+    if len(published) < 3:
+        return float("nan")
+    return statistics.correlation(_ranks(published), _ranks(ours))
+
+
+def _ranks(values: list[float]) -> list[float]:
+    return [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
+
+
+def main() -> None:
+    """Print a line for each row, and the errors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=DATA / "published_steps.csv")
+    parser.add_argument("--only", default="", help="rows whose source or model has this word")
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces there, and use those there are")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    by_source: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    memories: list[float] = []
+    inside = 0
+    rows = [row for row in read_rows(options.file) if options.only in f"{row.source} {row.model}"]
+    for row in rows:
+        prediction = predicted(row, options.traces)
+        ours = step_seconds(row, prediction)
+        by_source[row.source].append((row.step, ours))
+        scale = ours / prediction.step.expected
+        inside += prediction.step.low * scale <= row.step <= prediction.step.high * scale
+        memory = ""
+        if row.memory is not None:
+            memories.append(abs(prediction.memory / row.memory - 1))
+            memory = f"  {prediction.memory / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
+        sizes = " ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1)
+        print(
+            f"{row.source:26} {row.model:12} {sizes:18} {row.run.batch}×{row.run.sequence} {row.run.checkpointing:18}"
+            f"{'compiled' if row.run.compiled else '':9} {ours:7.2f} of {row.step:7.2f} s {ours / row.step - 1:+6.1%}"
+            f"  exposed {prediction.exposed.expected / prediction.step.expected:4.0%}"
+            f"  idle {prediction.idle.expected / prediction.step.expected:4.0%}{memory}",
+            flush=True,
+        )
+    errors = [abs(ours / published - 1) for pairs in by_source.values() for published, ours in pairs]
+    print(
+        f"\nstep: median error {statistics.median(errors):.1%} of {len(errors)} rows, {inside / len(rows):.0%} in range"
+    )
+    for source, pairs in by_source.items():
+        published, ours = map(list, zip(*pairs, strict=True))
+        median = statistics.median(abs(b / a - 1) for a, b in pairs)
+        signed = statistics.median(b / a - 1 for a, b in pairs)
+        print(
+            f"  {source}: {median:.1%}, signed {signed:+.1%}, rank correlation {rank_correlation(published, ours):.2f}"
+        )
+    if memories:
+        print(f"memory: median error {statistics.median(memories):.1%} of {len(memories)} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""What a program computes between its collectives: FLOPs, bytes moved and bytes held, per module and phase.
+
+A dispatch mode sees every aten op, which costs a fake step about a third of its time; so it is entered only where a
+recording asks for costs. Ops that are alike become one row: same place between two collectives, same module, phase, op,
+dtype and shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _current_autograd_node, _current_graph_task_id
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsexplore.capture import op_costs
+from dsexplore.capture.issued import Issued
+from dsexplore.capture.live_memory import LiveMemory
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.modules import AccumulateGrad, Modules
+from dsexplore.capture.op_costs import OpCost, cost_of, role_of, tensors_in
+from dsexplore.trace.schema import Phase
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer})
+_COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
+"""The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
+_FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
+
+
+class Sums:
+    """What ops that are alike add up to."""
+
+    __slots__ = ("count", "flops", "fused_bytes", "fused_count", "module", "read", "waits_for", "written")
+
+    def __init__(self, module: ModuleEntry | None, waits_for: int | None = None) -> None:
+        self.module = module
+        self.waits_for = waits_for
+        self.count = self.flops = self.read = self.written = self.fused_bytes = self.fused_count = 0
+
+
+class Segment(NamedTuple):
+    """What is computed between two collectives, waits or ends of steps."""
+
+    step: int
+    collectives: int
+    """How many had been issued before it."""
+    phase: Phase
+    """Of its last op, as `module`."""
+    module: ModuleEntry | None
+
+
+class KernelRecording:
+    """The kernels and the memory of one recording.
+
+    Args:
+        modules: the modules of the recording, and which of them runs.
+        issued: the recording's collectives, which grow as it runs.
+        steps: how many of them had been issued at each `Trace.step`; grows too.
+    """
+
+    def __init__(self, modules: Modules, issued: Sequence[Issued], steps: Sequence[int]) -> None:
+        self.modules = modules
+        self.issued, self.steps = issued, steps
+        self.memory = LiveMemory()
+        self.rows: list[tuple[int, Phase, OpCost, Sums]] = []
+        """Segment, phase, what one op costs (its FLOPs and bytes are in the sums), sums."""
+        self.segments: list[Segment] = []
+        self._segment: dict[tuple[Any, ...], Sums] = {}
+        self._step = 0
+        self._last: tuple[Phase, ModuleEntry | None] = ("other", None)
+        self._optimizing = 0
+        self.paused = 0
+        """Above 0 while torch runs ops on tensors of whole DTensors, to learn the shape of a result."""
+        self._seen = 0
+        self._gathers: list[int] = []
+        self._by_storage: dict[int, int] = {}
+        self._holders: dict[int, ModuleEntry | None] = {}
+        self._node: tuple[Any, ModuleEntry | None] = (None, None)
+        self._fused = _FusedOps()
+        self.schedule = ""
+        """The pipeline schedule that called the stages; see `pipelines.describe`."""
+        self._exit = ExitStack()
+
+    def start(self) -> None:
+        """Begin to see ops."""
+        self._exit.callback(self.memory.release)
+        for register, hook in (
+            (register_optimizer_step_pre_hook, self._before_optimizer),
+            (register_optimizer_step_post_hook, self._after_optimizer),
+        ):
+            self._exit.callback(register(hook).remove)
+        self.memory.watch_resizing()
+        self._exit.enter_context(_unseen_sharding_rules(self))
+        self._exit.enter_context(_Watch(self))
+
+    def stop(self) -> None:
+        """See no more ops."""
+        self._exit.close()
+        self._end_segment()
+        self._node = (None, None)
+
+    def dtensor_op(self) -> None:
+        """An op on DTensors is taken apart by the CPU."""
+        phase, module = self._where()
+        self._add(_DISPATCH, phase, module).count += 1
+
+    def ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """An op has run on plain tensors."""
+        role = role_of(func)
+        if len(self.issued) != self._seen or len(self.steps) != self._step:
+            self._meet_collectives()
+        given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
+        phase, module = self._where()
+        self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
+        self.memory.made(returned, "optimizer" if phase == "optimizer" else "activations")
+        if phase != self._last[0] and self._segment:
+            self._end_segment()
+        self._last = phase, module
+        if role == op_costs.FREE:
+            return
+        name = getattr(func, "_opname", "")
+        if role == op_costs.WAIT:
+            self._wait(self._by_storage.pop(args[0].untyped_storage()._cdata, None), phase, module)
+            return
+        if role == op_costs.COMMUNICATION:
+            self._communicated(given, returned)
+            return
+        if name in _COPY_OUT and self._gathers:
+            self._wait(self._gathers.pop(0), phase, module)
+        if name in _FSDP_BUFFERS:
+            self.memory.assign([*given, *returned], "buffers")
+        cost = cost_of(func, role, args, kwargs, result)
+        self._count(cost, phase, module, given, returned)
+
+    def _count(
+        self,
+        cost: OpCost,
+        phase: Phase,
+        module: ModuleEntry | None,
+        given: Sequence[torch.Tensor],
+        returned: Sequence[torch.Tensor],
+    ) -> None:
+        sums = self._add(cost._replace(flops=0, read=0, written=0), phase, module)
+        sums.count += 1
+        sums.flops += cost.flops
+        sums.read += cost.read
+        sums.written += cost.written
+        if cost.kind == "memory":
+            self._fused.add(sums, cost, given, returned)
+        else:
+            self._fused.end({tensor.untyped_storage()._cdata for tensor in given})
+
+    def _add(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> Sums:
+        key = (id(module), phase, cost)
+        sums = self._segment.get(key)
+        if sums is None:
+            sums = self._segment[key] = Sums(module, waits_for)
+        return sums
+
+    def _wait(self, collective: int | None, phase: Phase, module: ModuleEntry | None) -> None:
+        """The compute stream waits for a collective from here on."""
+        if collective is not None:
+            self._end_segment()
+            self._add(_WAIT, phase, module, collective).count += 1
+            self._end_segment()
+
+    def _meet_collectives(self) -> None:
+        """End the segment at collectives that were issued since."""
+        self._end_segment()
+        for number in range(self._seen, len(self.issued)):
+            one = self.issued[number]
+            is_fsdp = one.origin.cause.startswith("FSDP") and one.origin.redistribute is None
+            if is_fsdp and one.messages and one.messages[0][0] == "all_gather":
+                self._gathers.append(number)
+        self._seen, self._step = len(self.issued), len(self.steps)
+
+    def _communicated(self, given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]) -> None:
+        """A communication op has returned; it may be one that something waits for."""
+        if self.issued:
+            for tensor in returned:
+                self._by_storage[tensor.untyped_storage()._cdata] = len(self.issued) - 1
+        if self.issued and self.issued[-1].origin.cause.startswith("FSDP"):
+            self.memory.assign([*given, *returned], "buffers")
+
+    def _end_segment(self) -> None:
+        self._fused.end(set())
+        phase, module = self._last
+        number = len(self.segments)
+        self.rows += [(number, key[1], key[2], sums) for key, sums in self._segment.items()]
+        self._segment = {}
+        self.segments.append(Segment(self._step, self._seen, phase, module))
+        self.memory.end_segment()
+
+    def _where(self) -> tuple[Phase, ModuleEntry | None]:
+        """The phase, and the module that runs; in backward the one whose forward made the running autograd node."""
+        is_backward = _current_graph_task_id() != -1
+        open_calls = self.modules.own_calls.open
+        if not is_backward:
+            if self._optimizing:
+                return "optimizer", None
+            return ("forward", open_calls[-1].module) if open_calls else ("other", None)
+        if open_calls:
+            return "recompute", open_calls[-1].module
+        node = _current_autograd_node()
+        known, module = self._node
+        if node is not known:
+            module = self._module_of(node)
+            self._node = node, module
+        return "backward", module
+
+    def _module_of(self, node: Any) -> ModuleEntry | None:
+        if isinstance(node, AccumulateGrad):
+            variable = id(node.variable)
+            if variable not in self._holders:
+                self._holders[variable] = self.modules.holder(node.variable)
+            return self._holders[variable]
+        return self.modules.call_of_node(node, called_here=True).module
+
+    def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizing += 1
+        self._end_segment()  # what backward made is final
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.memory.assign(_local(parameters), "parameters")
+        self.memory.assign(_local(parameter.grad for parameter in parameters), "gradients")
+
+    def _after_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizing -= 1
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        self.memory.assign(_local(states), "optimizer")
+
+
+@contextmanager
+def _unseen_sharding_rules(recording: KernelRecording) -> Iterator[None]:
+    """Count nothing where DTensor runs an op on fake tensors of global shape, once for each new shape."""
+    name = "_propagate_tensor_meta_non_cached"
+    original = getattr(ShardingPropagator, name)
+
+    @wraps(original)
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        recording.paused += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recording.paused -= 1
+
+    setattr(ShardingPropagator, name, propagate)
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, name, original)
+
+
+_DISPATCH = OpCost("dispatch", "DTensor", "")
+_WAIT = OpCost("wait", "wait", "")
+
+
+def _local(tensors: Any) -> list[torch.Tensor]:
+    """The plain tensors that hold the memory of these, of which some may be no tensors."""
+    found = []
+    for tensor in tensors:
+        inner = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if isinstance(inner, torch.Tensor):
+            found.append(inner)
+    return found
+
+
+class _FusedOps:
+    """Ops that a compiler would make one kernel of: those between two products, which move each tensor from outside
+    once, and write what the next product reads."""
+
+    def __init__(self) -> None:
+        self._outside: dict[int, int] = {}
+        self._inside: dict[int, int] = {}
+        self._latest: dict[int, int] = {}
+        self._sums: Sums | None = None
+
+    def add(self, sums: Sums, cost: OpCost, tensors: Any, returned: Sequence[torch.Tensor]) -> None:
+        """Make an op part of the kernel."""
+        budget = cost.read
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key not in self._inside:
+                size = min(op_costs.moved_bytes(tensor), budget)
+                self._outside[key] = max(self._outside.get(key, 0), size)
+        self._latest = {tensor.untyped_storage()._cdata: op_costs.moved_bytes(tensor) for tensor in returned}
+        self._inside.update(self._latest)
+        self._sums = sums
+
+    def end(self, needed: set[int]) -> None:
+        """End the kernel.
+
+        Args:
+            needed: identities of the storages that the next op, which is no part of it, reads.
+        """
+        if self._sums is not None:
+            written = {key: size for key, size in self._inside.items() if key in needed} or self._latest
+            self._sums.fused_bytes += sum(self._outside.values()) + sum(written.values())
+            self._sums.fused_count += 1
+            self._outside, self._inside, self._latest, self._sums = {}, {}, {}, None
+
+
+class _Watch(TorchDispatchMode):
+    """Reports each op to a `KernelRecording`."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recording: KernelRecording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not _PLAIN.issuperset(types):
+            if DTensor in types:
+                self._recording.dtensor_op()
+            return NotImplemented
+        given = dict(kwargs or {})
+        result = func(*args, **given)
+        if self._recording.paused:
+            return result
+        self._recording.ran(func, args, given, result)
+        return result

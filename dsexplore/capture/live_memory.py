@@ -1,0 +1,143 @@
+"""The bytes that a program's tensors hold, by what they are for, as they come and go.
+
+Each storage is counted once, from the op that made it until nothing refers to it. On fake tensors sizes are those of
+real ones, so a step that fits no machine can be measured.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+Use = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
+"""``parameters``: also what was there before the recording. ``gradients``: what the optimizer finds as ``.grad``.
+``activations``: whatever forward and backward hold besides. ``buffers``: gathered parameters, and what collectives
+read and write."""
+USES: tuple[Use, ...] = get_args(Use)
+_BEFORE = -1
+"""The segment of what was there before the recording."""
+
+
+@dataclass(slots=True)
+class _Held:
+    size: int
+    use: Use
+    since: int
+    """The segment in which it was made."""
+    reference: Any
+
+
+class LiveMemory:
+    """Counts bytes by use; `end_segment` returns the largest sum since it was last called."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+        self._now = dict.fromkeys(USES, 0)
+        self._total = 0
+        self._peak = 0
+        self._at_peak = dict(self._now)
+        self._before = dict.fromkeys(USES, 0)
+        self._segment = 0
+        self._moves: list[tuple[int, int, int, Use, Use]] = []
+        self._rows: list[tuple[int, dict[Use, int]]] = []
+        self._resize: Callable[..., Any] | None = None
+
+    def watch_resizing(self) -> None:
+        """Follow ``UntypedStorage.resize_``, by which FSDP2 frees gathered parameters: no dispatch mode sees it."""
+        original: Callable[..., Any] = torch.UntypedStorage.resize_
+        memory = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            memory.resized(storage)
+            return result
+
+        self._resize = original
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+
+    def release(self) -> None:
+        """Stop following, and refer to no storage any more."""
+        if self._resize is not None:
+            torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+            self._resize = None
+        self._held.clear()
+
+    def made(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
+        """Count what an op returned, unless it was there before."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._held:
+                self._hold(storage, use)
+                self._add(use, storage.nbytes())
+
+    def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
+        """Count what an op was given and no op was seen to make: it has been there since before the recording."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._held:
+                self._hold(storage, use).since = _BEFORE
+                self._before[use] += storage.nbytes()
+
+    def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
+        """Count storages as that use, from when they were made."""
+        for tensor in tensors:
+            held = self._held.get(tensor.untyped_storage()._cdata)
+            if held is not None and held.use != use:
+                if held.since == _BEFORE:
+                    self._before[held.use] -= held.size
+                    self._before[use] += held.size
+                else:
+                    self._moves.append((held.since, self._segment, held.size, held.use, use))
+                    self._now[held.use] -= held.size
+                    self._now[use] += held.size
+                held.use = use
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has another size now."""
+        held = self._held.get(storage._cdata)
+        if held is None:
+            held = self._hold(storage, "buffers")
+            held.size = 0
+        change = storage.nbytes() - held.size
+        held.size += change
+        self._add(held.use, change)
+
+    def end_segment(self) -> None:
+        """End a segment: its largest sum becomes a row of `rows`."""
+        self._rows.append((self._segment, self._at_peak))
+        self._segment += 1
+        self._peak, self._at_peak = self._total, dict(self._now)
+
+    def rows(self) -> list[dict[Use, int]]:
+        """Bytes by use at the largest sum of each segment."""
+        rows = [dict(levels) for _, levels in self._rows]
+        for since, until, size, before, use in self._moves:
+            for row in rows[since:until]:
+                if row[before] >= size:
+                    row[before] -= size
+                    row[use] += size
+        for row in rows:
+            for use in USES:
+                row[use] += self._before[use]
+        return rows
+
+    def _hold(self, storage: torch.UntypedStorage, use: Use) -> _Held:
+        key = storage._cdata
+        reference = weakref.ref(storage, lambda _gone: self._free(key))
+        held = self._held[key] = _Held(storage.nbytes(), use, self._segment, reference)
+        return held
+
+    def _free(self, key: int) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._add(held.use, -held.size)
+
+    def _add(self, use: Use, size: int) -> None:
+        self._now[use] += size
+        self._total += size
+        if self._total > self._peak:
+            self._peak, self._at_peak = self._total, dict(self._now)

@@ -1,0 +1,222 @@
+"""What one aten op computes and moves: its FLOPs, and the bytes that it reads and writes.
+
+FLOPs of products and convolutions come from torch's own formulas (``torch.utils.flop_counter``). Attention has its own
+here, because causal attention computes half of the scores, and because of grouped queries keys and values have fewer
+heads than queries. Bytes are those of the tensors that the op takes and returns, each once; a view costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+Kind = Literal["matmul", "attention", "memory", "dispatch", "wait"]
+"""``matmul``: a matrix product or convolution. ``attention``: a fused attention op. ``memory``: any other op, which
+takes as long as its bytes. ``dispatch``: ops on DTensors, which cost the CPU time and move nothing. ``wait``: the
+compute stream waits for a collective."""
+
+FREE: Final = 0
+COMMUNICATION: Final = 1
+WAIT: Final = 2
+PRODUCT: Final = 3
+ATTENTION: Final = 4
+MEMORY: Final = 5
+
+_COMMUNICATION = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"}
+_NOTHING = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"),
+    *("_unsafe_view", "detach", "detach_", "alias", "lift_fresh", "lift", "_local_scalar_dense", "is_same_size"),
+    *("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "_has_compatible_shallow_copy_type", "device"),
+    *("record_stream", "_nested_tensor_size", "is_pinned", "_conj", "_neg_view", "equal", "_to_copy_meta"),
+}
+"""Ops that start no kernel worth counting: they allocate, look, or return what they got."""
+_ROWS_ONLY = {"embedding", "index_select", "gather", "index", "take_along_dim", "nll_loss_forward", "slice_backward"}
+"""Ops that read only as much of their first argument as they return."""
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"}
+
+
+class OpCost(NamedTuple):
+    """One op: what it computes and moves."""
+
+    kind: Kind
+    op: str
+    """``"mm"``; of attention with ``", causal"`` behind it where half of the scores are left out."""
+    dtype: str
+    shape: tuple[int, ...] = ()
+    """Of a product: batch, m, n, k. Of attention: batch, heads, queries, keys, width of a head. Else empty."""
+    flops: int = 0
+    read: int = 0
+    written: int = 0
+
+
+_roles: dict[Any, int] = {}
+
+
+def role_of(func: Any) -> int:
+    """What an op is to a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
+    role = _roles.get(func)
+    if role is None:
+        role = _roles[func] = _role(func)
+    return role
+
+
+def _role(func: Any) -> int:
+    if not isinstance(func, torch._ops.OpOverload):
+        return ATTENTION if "flex_attention" in str(func) else MEMORY
+    name = func._opname
+    if func.namespace in _COMMUNICATION:
+        return WAIT if name == "wait_tensor" else COMMUNICATION
+    if "attention" in name and func.namespace == "aten":
+        return ATTENTION
+    if func._overloadpacket in flop_registry or name in _PRODUCTS:
+        return PRODUCT
+    if name in _NOTHING or func.namespace in ("prim", "profiler") or _is_view(func):
+        return FREE
+    return MEMORY
+
+
+def _is_view(func: torch._ops.OpOverload) -> bool:
+    """Whether all that an op returns shares memory with an argument that it does not write."""
+    returns = func._schema.returns
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among arguments or results, and in lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The arguments that an op writes into."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    values = [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return list(tensors_in(values))
+
+
+def moved_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that reading or writing a tensor moves; an expanded one is read once."""
+    size = 1
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        size *= length if stride or length == 0 else 1
+    return size * tensor.element_size()
+
+
+def cost_of(func: Any, role: int, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> OpCost:
+    """FLOPs and bytes of one op that has run.
+
+    Args:
+        func: the op.
+        role: of `role_of`.
+        args: its arguments.
+        kwargs: likewise.
+        result: what it returned.
+    """
+    name = getattr(func, "_opname", str(func))
+    into = written_arguments(func, args, kwargs)
+    returned = list(tensors_in([result]))
+    sources = list(tensors_in([*args, *kwargs.values()]))
+    if role == ATTENTION:
+        return _attention(func, name, args, kwargs, sources, returned)
+    written = sum(map(moved_bytes, into or returned))
+    if name in _ROWS_ONLY:
+        read = written
+    elif name.endswith("_like"):
+        read = 0
+    else:
+        overwritten = {id(tensor) for tensor in into} if name in _OVERWRITING else set()
+        read = sum(moved_bytes(tensor) for tensor in _distinct(sources) if id(tensor) not in overwritten)
+    if role == PRODUCT:
+        shape, dtype = _product_shape(name, args)
+        return OpCost("matmul", name, dtype, shape, _flops(func, args, kwargs, result), read, written)
+    dtype = str((returned or sources)[0].dtype).removeprefix("torch.") if returned or sources else ""
+    return OpCost("memory", name, dtype, (), 0, read, written)
+
+
+_OVERWRITING = {
+    *("copy_", "fill_", "zero_", "split_with_sizes_copy", "chunk_cat", "_foreach_copy_", "normal_", "uniform_"),
+}
+"""Ops that write into an argument without reading it."""
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """FLOPs by torch's formula."""
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is None:  # a grouped product: each row meets one of the matrices
+        return 2 * int(args[0].numel()) * int(args[1].shape[-1])
+    flops: int = formula(*args, **kwargs, out_val=result)
+    return flops
+
+
+def _product_shape(name: str, args: Sequence[Any]) -> tuple[tuple[int, ...], str]:
+    """Batch, m, n, k, and the dtype of what is multiplied; no shape for a convolution."""
+    left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
+    dtype = str(left.dtype).removeprefix("torch.")
+    if name not in _PRODUCTS:
+        return (), dtype
+    batch = int(left.shape[0]) if left.dim() == 3 else 1
+    return (batch, int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1])), dtype
+
+
+def _attention(
+    func: Any,
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    sources: Sequence[torch.Tensor],
+    returned: Sequence[torch.Tensor],
+) -> OpCost:
+    """Fused attention: two products forward, five backward, of which causality leaves out what lies above the
+    diagonal."""
+    is_backward = "backward" in name
+    query, key, value = sources[1:4] if is_backward else sources[:3]
+    batch, heads, queries, width = (int(size) for size in query.shape)
+    keys, value_width = int(key.shape[-2]), int(value.shape[-1])
+    is_causal = bool(_argument(func, "is_causal", args, kwargs))
+    pairs = causal_pairs(queries, keys) if is_causal else queries * keys
+    products = batch * heads * pairs * 2
+    flops = products * (3 * width + 2 * value_width) if is_backward else products * (width + value_width)
+    return OpCost(
+        "attention",
+        name.removeprefix("_scaled_dot_product_") + (", causal" if is_causal else ""),
+        str(query.dtype).removeprefix("torch."),
+        (batch, heads, queries, keys, width),
+        flops,
+        sum(map(moved_bytes, _distinct(sources))),
+        sum(map(moved_bytes, returned)),
+    )
+
+
+def causal_pairs(queries: int, keys: int) -> int:
+    """How many pairs of query and key causal attention computes: query i sees the keys 0 to i.
+
+    Worked example: 3 queries and 2 keys give 1 + 2 + 2 = 5.
+    """
+    triangle = min(queries, keys)
+    return triangle * (triangle + 1) // 2 + (queries - triangle) * keys
+
+
+def _argument(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if name in kwargs:
+        return kwargs[name]
+    schema = getattr(func, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == name:
+            return args[place] if place < len(args) else argument.default_value
+    return None

@@ -1,0 +1,205 @@
+"""How long kernels take on one GPU: products by their shape, attention, and all else by the bytes that it moves.
+
+A kernel takes the longer of its arithmetic and its memory traffic (the roofline), and a fixed time besides.
+
+* Products: the stated FLOP/s × the part that the best product reaches (both of the cluster's file) × what ordinary
+  shapes reach of that × how well the shape fills the GPU. A product is cut into tiles, one per multiprocessor at a
+  time, so its last wave is partly empty: see ``dl-performance-matrix-multiplication`` at docs.nvidia.com.
+* Attention: the stated FLOP/s × what published kernels reach. Torch takes FlashAttention-2 for bf16.
+* Memory: bytes read and written once per op at the bandwidth that copies reach; of compiled modules, ops between two
+  products are one kernel that moves what goes in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from dsexplore.cost.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What all GPUs of one generation share, that cluster files do not say.
+
+    Attributes:
+        multiprocessors: how many work at a time.
+        attention: the part of the stated bf16 FLOP/s that FlashAttention-2 reaches forward, on long sequences.
+        attention_backward: the same backward.
+        channels: multiprocessors that the communication library's kernels hold while a collective runs.
+    """
+
+    multiprocessors: int
+    attention: float
+    attention_backward: float
+    channels: int
+
+
+GENERATIONS: Mapping[str, Generation] = MappingProxyType(
+    {
+        # V100 datasheet; attention as on Ampere, where nothing better is published.
+        "volta": Generation(80, 0.45, 0.40, 16),
+        # A100 whitepaper: 108. FlashAttention-2 (arXiv 2307.08691), figures 4 to 6, head width 128, causal, 8k to 16k:
+        # 190 of 312 TFLOP/s forward, 172 backward. NCCL on 8 A100: 24 channels of one block each.
+        "ampere": Generation(108, 0.61, 0.55, 24),
+        # L40S datasheet: 142; attention as FlashAttention-2 on Ampere.
+        "ada": Generation(142, 0.55, 0.48, 16),
+        # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, which show FlashAttention-2 on
+        # H100 SXM: 370 of 989 TFLOP/s forward, 300 backward, head width 128, causal, 8k to 16k. NCCL on 8 H100: 16
+        # channels with NVLS, 24 with rings.
+        "hopper": Generation(132, 0.37, 0.30, 20),
+        # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it.
+        "blackwell": Generation(148, 0.50, 0.42, 20),
+        # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
+        "cdna3": Generation(304, 0.33, 0.25, 32),
+        # A CPU's ranks compute one product at a time on all their cores.
+        "cpu": Generation(1, 0.50, 0.40, 0),
+    }
+)
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp32"}
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62))
+"""Rows and columns of a tile, and how fast it is beside the largest: a tile reads (rows + columns) × k numbers for
+rows × columns × k multiplications, so small ones wait for memory."""
+_PROLOGUE = 128
+"""Steps along k that a tile takes to fill its buffers and to write its result, during which it multiplies nothing."""
+_ORDINARY = 0.88
+"""Large products of ordinary shapes beside the fastest of all shapes, which is what files call achievable: where both
+other dims are 4096 the best of many numbers of rows reaches 80 to 90 % of it (stas00/ml-engineering,
+compute/accelerator/benchmarks/README.md, 2026-11-23), of which a k of 4096 explains 3 %."""
+_FIXED = 2e-6
+"""Seconds from the last store of a kernel to the first load of the next on one stream."""
+OPTIMIZER_TENSORS = 50
+"""Parameters that one launch of a multi-tensor kernel takes: torch.optim's default on GPUs, where a CPU takes one."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How far kernels run from what is expected of them: factors on their times.
+
+    Attributes:
+        matmul: of products.
+        attention: of attention.
+        memory: of all else.
+    """
+
+    matmul: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+
+
+SPEEDS = (Speed(0.88, 0.70, 0.90), Speed(), Speed(1.22, 1.25, 1.35))
+"""Low, expected and high. Products: best published rates against sustained ones under a power limit. Attention: with
+cuDNN or FlashAttention-3 against FlashAttention-2. Memory: ops that fit into the cache against strided ones."""
+
+
+def kernel_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
+    """Seconds that the compute stream is busy with one row of `schema.KERNELS`.
+
+    Args:
+        row: a row of the table, by column.
+        cluster: whose GPU.
+        speed: factors on the times.
+        compiled: whether ops are fused as a compiler fuses them.
+    """
+    kind, count = row["kind"], int(row["count"])
+    if kind in ("dispatch", "wait"):
+        return 0.0
+    traffic = int(row["read_bytes"] + row["written_bytes"])
+    if kind == "memory":
+        if compiled:
+            traffic, count = row["fused_bytes"], row["fused_count"]
+        elif row["phase"] == "optimizer":
+            count = -(-count // OPTIMIZER_TENSORS)
+        return speed.memory * (_memory_seconds(traffic, cluster) + count * _fixed(cluster))
+    if kind == "attention":
+        arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster)
+    else:
+        arithmetic = speed.matmul * int(row["flops"]) / _product_rate(row["dtype"], tuple(row["shape"]), cluster)
+    return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
+
+
+def host_seconds(row: Mapping[str, Any], cluster: Cluster, compiled: bool) -> float:
+    """Seconds that the CPU takes to launch one row of `schema.KERNELS`."""
+    kind, count = row["kind"], int(row["count"])
+    if kind == "dispatch":
+        return 0.0 if compiled else count * DTENSOR_LAUNCHES * cluster.launch_overhead
+    if kind == "memory" and compiled:
+        return float(row["fused_count"] * cluster.launch_overhead)
+    if kind == "memory" and row["phase"] == "optimizer":
+        return -(-count // OPTIMIZER_TENSORS) * cluster.launch_overhead
+    return float(count * cluster.launch_overhead) if kind != "wait" else 0.0
+
+
+DTENSOR_LAUNCHES = 4.0
+"""How many times longer than a plain op the CPU takes for one on DTensors, once its sharding is cached."""
+
+
+def slowed_by_communication(cluster: Cluster) -> float:
+    """The part of the multiprocessors that a running collective keeps from other kernels."""
+    generation = GENERATIONS[cluster.generation]
+    return generation.channels / generation.multiprocessors
+
+
+def _fixed(cluster: Cluster) -> float:
+    return min(_FIXED, cluster.launch_overhead)
+
+
+def _memory_seconds(traffic: float, cluster: Cluster) -> float:
+    return traffic / (cluster.memory.bandwidth * cluster.memory.achievable)
+
+
+def _stated(dtype: str, cluster: Cluster) -> float:
+    """FLOP/s that the maker states; where a file has no rate for a dtype, that of the next wider one."""
+    dense = cluster.compute.dense
+    wanted = "fp8" if dtype.startswith("float8") else _DTYPES.get(dtype, "fp32")
+    if wanted not in dense:
+        wanted = "bf16" if wanted in ("fp8", "fp16") else "fp32"
+    return dense[wanted]
+
+
+def _product_rate(dtype: str, shape: tuple[int, ...], cluster: Cluster) -> float:
+    """FLOP/s of a product of that shape."""
+    best = _stated(dtype, cluster) * cluster.compute.achievable
+    return best * _ORDINARY * shape_efficiency(shape, cluster.generation)
+
+
+def _attention_rate(row: Mapping[str, Any], cluster: Cluster) -> float:
+    generation = GENERATIONS[cluster.generation]
+    part = generation.attention_backward if "backward" in row["op"] else generation.attention
+    batch, heads, queries, _, width = map(int, row["shape"])
+    blocks = batch * heads * -(-queries // 128)
+    waves = -(-blocks // generation.multiprocessors)
+    filled = blocks / (waves * generation.multiprocessors)
+    narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
+    return _stated(row["dtype"], cluster) * part * narrow * filled
+
+
+@lru_cache(maxsize=4096)
+def shape_efficiency(shape: tuple[int, ...], generation: str) -> float:
+    """The part of the rate of large products that a product of that shape reaches, at most 1.
+
+    Args:
+        shape: batch, m, n, k; empty where it is not known, which counts as large.
+        generation: of the GPU.
+
+    Worked example: 132 multiprocessors compute 133 tiles in two waves, so half of the second wave's time is lost.
+    """
+    if len(shape) != 4 or GENERATIONS[generation].multiprocessors == 1:
+        return 1.0
+    batch, m, n, k = shape
+    processors = GENERATIONS[generation].multiprocessors
+    best = 0.0
+    for rows, columns, relative in _TILES:
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        for parts in (1, 2, 4, 8):
+            if parts > 1 and (k < parts * 1024 or tiles * parts > 2 * processors):
+                break
+            waves = -(-tiles * parts // processors)
+            filled = batch * m * n * parts / (waves * processors * rows * columns)
+            depth = k / parts
+            best = max(best, relative * filled * depth / (depth + _PROLOGUE))
+    return best

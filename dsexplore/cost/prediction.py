@@ -1,0 +1,391 @@
+"""`Prediction`: how long a traced step would take on a cluster, what of it is exposed, and what memory it needs."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import polars as pl
+
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.compute import slowed_by_communication
+from dsexplore.cost.estimate import Range
+from dsexplore.cost.peak_memory import PeakMemory, peak_memory
+from dsexplore.cost.rank_program import Collective, Options, Program, programs
+from dsexplore.cost.schedules import Placed, Schedule, place, read_schedule
+from dsexplore.cost.stream_simulation import COMPUTE, GAPS, Played, Span, play
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.trace.tables import Tables
+
+RESERVED = 1.5 * 2**30
+"""Bytes that the driver, its libraries and the communication library take of a GPU beside the program's tensors."""
+
+
+@dataclass(frozen=True)
+class _RankTimes:
+    """One rank's step, once for each end of the range."""
+
+    program: Program
+    played: tuple[Played, Played, Played]
+    bubble: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Seconds that it waits for other stages of its pipeline."""
+
+    @property
+    def step(self) -> tuple[float, float, float]:
+        low, expected, high = (_busy(played) + wait for played, wait in zip(self.played, self.bubble, strict=True))
+        return low, expected, high
+
+
+class Prediction(Displayable):
+    """What one step of a traced program would cost on a cluster; made by `Trace.predict`.
+
+    Attributes:
+        cluster: that it is predicted for.
+        options: that it was asked for with.
+        rank: the rank of the trace whose step takes longest: the times are its.
+    """
+
+    def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
+        self.tables, self.cluster, self.options = tables, cluster, options
+        read = programs(tables, cluster, options)
+        slowdown = slowed_by_communication(cluster) if options.overlap else 0.0
+        ranks = [
+            _RankTimes(
+                program,
+                (
+                    play(program.items, 0, slowdown, options.overlap),
+                    play(program.items, 1, slowdown, options.overlap),
+                    play(program.items, 2, slowdown, options.overlap),
+                ),
+            )
+            for program in read
+        ]
+        self.schedule = read_schedule(tables.info.schedule)
+        self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
+        if self.schedule is not None:
+            ranks = self._in_pipeline(ranks, self.schedule)
+        self._ranks = ranks
+        self._slowest = max(ranks, key=lambda one: one.step[1])
+        self.rank = self._slowest.program.rank
+
+    @property
+    def step(self) -> Range:
+        """Seconds of the step."""
+        low, expected, high = self._slowest.step
+        return Range(low, expected, high)
+
+    @property
+    def compute(self) -> Range:
+        """Seconds that the compute stream is busy."""
+        return _range([played.compute for played in self._slowest.played])
+
+    @property
+    def exposed(self) -> Range:
+        """Seconds of communication that no compute hides."""
+        return _range([_exposed(played) for played in self._slowest.played])
+
+    @property
+    def idle(self) -> Range:
+        """Seconds that the compute stream waits for the CPU that launches kernels, or for other stages."""
+        return _range(
+            [played.idle + wait for played, wait in zip(self._slowest.played, self._slowest.bubble, strict=True)]
+        )
+
+    @property
+    def bubble(self) -> Range:
+        """Seconds that the rank waits for other stages of its pipeline; part of `idle`."""
+        return _range(list(self._slowest.bubble))
+
+    @property
+    def communication(self) -> Range:
+        """Seconds that collectives run, hidden or not."""
+        return _range([played.sum("communication") for played in self._slowest.played])
+
+    @cached_property
+    def peak(self) -> PeakMemory:
+        """The most memory that a rank needs, and when."""
+        has_streams = any(
+            isinstance(item, Collective) and item.rule == "fsdp gather" for item in self._slowest.program.items
+        )
+        return peak_memory(self.tables.memory, self._slowest.program.step, has_streams)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the allocator of the rank which needs most holds; see `PeakMemory.size`."""
+        return self.peak.size
+
+    @property
+    def fits(self) -> bool:
+        """Whether `memory` and what the driver and its libraries take fit into the memory of one GPU."""
+        return self.memory + RESERVED <= self.cluster.memory.size
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of these numbers."""
+        notes = list(self._notes)
+        if not self.fits:
+            notes.append(
+                f"does not fit: {self.memory / 2**30:.1f} GiB, most {self.peak.where}, and {RESERVED / 2**30:.1f} "
+                f"GiB of the driver and its libraries, in {self.cluster.memory.size / 2**30:.1f} GiB"
+            )
+        return tuple(notes)
+
+    def by_module(self) -> pl.DataFrame:
+        """Seconds per module and phase, in the order in which they first run.
+
+        Columns: ``module``, ``phase``, ``compute``, ``communication``, ``exposed``, ``idle``, and ``_low`` and
+        ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
+        """
+        parts = [
+            _per_module(played, wait) for played, wait in zip(self._slowest.played, self._slowest.bubble, strict=True)
+        ]
+        low, expected, high = parts
+        rows = [
+            {
+                "module": module,
+                "phase": phase,
+                **{name: expected[module, phase][name] for name in _COLUMNS},
+                **{
+                    f"{name}_{suffix}": part[module, phase][name]
+                    for name in ("compute", "exposed")
+                    for suffix, part in (("low", low), ("high", high))
+                },
+            }
+            for module, phase in expected
+        ]
+        kinds = {"module": pl.String, "phase": pl.String}
+        names = [*kinds, *_COLUMNS, "compute_low", "compute_high", "exposed_low", "exposed_high"]
+        return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in names})
+
+    def by_axis(self) -> pl.DataFrame:
+        """Seconds per mesh axis and op: ``axis``, ``op``, ``count``, ``communication``, ``exposed``."""
+        totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        for span in self._slowest.played[1].spans:
+            if span.kind == "communication":
+                total = totals[span.axis, span.op]
+                total[0] += 1
+                total[1] += span.seconds
+            elif span.kind == "exposed" and span.op != "recv":
+                totals[span.axis, span.op][2] += span.seconds
+        rows = [
+            (axis, op, int(count), all_of_it, exposed) for (axis, op), (count, all_of_it, exposed) in totals.items()
+        ]
+        columns = {
+            "axis": pl.String,
+            "op": pl.String,
+            "count": pl.Int64,
+            "communication": pl.Float64,
+            "exposed": pl.Float64,
+        }
+        return pl.DataFrame(rows, schema=columns, orient="row").sort("exposed", "communication", descending=True)
+
+    def by_rank(self) -> pl.DataFrame:
+        """Seconds per rank in the trace: ``rank``, ``step``, ``compute``, ``exposed``, ``idle``."""
+        rows = [
+            (
+                one.program.rank,
+                one.step[1],
+                one.played[1].compute,
+                _exposed(one.played[1]),
+                one.played[1].idle + one.bubble[1],
+            )
+            for one in self._ranks
+        ]
+        columns = {"rank": pl.Int64, **dict.fromkeys(("step", "compute", "exposed", "idle"), pl.Float64)}
+        return pl.DataFrame(rows, schema=columns, orient="row")
+
+    def timeline(self) -> pl.DataFrame:
+        """What each stream of `rank` does, predicted: ``stream``, ``start``, ``end`` in seconds from the start of the
+        step, ``kind``, ``module``, ``phase``, ``op``, ``axis``. Waiting for other stages is not in it: see
+        `stages`."""
+        names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
+        rows = [tuple(getattr(span, name) for name in names) for span in self._slowest.played[1].spans]
+        types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
+        return pl.DataFrame(rows, schema=types, orient="row")
+
+    def stages(self) -> list[Placed]:
+        """When each stage of the pipeline computes which microbatch, predicted; empty without a pipeline."""
+        return self._placed[1] if self.schedule is not None else []
+
+    def to_frame(self) -> pl.DataFrame:
+        """`by_module`."""
+        return self.by_module()
+
+    def what_if(
+        self,
+        *,
+        cluster: Cluster | str | os.PathLike[str] | None = None,
+        ranks_per_node: int | None = None,
+        overlap: bool | None = None,
+        compiled: bool | None = None,
+        batch: float = 1,
+        sequence: float = 1,
+    ) -> Prediction:
+        """The same step under other conditions, without a new trace.
+
+        Args:
+            cluster: another one.
+            ranks_per_node: another number; 0 for the cluster's own.
+            overlap: whether communication may run beside compute.
+            compiled: whether modules run compiled.
+            batch: times as many samples; anything but 1 needs a new trace.
+            sequence: times as long sequences; the same.
+
+        Raises:
+            UsageError: what changes the program's shapes, and so what it computes, stores and sends.
+        """
+        for name, factor in (("batch", batch), ("sequence", sequence)):
+            if factor != 1:
+                raise UsageError(
+                    f"{name}={factor}: other shapes need a new trace, as products, memory and messages do not all grow "
+                    f"with the {name}: trace the program with {factor} times the {name}, and predict that"
+                )
+        options = replace(
+            self.options,
+            ranks_per_node=self.options.ranks_per_node if ranks_per_node is None else ranks_per_node or None,
+            overlap=self.options.overlap if overlap is None else overlap,
+            compiled=self.options.compiled if compiled is None else compiled,
+        )
+        return Prediction(self.tables, self.cluster if cluster is None else as_cluster(cluster), options)
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self.step} per step on {self.cluster.name}, {self.memory / 2**30:.1f} GiB>"
+
+    def _in_pipeline(self, ranks: list[_RankTimes], schedule: Schedule) -> list[_RankTimes]:
+        """The ranks with the time that each waits for other stages."""
+        size = len(schedule.order)
+        positions = [_position(self.tables, one.program, size) for one in ranks]
+        if len(set(positions)) < size:
+            self._notes.append(
+                f"{len(set(positions))} of {size} stages of the pipeline are traced: the others are taken to be like "
+                "the nearest of these; trace one rank of each stage for stages that differ"
+            )
+        bubbles: list[list[float]] = [[] for _ in ranks]
+        self._placed: list[list[Placed]] = []
+        for end in range(3):
+            forward, backward = self._stage_times(ranks, positions, schedule, end)
+            placed = place(schedule, forward, backward, _transfer(ranks[0].program, end))
+            self._placed.append(placed)
+            last = max(one.end for one in placed)
+            for position, waits in zip(positions, bubbles, strict=True):
+                busy = sum(action.end - action.start for action in placed if action.rank == position)
+                waits.append(last - busy)
+        return [replace(one, bubble=(waits[0], waits[1], waits[2])) for one, waits in zip(ranks, bubbles, strict=True)]
+
+    def _stage_times(
+        self, ranks: list[_RankTimes], positions: list[int], schedule: Schedule, end: int
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Seconds of one microbatch forward and backward, by stage."""
+        of_position = {}
+        for one, position in zip(ranks, positions, strict=True):
+            each = schedule.microbatches * schedule.stages_per_rank
+            ahead, back = _phases(one.played[end])
+            of_position[position] = ahead / each, back / each
+        forward: dict[int, float] = {}
+        backward: dict[int, float] = {}
+        for rank, actions in enumerate(schedule.order):
+            nearest = _nearest(rank, list(of_position), len(schedule.order))
+            for stage in {action.stage for action in actions}:
+                forward[stage], backward[stage] = of_position[nearest]
+        return forward, backward
+
+
+_COLUMNS = ("compute", "communication", "exposed", "idle")
+
+
+def predict(
+    tables: Tables,
+    cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+    *,
+    ranks_per_node: int | None = None,
+    compiled: bool | None = None,
+    overlap: bool = True,
+    step: int | None = None,
+) -> Prediction:
+    """What one step of a trace would cost on a cluster; see `Trace.predict`.
+
+    Raises:
+        UsageError: the trace has no costs, no such step, or no such cluster.
+    """
+    if ranks_per_node is not None and ranks_per_node < 1:
+        raise UsageError(f"ranks_per_node={ranks_per_node} is no number of ranks: give 1 or more")
+    return Prediction(tables, as_cluster(cluster), Options(ranks_per_node, compiled, overlap, step))
+
+
+def as_cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
+    """A cluster, or the one of that name or file."""
+    return cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+
+
+def _range(values: list[float]) -> Range:
+    """A range of three numbers that a simulation gave; more of one may leave less of another, so they are sorted."""
+    low, high = min(values), max(values)
+    return Range(low, min(max(values[1], low), high), high)
+
+
+def _exposed(played: Played) -> float:
+    """Seconds that the compute stream waits for collectives; messages between stages are part of the bubble."""
+    return sum(span.seconds for span in played.spans if span.kind == "exposed" and span.op != "recv")
+
+
+def _busy(played: Played) -> float:
+    """Seconds of the step without waiting for messages between stages."""
+    return played.end - sum(span.seconds for span in played.spans if span.kind == "exposed" and span.op == "recv")
+
+
+def _is_receiving(span: Span) -> bool:
+    return span.kind == "exposed" and span.op == "recv"
+
+
+def _phases(played: Played) -> tuple[float, float]:
+    """Seconds that the compute stream spends forward and backward, with what is exposed in it; the loss is forward."""
+    spans = [span for span in played.spans if span.stream == COMPUTE and not _is_receiving(span)]
+    last = max((number for number, span in enumerate(spans) if span.phase in ("backward", "recompute")), default=-1)
+    forward = backward = 0.0
+    for number, span in enumerate(spans):
+        if span.phase in ("backward", "recompute"):
+            backward += span.seconds
+        elif span.phase == "forward" or (span.phase == "other" and number < last):
+            forward += span.seconds
+    return forward, backward
+
+
+def _per_module(played: Played, bubble: float) -> dict[tuple[str, str], dict[str, float]]:
+    totals: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(_COLUMNS, 0.0))
+    for span in played.spans:
+        if _is_receiving(span):
+            continue
+        name = span.kind if span.kind in (*GAPS, "communication") else "compute"
+        totals[span.module, span.phase][name] += span.seconds
+    if bubble:
+        totals["", "other"]["idle"] += bubble
+    return totals
+
+
+def _position(tables: Tables, program: Program, size: int) -> int:
+    """The place of a rank in its pipeline."""
+    messages = tables.events.filter((pl.col("rank") == program.rank) & pl.col("op").is_in(["send", "recv"]))
+    groups = tables.groups.filter(pl.col("group").is_in(messages["group"].unique().implode()))
+    for ranks in groups.filter(size=size)["ranks"]:
+        if program.rank in ranks:
+            return list(ranks).index(program.rank)
+    return 0
+
+
+def _transfer(program: Program, end: int) -> float:
+    """Seconds of one message between stages."""
+    times = [
+        item.seconds[end] for item in program.items if isinstance(item, Collective) and item.op in ("send", "recv")
+    ]
+    return max(times, default=0.0)
+
+
+def _nearest(position: int, known: list[int], size: int) -> int:
+    """The traced stage that a stage is taken to be like: one in the middle is like another there, if there is one."""
+    middle = [one for one in known if 0 < one < size - 1]
+    if position in known:
+        return position
+    return min(middle or [one for one in known if one < size - 1] or known, key=lambda one: abs(one - position))

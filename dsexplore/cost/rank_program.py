@@ -1,0 +1,243 @@
+"""One rank's step as the streams of a GPU see it: kernels, collectives and waits, in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import polars as pl
+
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.collective_time import collective_time
+from dsexplore.cost.compute import SPEEDS, host_seconds, kernel_seconds
+from dsexplore.errors import UsageError
+from dsexplore.trace.collectives import OPS
+from dsexplore.trace.tables import Tables
+
+Rule = Literal["fsdp gather", "fsdp reduce", "ddp", "wait", "async", "send", "recv"]
+"""When a collective may begin, and who waits for it; see `stream_simulation`."""
+
+Times = tuple[float, float, float]
+"""Seconds: low, expected, high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Work of the compute stream.
+
+    Attributes:
+        seconds: busy time.
+        host: seconds of the CPU that launches it.
+        module: that runs.
+        phase: of the step.
+        kind: see `dsexplore.capture.op_costs.Kind`.
+    """
+
+    seconds: Times
+    host: float
+    module: str
+    phase: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective that is issued.
+
+    Attributes:
+        seq: its number in the trace.
+        seconds: from the moment when all ranks have begun it.
+        stream: that it runs on.
+        link: that it occupies: ``"node"`` or ``"network"``.
+        rule: see `Rule`.
+        module: whose parameters it moves, or that ran.
+        phase: of the step.
+        op: such as ``all_gather``.
+        axis: of the mesh.
+        message_bytes: as nccl-tests counts them.
+        peer: of a send or recv.
+    """
+
+    seq: int
+    seconds: Times
+    stream: str
+    link: str
+    rule: Rule
+    module: str
+    phase: str
+    op: str
+    axis: str
+    message_bytes: int
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The compute stream waits for the collective of that number."""
+
+    seq: int
+
+
+Item = Kernels | Collective | Wait
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in one step."""
+
+    rank: int
+    step: int
+    items: list[Item]
+    notes: list[str] = field(default_factory=list)
+
+
+def programs(tables: Tables, cluster: Cluster, options: Options) -> list[Program]:
+    """The programs of all ranks of a trace that have kernels.
+
+    Raises:
+        UsageError: the trace has no kernels.
+    """
+    kernels = tables.kernels
+    if kernels.is_empty():
+        raise UsageError(
+            "this trace has collectives only, and no costs of what is computed between them: record it again with "
+            "commtrace(costs=True), run(…, costs=True), or dsexplore run --cluster"
+        )
+    step = options.step if options.step is not None else _fullest_step(kernels)
+    if kernels.filter(step=step).is_empty():
+        raise UsageError(f"step {step} computes nothing in this trace: it has steps {_listed(kernels['step'])}")
+    reader = _Reader(tables, cluster, options)
+    return [reader.program(int(rank), step) for rank in kernels["rank"].unique().sort()]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a prediction is asked for.
+
+    Attributes:
+        ranks_per_node: as `Cluster.ranks_per_node`, unless given.
+        compiled: whether modules run compiled; None for as the program asked.
+        overlap: whether communication may run beside compute.
+        step: which step of the trace; None for the last that computes most.
+    """
+
+    ranks_per_node: int | None = None
+    compiled: bool | None = None
+    overlap: bool = True
+    step: int | None = None
+
+
+def _fullest_step(kernels: pl.DataFrame) -> int:
+    """The last of the steps that compute most: what comes after the last optimizer step is no step."""
+    totals = kernels.group_by("step").agg(work=pl.col("flops").sum() + pl.col("read_bytes").sum()).sort("step")
+    full = totals.filter(pl.col("work") >= 0.9 * pl.col("work").max())
+    return int(full["step"][-1])
+
+
+def _listed(numbers: pl.Series) -> str:
+    return ", ".join(map(str, numbers.unique().sort()))
+
+
+class _Reader:
+    """Makes items of the rows of a trace's tables."""
+
+    def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
+        self.tables, self.cluster, self.options = tables, cluster, options
+        self.groups = {row["group"]: row["ranks"] for row in tables.groups.iter_rows(named=True)}
+        self.per_node = options.ranks_per_node or cluster.ranks_per_node
+        self._times: dict[tuple[Any, ...], Times] = {}
+        self.notes: dict[str, None] = {}
+
+    def program(self, rank: int, step: int) -> Program:
+        """The items of one rank and step, in program order."""
+        kernels = self.tables.kernels.filter(rank=rank, step=step).sort("segment", maintain_order=True)
+        events = self.tables.events.filter(
+            (pl.col("rank") == rank) & (pl.col("step") == step) & (pl.col("phase") != "start-up")
+        )
+        waited = set(kernels["waits_for"].drop_nulls())
+        collectives = [self._collective(row, rank, waited) for row in events.iter_rows(named=True)]
+        issued = {one.seq for one in collectives}
+        items: list[Item] = []
+        position = 0
+        for row in kernels.iter_rows(named=True):
+            while position < len(collectives) and collectives[position].seq < row["before"]:
+                items.append(collectives[position])
+                position += 1
+            if row["kind"] == "wait":
+                if row["waits_for"] in issued:
+                    items.append(Wait(row["waits_for"]))
+            else:
+                items.append(self._kernels(row))
+        return Program(rank, step, [*items, *collectives[position:]], list(self.notes))
+
+    def _kernels(self, row: Mapping[str, Any]) -> Kernels:
+        compiled = self.options.compiled if self.options.compiled is not None else row["compiled"]
+        low, expected, high = (kernel_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
+        return Kernels(
+            (low, expected, high),
+            host_seconds(row, self.cluster, compiled),
+            row["module"],
+            row["phase"],
+            row["kind"],
+        )
+
+    def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:
+        ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
+        per_node = self._ranks_on_node(ranks, row, rank)
+        return Collective(
+            seq=row["seq"],
+            seconds=self._seconds(row["op"], row["message_bytes"], row["group_size"], per_node),
+            stream=_stream(row),
+            link="node" if per_node >= row["group_size"] else "network",
+            rule=_rule(row, waited),
+            module=row["owner"] or row["trigger"],
+            phase=row["phase"],
+            op=row["op"],
+            axis=row["axis"],
+            message_bytes=row["message_bytes"],
+            peer=row["peer"],
+        )
+
+    def _ranks_on_node(self, ranks: list[int], row: Mapping[str, Any], rank: int) -> int:
+        """How many of the ranks that take part share this rank's node; of a message, the two ends."""
+        if row["op"] in ("send", "recv"):
+            return 2 if row["peer"] is not None and row["peer"] // self.per_node == rank // self.per_node else 1
+        return max(1, sum(other // self.per_node == rank // self.per_node for other in ranks))
+
+    def _seconds(self, op: str, message_bytes: int, size: int, per_node: int) -> Times:
+        key = op, message_bytes, size, per_node
+        if key not in self._times:
+            if op not in OPS:
+                self.notes[f"{op} is not a collective whose time is known: left out of the prediction"] = None
+                self._times[key] = (0.0, 0.0, 0.0)
+            else:
+                ranks = 2 if op in ("send", "recv") else size
+                time = collective_time(op, message_bytes, ranks, min(per_node, ranks), self.cluster)
+                self._times[key] = time.low, time.expected, time.high
+        return self._times[key]
+
+
+def _stream(row: Mapping[str, Any]) -> str:
+    """The stream that a collective runs on: FSDP2 has one for each kind, others one for each group."""
+    if _is_fsdp(row["cause"]):
+        return f"FSDP {row['op']}"
+    return f"{row['axis'] or row['group']} {'messages' if row['op'] in ('send', 'recv') else 'collectives'}"
+
+
+def _is_fsdp(cause: str) -> bool:
+    """Whether FSDP itself communicates; within its hooks DTensor may, which the text after the colon says."""
+    return cause.startswith("FSDP") and ":" not in cause
+
+
+def _rule(row: Mapping[str, Any], waited: set[int]) -> Rule:
+    op, cause = row["op"], row["cause"]
+    if op == "send":
+        return "send"
+    if op == "recv":
+        return "recv"
+    if _is_fsdp(cause):
+        return "fsdp gather" if op == "all_gather" else "fsdp reduce"
+    if cause.startswith("DDP gradient"):
+        return "ddp"
+    return "async" if row["seq"] in waited or row["is_async"] else "wait"

@@ -1,0 +1,168 @@
+"""When the stages of a pipeline compute, and how long each waits for its neighbours (the bubble).
+
+A schedule is a list of actions per rank of the pipeline: forward, backward, or the two halves of a backward, of one
+stage and one microbatch. Schedules of torch that hold such lists are recorded with them; for GPipe and 1F1B, which do
+not, the lists are made here as ``Schedule1F1B._step_microbatches`` performs them. An action begins when its rank is
+free and what it needs has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from dsexplore.errors import UsageError
+
+_ACTION = re.compile(r"(?<![A-Z_\d])(\d+)([FBIW])(\d+)")
+
+
+class Action(NamedTuple):
+    """One action: ``F`` forward, ``B`` backward, ``I`` backward to the input, ``W`` backward to the weights."""
+
+    stage: int
+    kind: Literal["F", "B", "I", "W"]
+    microbatch: int
+
+
+class Placed(NamedTuple):
+    """An action with its time in seconds, from the start of the first one."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A pipeline schedule.
+
+    Attributes:
+        name: of its class in torch.
+        stages: of the whole pipeline.
+        microbatches: of one step.
+        order: actions of each rank of the pipeline.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    order: tuple[tuple[Action, ...], ...]
+
+    @property
+    def stages_per_rank(self) -> int:
+        """How many stages each rank has."""
+        return self.stages // len(self.order)
+
+
+def read_schedule(text: str) -> Schedule | None:
+    """The schedule of `TraceInfo.schedule`; None where the trace has none.
+
+    Raises:
+        UsageError: a schedule without a list of actions that is none of those known here.
+    """
+    if not text:
+        return None
+    data = json.loads(text)
+    name, stages, microbatches = data["schedule"], data["stages"], data["microbatches"]
+    order: tuple[tuple[Action, ...], ...]
+    if name == "ScheduleGPipe":
+        order = tuple(gpipe(stage, microbatches) for stage in range(stages))
+    elif name == "Schedule1F1B":  # torch's own list of it numbers the microbatches of later stages from 1
+        order = tuple(one_forward_one_backward(stage, stages, microbatches) for stage in range(stages))
+    elif data["order"]:
+        order = tuple(_parsed(data["order"][rank]) for rank in sorted(data["order"], key=int))
+    else:
+        raise UsageError(
+            f"the actions of {name} are not known, so its bubble cannot be predicted: use a schedule of torch"
+        )
+    return Schedule(name, stages, microbatches, order)
+
+
+def _parsed(text: str) -> tuple[Action, ...]:
+    return tuple(Action(int(stage), kind, int(microbatch)) for stage, kind, microbatch in _ACTION.findall(text))
+
+
+def gpipe(stage: int, microbatches: int) -> tuple[Action, ...]:
+    """All forwards, then all backwards."""
+    return tuple(Action(stage, kind, number) for kind in ("F", "B") for number in range(microbatches))
+
+
+def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
+    """Forwards until the last stage has one, then a backward for each forward, then the backwards that are left."""
+    ahead = min(microbatches, stages - stage)
+    actions = [Action(stage, "F", number) for number in range(ahead)]
+    for number in range(microbatches):
+        actions.append(Action(stage, "B", number))
+        if ahead + number < microbatches:
+            actions.append(Action(stage, "F", ahead + number))
+    return tuple(actions)
+
+
+def place(
+    schedule: Schedule, forward: Mapping[int, float], backward: Mapping[int, float], transfer: float
+) -> list[Placed]:
+    """When each action runs.
+
+    Args:
+        schedule: whose actions.
+        forward: seconds of one microbatch by stage.
+        backward: the same.
+        transfer: seconds that a message between two stages takes.
+
+    Raises:
+        UsageError: actions that wait for each other.
+    """
+    done: dict[Action, float] = {}
+    ranks = {stage: rank for rank, actions in enumerate(schedule.order) for stage in {one.stage for one in actions}}
+    waiting = [list(reversed(actions)) for actions in schedule.order]
+    free = [0.0] * len(waiting)
+    placed: list[Placed] = []
+    while any(waiting):
+        moved = False
+        for rank, actions in enumerate(waiting):
+            while actions:
+                ready = _ready(actions[-1], schedule, done, ranks, transfer)
+                if ready is None:
+                    break
+                action = actions.pop()
+                start = max(free[rank], ready)
+                free[rank] = done[action] = start + _seconds(action, forward, backward)
+                placed.append(Placed(rank, action, start, free[rank]))
+                moved = True
+        if not moved:
+            raise UsageError(f"the actions of {schedule.name} wait for each other: its order cannot run")
+    return placed
+
+
+def _seconds(action: Action, forward: Mapping[int, float], backward: Mapping[int, float]) -> float:
+    if action.kind == "F":
+        return forward[action.stage]
+    return backward[action.stage] * (1.0 if action.kind == "B" else 0.5)
+
+
+def _ready(
+    action: Action, schedule: Schedule, done: Mapping[Action, float], ranks: Mapping[int, int], transfer: float
+) -> float | None:
+    """When what an action needs has arrived; None where it is not known yet."""
+    stage, kind, number = action
+    needed: list[tuple[Action, bool]] = []
+    if kind == "F" and stage > 0:
+        needed.append((Action(stage - 1, "F", number), ranks.get(stage - 1) != ranks[stage]))
+    elif kind in ("B", "I"):
+        needed.append((Action(stage, "F", number), False))
+        if stage < schedule.stages - 1:
+            whole = Action(stage + 1, "B", number)
+            later = whole if any(whole in actions for actions in schedule.order) else Action(stage + 1, "I", number)
+            needed.append((later, ranks.get(stage + 1) != ranks[stage]))
+    elif kind == "W":
+        needed.append((Action(stage, "I", number), False))
+    times = []
+    for one, travels in needed:
+        if one not in done:
+            return None
+        times.append(done[one] + (transfer if travels else 0.0))
+    return max(times, default=0.0)

@@ -1,0 +1,1 @@
+"""Predicted steps, and the choice of a mesh."""

@@ -1,0 +1,154 @@
+"""The view of a comparison of meshes: a table with time and memory, and the same as a figure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dsexplore.cost.compare_meshes import MeshCandidate, MeshComparison
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_seconds
+from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE, GREY, LEGEND_ABOVE, VERMILION, themed
+from dsexplore.views.view import View
+
+HEAD = ("mesh", "", "step", "low", "high", "compute", "exposed", "idle", "memory")
+_MOST_ROWS = 200
+
+
+class MeshComparisonView(View):
+    """The view of a `MeshComparison`."""
+
+    title = "Choice of a mesh"
+
+    def __init__(self, comparison: MeshComparison) -> None:
+        self._comparison = comparison
+
+    def text(self) -> str:
+        """The fastest meshes, ties, and how many were dropped."""
+        one = self._comparison
+        lines = [f"predicted on {one.cluster.title}, the fastest first:"]
+        for candidate in one.ranking[:8]:
+            assert candidate.prediction is not None
+            memory = format_bytes(candidate.prediction.memory)
+            lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}")
+        lines += [f"  {html.plain(line, 400)}" for line in self._remarks()]
+        return "\n".join(lines)
+
+    def _remarks(self) -> list[str]:
+        one = self._comparison
+        lines = [f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}" for group in one.tied]
+        dropped = len(one.candidates) - len(one.ranking)
+        return [*lines, *([f"{dropped} of {len(one.candidates)} meshes are out"] if dropped else []), *one.notes]
+
+    def html(self) -> str:
+        """A row for each mesh: a bar of what its step consists of, times with ranges, memory; then those dropped."""
+        one = self._comparison
+        predictions = [candidate.prediction for candidate in one.ranking]
+        slowest = max((each.step.expected for each in predictions if each is not None), default=0.0)
+        rows = [_row(candidate, slowest) for candidate in one.ranking[:_MOST_ROWS]]
+        out = [
+            (html.name(candidate.mesh), html.escape(candidate.dropped, 300))
+            for candidate in one.candidates
+            if candidate.dropped
+        ]
+        remarks = "".join(f"<p>{html.escape(line, 400)}</p>" for line in self._remarks())
+        dropped = (
+            f"<details><summary>Dropped</summary>{html.table(('mesh', 'why'), out, left=(0,), wrap=(1,))}</details>"
+            if out
+            else ""
+        )
+        head = f'<p><b>Meshes</b> on {html.escape(one.cluster.title)} <span class="tag">predicted</span></p>'
+        table = html.table(HEAD, rows, left=(0, 1))
+        return html.fragment(f'<div class="prediction">{head}{remarks}{table}{dropped}</div>', STYLE)
+
+    def figure(self, **options: Any) -> Any:
+        """A plotly figure: time with its range against memory, one mark for each mesh.
+
+        Raises:
+            UsageError: an option; there is none.
+        """
+        import plotly.graph_objects as go
+
+        if options:
+            raise UsageError(f"figure() of a comparison has no option {next(iter(options))!r}: it takes none")
+        one = self._comparison
+        figure = go.Figure()
+        fits = [each for each in one.candidates if each.prediction is not None and not each.dropped]
+        out = [each for each in one.candidates if each.prediction is not None and each.dropped]
+        for name, part, colour, symbol in (("fits", fits, BLUE, "circle"), ("does not fit", out, GREY, "x")):
+            predictions = [each.prediction for each in part if each.prediction is not None]
+            figure.add_scatter(
+                x=[each.memory / 2**30 for each in predictions],
+                y=[each.step.expected for each in predictions],
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [each.step.high - each.step.expected for each in predictions],
+                    "arrayminus": [each.step.expected - each.step.low for each in predictions],
+                },
+                mode="markers",
+                name=name,
+                marker={"color": colour, "symbol": symbol, "size": 10},
+                customdata=[each.mesh for each in part],
+                hovertemplate="%{customdata}<br>%{y:.3g} s, %{x:.1f} GiB<extra></extra>",
+            )
+        figure.add_vline(
+            one.cluster.memory.size / 2**30, line_dash="dot", line_color=VERMILION, annotation_text="memory"
+        )
+        figure.update_xaxes(title="GiB of one GPU, predicted", rangemode="tozero")
+        figure.update_yaxes(title="seconds per step, predicted", type="log")
+        title = html.escape(f"meshes on {one.cluster.title}, predicted", 120)
+        figure.update_layout(legend=LEGEND_ABOVE)
+        margin = {"l": 80, "r": 40, "t": 90, "b": 50}
+        return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
+
+    def explore(self, **options: Any) -> Any:
+        """The figure; a click on a mesh opens the explorer of its prediction below.
+
+        Raises:
+            UsageError: an option; there is none.
+        """
+        if options:
+            raise UsageError(f"explore() of a comparison has no option {next(iter(options))!r}: it takes none")
+        return _explorer(self._comparison, self.figure())
+
+
+def _explorer(comparison: MeshComparison, figure: Any) -> Any:
+    import ipywidgets
+
+    from dsexplore.views.widgets.plot_widget import PlotWidget
+
+    box = ipywidgets.VBox()
+    predicted = [each.mesh for each in comparison.candidates if each.prediction is not None]
+    below = ipywidgets.VBox()
+
+    def select(mesh: str) -> None:
+        box.selection = mesh
+        below.children = [ipywidgets.HTML(f"<b>{html.escape(mesh)}</b>"), PredictionView(comparison[mesh]).explore()]
+
+    def clicked(event: dict[str, Any]) -> None:
+        if event["type"] == "click" and event["customdata"] in predicted:
+            select(event["customdata"])
+
+    picture = PlotWidget(on_event=clicked)
+    picture.show(json.loads(figure.to_json()), "meshes by time and memory, predicted")
+    box.children = [picture, below]
+    box.select = select
+    if predicted:
+        select(predicted[0])
+    return box
+
+
+def _row(candidate: MeshCandidate, slowest: float) -> tuple[str, ...]:
+    one = candidate.prediction
+    assert one is not None
+    parts = {name: getattr(one, name).expected for name in PARTS}
+    times = (one.step.expected, one.step.low, one.step.high, *parts.values())
+    return (
+        html.name(candidate.mesh),
+        bar(parts, slowest),
+        *(format_seconds(value) for value in times),
+        format_bytes(one.memory),
+    )

@@ -1,0 +1,198 @@
+"""The static view of a prediction: the step and its parts, each module's share, communication by axis, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import polars as pl
+
+from dsexplore.cost.prediction import Prediction
+from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes, format_seconds
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE, GREY, ORANGE
+from dsexplore.views.view import View
+
+KINDS = ("timeline", "memory", "stages")
+PARTS = {"compute": BLUE, "exposed": ORANGE, "idle": GREY}
+"""What the step consists of, with its colours."""
+_HATCH = {
+    "compute": "",
+    "exposed": "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),",
+    "idle": "repeating-linear-gradient(90deg,#0005 0 1px,transparent 1px 4px),",
+}
+_MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
+STYLE = """
+.dsx .prediction td{vertical-align:middle}
+.dsx .prediction .bar{width:220px;display:flex;height:14px}
+.dsx .prediction .bar span{display:block;height:14px}
+"""
+
+
+class PredictionView(View):
+    """The view of a `Prediction`."""
+
+    title = "Predicted step"
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._prediction = prediction
+
+    def text(self) -> str:
+        """The step, its parts and memory: some five lines."""
+        one = self._prediction
+        memory = f"{format_bytes(one.memory)} of {format_bytes(int(one.cluster.memory.size))}"
+        lines = [
+            f"predicted on {one.cluster.title}: {one.step} per step",
+            f"  compute {one.compute}; exposed communication {one.exposed}; idle {one.idle}",
+            f"  memory {memory}, most {one.peak.where}",
+            *(f"  {html.plain(note, 400)}" for note in one.notes),
+        ]
+        return "\n".join(lines)
+
+    def html(self, most: int = _MOST_ROWS) -> str:
+        """The headline, bars, and tables by module, by axis and of memory.
+
+        Args:
+            most: modules in the table.
+        """
+        one = self._prediction
+        head = (
+            f"<p><b>Predicted</b> on {html.escape(one.cluster.title)}: <b>{html.escape(str(one.step))}</b> per step "
+            f'<span class="tag">predicted</span></p>'
+        )
+        notes = "".join(f'<p class="dim">{html.escape(note, 400)}</p>' for note in one.notes)
+        body = [
+            head,
+            notes,
+            _totals(one),
+            _section("By module (predicted; a module's rows hold those inside it)", _modules(one, most), opened=True),
+            _section("Communication by mesh axis (predicted)", _axes(one)),
+            _section("Memory at its peak (predicted)", _memory(one)),
+        ]
+        return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
+
+    def page(self) -> str:
+        """A document with many more modules than a notebook's output holds."""
+        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
+
+    def figure(self, kind: str = "timeline", **options: Any) -> Any:
+        """A plotly figure.
+
+        Args:
+            kind: ``"timeline"``, the streams of one rank; ``"memory"``, bytes by use through the step; ``"stages"``,
+                which microbatch each stage of a pipeline computes when. All of them are predicted.
+
+        Raises:
+            UsageError: an unknown kind or option, or stages of a step without a pipeline.
+        """
+        from dsexplore.views.cost import prediction_figures  # plotly is loaded when a figure is drawn
+
+        if options:
+            raise UsageError(f"figure() of a prediction has no option {next(iter(options))!r}: it takes kind")
+        if kind not in KINDS:
+            raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
+        return getattr(prediction_figures, kind)(self._prediction)
+
+    def explore(self, **options: Any) -> Any:
+        """Controls for cluster, ranks per node, overlap, compilation, batch and sequence; the answer follows."""
+        from dsexplore.views.cost.prediction_explorer import explorer
+
+        if options:
+            raise UsageError(f"explore() of a prediction has no option {next(iter(options))!r}: it takes none")
+        kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
+        return explorer(self._prediction, kinds, lambda shown: PredictionView(shown).html())
+
+
+def _section(title: str, body: str, *, opened: bool = False) -> str:
+    return f"<details{' open' if opened else ''}><summary>{html.escape(title)}</summary>{body}</details>"
+
+
+def bar(parts: Mapping[str, float], whole: float) -> str:
+    """A bar of compute, exposed and idle seconds; ``whole`` is as long as the bar may become."""
+    spans = "".join(
+        f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{_HATCH[name]}{colour}" '
+        f'title="{name} {format_seconds(parts[name])}"></span>'
+        for name, colour in PARTS.items()
+        if parts[name] > 0
+    )
+    return f'<div class="bar">{spans}</div>' if whole > 0 else ""
+
+
+def _totals(one: Prediction) -> str:
+    """One row for each part of the step, with its range."""
+    ranges = {"step": one.step, "compute": one.compute, "exposed": one.exposed, "idle": one.idle}
+    rows = [
+        (
+            name,
+            format_seconds(value.expected),
+            format_seconds(value.low),
+            format_seconds(value.high),
+            f"{value.expected / one.step.expected:.0%}" if one.step.expected else "",
+        )
+        for name, value in ranges.items()
+    ]
+    parts = {name: ranges[name].expected for name in PARTS}
+    return bar(parts, sum(parts.values())) + html.table(("", "expected", "low", "high", "of the step"), rows)
+
+
+def inclusive(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Seconds by module, with those of the modules inside it; parents before children."""
+    sums: dict[str, dict[str, float]] = {}
+    parts = ("compute", "exposed", "idle", "communication")
+    totals = frame.group_by("module", maintain_order=True).agg(pl.col(parts).sum())
+    for row in totals.iter_rows(named=True):
+        for name in _ancestors(row["module"]):
+            into = sums.setdefault(name, dict.fromkeys(parts, 0.0))
+            for part in parts:
+                into[part] += row[part]
+    return sums
+
+
+def _ancestors(module: str) -> Iterable[str]:
+    """``"A.b.c"`` → ``A``, ``A.b``, ``A.b.c``; what runs outside modules has one row of its own."""
+    parts = module.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)] if module else ["(outside modules)"]
+
+
+def _modules(one: Prediction, most: int) -> str:
+    sums = inclusive(one.by_module())
+    largest = max((_busy(parts) for parts in sums.values()), default=0.0)
+    chosen = set(sorted(sums, key=lambda name: -_busy(sums[name]))[:most])
+    rows = [
+        (
+            f"{'&nbsp;' * 2 * name.count('.')}{html.name(name.rpartition('.')[2])}",
+            bar(parts, largest),
+            *(format_seconds(parts[part]) for part in ("compute", "communication", "exposed", "idle")),
+        )
+        for name, parts in sums.items()
+        if name in chosen
+    ]
+    left = len(sums) - len(rows)
+    more = f'<p class="dim">… and {left:,} shorter modules: <code>by_module()</code> has all</p>' if left > 0 else ""
+    return html.table(("module", "", "compute", "communication", "exposed", "idle"), rows, left=(0, 1)) + more
+
+
+def _busy(parts: Mapping[str, float]) -> float:
+    return parts["compute"] + parts["exposed"] + parts["idle"]
+
+
+def _axes(one: Prediction) -> str:
+    rows = [
+        (
+            html.name(row["axis"] or "–"),
+            html.escape(row["op"]),
+            f"{row['count']:,}",
+            format_seconds(row["communication"]),
+            format_seconds(row["exposed"]),
+        )
+        for row in one.by_axis().iter_rows(named=True)
+    ]
+    return html.table(("axis", "op", "count", "time", "exposed"), rows, left=(0, 1)) if rows else "<p>none</p>"
+
+
+def _memory(one: Prediction) -> str:
+    rows = [(html.escape(use), format_bytes(size)) for use, size in one.peak.parts.items()]
+    rows.append(("tensors together", format_bytes(one.peak.tensors)))
+    rows.append(("held by the allocator", format_bytes(one.memory)))
+    return f"<p>{html.escape(one.peak.where, 300)}, of rank {one.peak.rank}</p>" + html.table(("", "bytes"), rows)

@@ -1,0 +1,150 @@
+"""What is computed between collectives: FLOPs, bytes, phases, waits, and memory."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import dsexplore
+from dsexplore.capture.op_costs import causal_pairs
+from dsexplore.trace.trace import Trace
+
+
+def step(model: nn.Module, *inputs: torch.Tensor) -> Trace:
+    with dsexplore.commtrace(costs=True) as trace:
+        model(*inputs).sum().backward()
+    return trace
+
+
+def kernels(trace: Trace, **conditions: object) -> pl.DataFrame:
+    return trace.tables.kernels.filter(**conditions)
+
+
+def test_products_have_torch_s_flops_and_their_shape() -> None:
+    model, x = nn.Linear(32, 64), torch.randn(16, 32, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    trace = step(model, x)
+    assert kernels(trace)["flops"].sum() == counter.get_total_flops() == 3 * 2 * 16 * 32 * 64
+    forward = kernels(trace, phase="forward", kind="matmul")
+    assert forward["shape"].to_list() == [[1, 16, 64, 32]]
+    assert forward["module"].to_list() == ["Linear"]
+    assert set(kernels(trace, phase="backward", kind="matmul")["module"]) == {"Linear"}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_counts_half_where_it_is_causal_and_fewer_heads_of_keys(is_causal: bool) -> None:
+    q, k = torch.randn(2, 8, 64, 16), torch.randn(2, 4, 64, 16)
+    with dsexplore.commtrace(costs=True) as trace:
+        F.scaled_dot_product_attention(q, k, k, is_causal=is_causal, enable_gqa=True)
+    attention = kernels(trace, kind="attention")
+    pairs = 64 * 65 // 2 if is_causal else 64 * 64
+    assert attention["flops"].item() == 4 * 2 * 8 * pairs * 16
+    assert attention["op"].item().endswith("causal") == is_causal
+
+
+@pytest.mark.parametrize(("queries", "keys", "pairs"), [(3, 3, 6), (3, 2, 5), (2, 3, 3), (1, 1, 1)])
+def test_causal_pairs(queries: int, keys: int, pairs: int) -> None:
+    assert causal_pairs(queries, keys) == pairs == sum(min(i + 1, keys) for i in range(queries))
+
+
+def test_bytes_are_those_read_and_written_and_views_are_free() -> None:
+    x = torch.zeros(1024)
+    with dsexplore.commtrace(costs=True) as trace:
+        y = x.view(32, 32).t() + 1
+        y.copy_(x.view(32, 32))
+        x.expand(8, 1024).sum()
+    by_op = {row["op"]: row for row in kernels(trace).iter_rows(named=True)}
+    assert set(by_op) == {"add", "copy_", "sum"}
+    assert (by_op["add"]["read_bytes"], by_op["add"]["written_bytes"]) == (4096, 4096)
+    assert (by_op["copy_"]["read_bytes"], by_op["copy_"]["written_bytes"]) == (4096, 4096)
+    assert by_op["sum"]["read_bytes"] == 4096, "an expanded tensor is read once"
+
+
+def test_checkpointed_layers_are_computed_again() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return] # a module call
+
+    trace = step(Checkpointed(), torch.randn(8, 32, requires_grad=True))
+    again = kernels(trace, phase="recompute", kind="matmul")
+    assert again["module"].to_list() == ["Checkpointed.inner.0"], "torch stops once it has all that backward needs"
+    assert again["flops"].item() == kernels(trace, phase="forward", kind="matmul")["flops"][0]
+
+
+def test_the_optimizer_has_its_phase_and_steps_their_numbers() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dsexplore.commtrace(costs=True) as trace:
+        for _ in range(2):
+            model(torch.randn(2, 8)).sum().backward()
+            optimizer.step()
+            trace.step()
+    assert kernels(trace, phase="optimizer")["step"].unique().sort().to_list() == [0, 1]
+    assert kernels(trace, kind="matmul").group_by("step").len()["len"].to_list() == [2, 2]
+
+
+def test_the_compute_stream_waits_where_the_program_does() -> None:
+    import torch.distributed._functional_collectives as functional
+
+    with dsexplore.simulate(4), dsexplore.commtrace(costs=True) as trace:
+        first = functional.all_reduce(torch.ones(8), "sum", dist.group.WORLD)
+        second = functional.all_reduce(torch.ones(8), "sum", dist.group.WORLD)
+        (second + 1).sum()
+        first * 2
+    waits = kernels(trace, kind="wait")
+    assert waits["waits_for"].to_list() == [1, 0]
+
+
+def test_gathers_of_fsdp_are_waited_for_before_they_are_copied_out() -> None:
+    with dsexplore.simulate(4, fake=True) as mesh:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        with dsexplore.commtrace(costs=True) as trace:
+            model(torch.randn(2, 8)).sum().backward()
+    gathers = trace.events.filter(op="all_gather")["seq"].to_list()
+    assert kernels(trace, kind="wait")["waits_for"].to_list() == gathers
+    memory = trace.tables.memory
+    assert memory["buffers"].max() >= 2 * 72 * 4  # both layers gathered in the forward
+    assert memory["buffers"][-1] < memory["buffers"].max()
+
+
+def test_memory_goes_up_with_activations_and_down_in_backward() -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dsexplore.commtrace(costs=True) as trace:
+        model(torch.randn(1024, 256)).sum().backward()
+        optimizer.step()
+    memory = trace.tables.memory
+    assert memory["parameters"].max() == 4 * 256 * 256 * 4
+    assert memory["gradients"].max() == 4 * 256 * 256 * 4
+    assert memory["activations"].max() >= 4 * 1024 * 256 * 4
+    assert memory["activations"][-1] < memory["activations"].max()
+
+
+def test_nothing_of_it_is_recorded_unless_asked_for() -> None:
+    with dsexplore.commtrace() as trace:
+        nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
+    assert trace.tables.kernels.is_empty()
+    assert trace.tables.memory.is_empty()
+
+
+def test_everything_is_put_back_where_the_block_raises() -> None:
+    resize = torch.UntypedStorage.resize_
+    with pytest.raises(ZeroDivisionError), dsexplore.commtrace(costs=True):
+        assert torch.UntypedStorage.resize_ is not resize
+        raise ZeroDivisionError
+    assert torch.UntypedStorage.resize_ is resize
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()

@@ -1,0 +1,125 @@
+"""Meshes of one program, traced in processes of their own and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import dsexplore
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.compare_meshes import MeshComparison, compare_meshes, factorisations, moved_constants
+from dsexplore.errors import UsageError
+from dsexplore.worlds import demo
+
+
+def build(mesh: DeviceMesh) -> Callable[[], None]:
+    """A Llama whose four heads of keys do not divide among 8 ranks."""
+    model = demo.Llama(demo.Shape(layers=1, dim=512, heads=8, kv_heads=4, hidden=1024, vocabulary=512))
+    if mesh["tp"].size() > 1:
+        demo.shard_tensors(model, mesh["tp"], sequence_parallel=True)
+    if mesh["dp"].size() > 1:
+        demo.shard_parameters(model, mesh["dp"])
+    tokens = torch.randint(512, (8, 513))
+    return lambda: demo.train_step(model, tokens)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("meshes")
+
+
+@pytest.fixture(scope="module")
+def compared(cache: Path) -> MeshComparison:
+    return compare_meshes(build, 8, axes=("dp", "tp"), cache=cache)
+
+
+def test_factorisations_are_all_products_of_the_ranks() -> None:
+    found = list(factorisations(12, ("a", "b", "c")))
+    assert all(one["a"] * one["b"] * one["c"] == 12 for one in found)
+    assert len(found) == len({tuple(one.values()) for one in found}) == 18
+    assert list(factorisations(7, ("dp",))) == [{"dp": 7}]
+
+
+@pytest.mark.processes
+def test_meshes_are_ranked_and_those_that_cannot_be_say_why(compared: MeshComparison) -> None:
+    frame = compared.to_frame()
+    assert set(frame["mesh"]) == {"dp=8,tp=1", "dp=4,tp=2", "dp=2,tp=4", "dp=1,tp=8"}
+    assert len(compared.ranking) == 3
+    assert frame["step"].drop_nulls().is_sorted()
+    dropped = frame.filter(mesh="dp=1,tp=8")["dropped"].item()
+    assert "Error" in dropped
+    assert compared.best.step == compared[compared.ranking[0].mesh].step
+    with pytest.raises(UsageError, match="dp=3,tp=1"):
+        compared["dp=3,tp=1"]
+
+
+@pytest.mark.processes
+def test_what_was_traced_is_not_traced_again(
+    compared: MeshComparison, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsexplore.cost.compare_meshes.run_ranks", lambda *_args, **_options: pytest.fail("traced"))
+    again = compare_meshes(build, 8, "dgx-a100", axes=("dp", "tp"), cache=cache)
+    assert [one.mesh for one in again.ranking] != []
+    assert again.best.step.expected > compared.best.step.expected
+
+
+@pytest.mark.processes
+def test_too_little_memory_drops_a_mesh(compared: MeshComparison, cache: Path) -> None:
+    small = Cluster.load("dgx-h100")
+    small = replace(small, memory=replace(small.memory, size=1e9))
+    none = compare_meshes(build, 8, small, axes=("dp", "tp"), cache=cache)
+    assert none.ranking == []
+    assert none.to_frame()["dropped"].str.contains("does not fit").sum() == 3
+    with pytest.raises(UsageError, match="no mesh fits on dgx-h100"):
+        none.best  # noqa: B018 # the property raises
+
+
+@pytest.mark.processes
+def test_meshes_in_no_tie_keep_their_order_when_constants_move(compared: MeshComparison) -> None:
+    tied = {mesh for group in compared.tied for mesh in group}
+    clear = [one for one in compared.ranking[:3] if one.mesh not in tied]
+    for cluster in moved_constants(compared.cluster):
+        steps = [one.prediction.what_if(cluster=cluster).step.expected for one in clear if one.prediction]
+        assert steps == sorted(steps)
+
+
+def test_meshes_are_left_out_before_they_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dsexplore.cost.compare_meshes.run_ranks", lambda *_args, **_options: pytest.fail("traced"))
+
+    def keep(sizes: Mapping[str, int]) -> bool | str:
+        return f"{sizes['dp']} samples are too many" if sizes["dp"] > 1 else False
+
+    left = compare_meshes(build, 16, axes=("dp", "tp"), keep=keep, cache=tmp_path)
+    reasons = dict(left.to_frame().select("mesh", "dropped").iter_rows())
+    assert reasons["dp=1,tp=16"] == "tp=16 leaves the node of 8 ranks"
+    assert reasons["dp=4,tp=4"] == "4 samples are too many"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((build, 0), "world_size=0"), ((build, 8, "dgx-h100", ("tp", "tp")), "axes="), ((build, 8, "abacus"), "abacus")],
+)
+def test_numbers_that_cannot_be_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dsexplore.compare_meshes(*arguments)
+
+
+@pytest.mark.processes
+def test_views(compared: MeshComparison, tmp_path: Path) -> None:
+    shown = compared._repr_mimebundle_()
+    assert "predicted" in shown["text/plain"]
+    assert compared.ranking[0].mesh in shown["text/html"]
+    assert "dp=1,tp=8" in compared.to_html(tmp_path / "meshes.html").read_text()
+    marks = [trace for trace in compared.figure().data if trace.name == "fits"]
+    assert len(marks[0].x) == 3
+    box = compared.explore()
+    box.select(compared.ranking[1].mesh)
+    assert box.selection == compared.ranking[1].mesh
+    with pytest.raises(UsageError, match="no option 'kind'"):
+        compared.figure(kind="bars")

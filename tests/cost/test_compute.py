@@ -1,0 +1,96 @@
+"""How long kernels take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsexplore.cost.cluster import Cluster, known_clusters
+from dsexplore.cost.compute import GENERATIONS, SPEEDS, Speed, host_seconds, kernel_seconds, shape_efficiency
+
+H100 = Cluster.load("dgx-h100")
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """A row of the kernels' table."""
+    empty = dict.fromkeys(("flops", "read_bytes", "written_bytes", "fused_bytes", "fused_count"), 0)
+    return {
+        **empty,
+        "kind": "memory",
+        "op": "add",
+        "dtype": "bfloat16",
+        "shape": [],
+        "count": 1,
+        "phase": "forward",
+        **values,
+    }
+
+
+def product(m: int, n: int, k: int, dtype: str = "bfloat16") -> dict[str, Any]:
+    return row(kind="matmul", op="mm", dtype=dtype, shape=[1, m, n, k], flops=2 * m * n * k)
+
+
+@given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
+def test_no_shape_is_faster_than_the_gpu(m: int, n: int, k: int) -> None:
+    assert 0 < shape_efficiency((1, m, n, k), "hopper") <= 1
+
+
+def test_one_tile_more_than_fits_costs_a_wave() -> None:
+    """132 multiprocessors: 132 tiles of 256 × 128 fill a wave; one column of tiles more needs another."""
+    full, more = (shape_efficiency((1, 256 * 12, 128 * columns, 8192), "hopper") for columns in (11, 12))
+    assert full > 0.95
+    assert more < 0.9 * full
+
+
+def test_large_products_reach_what_ordinary_ones_do() -> None:
+    """ml-engineering: 80 to 90 % of the best product's rate where both other dims are 4096."""
+    best = H100.compute.flops("bf16")
+    one = product(16384, 4096, 4096)
+    assert 0.80 <= one["flops"] / kernel_seconds(one, H100, Speed(), False) / best <= 0.90
+
+
+def test_a_narrow_product_is_bound_by_memory() -> None:
+    narrow = row(kind="matmul", op="mm", shape=[1, 1, 8192, 8192], flops=2 * 8192**2, read_bytes=2 * 8192**2)
+    floor = narrow["read_bytes"] / (H100.memory.bandwidth * H100.memory.achievable)
+    assert kernel_seconds(narrow, H100, Speed(), False) >= floor
+
+
+def test_dtypes_have_their_own_rates_and_a_missing_one_the_next_wider() -> None:
+    seconds = {
+        name: kernel_seconds(product(8192, 8192, 8192, name), H100, Speed(), False)
+        for name in ("float8_e4m3fn", "bfloat16", "float32")
+    }
+    assert seconds["float8_e4m3fn"] < seconds["bfloat16"] < seconds["float32"]
+    a100 = Cluster.load("dgx-a100")
+    assert kernel_seconds(product(8192, 8192, 8192, "float8_e4m3fn"), a100, Speed(), False) == kernel_seconds(
+        product(8192, 8192, 8192), a100, Speed(), False
+    )
+
+
+def test_compiled_modules_move_what_goes_in_and_out() -> None:
+    chain = row(read_bytes=4 << 30, written_bytes=4 << 30, count=8, fused_bytes=2 << 30, fused_count=1)
+    eager, fused = (kernel_seconds(chain, H100, Speed(), compiled) for compiled in (False, True))
+    assert fused == pytest.approx(eager / 4, rel=0.01)
+    assert host_seconds(chain, H100, True) == pytest.approx(host_seconds(chain, H100, False) / 8)
+
+
+def test_ops_on_dtensors_cost_the_cpu_alone() -> None:
+    one = row(kind="dispatch", count=10)
+    assert kernel_seconds(one, H100, Speed(), False) == 0
+    assert host_seconds(one, H100, False) > 10 * H100.launch_overhead
+    assert host_seconds(one, H100, True) == 0
+
+
+def test_long_attention_reaches_the_published_rate() -> None:
+    shape = [4, 32, 16384, 16384, 128]
+    one = row(kind="attention", op="flash_attention, causal", shape=shape, flops=2 * 4 * 32 * 16384**2 * 128)
+    rate = one["flops"] / kernel_seconds(one, H100, Speed(), False)
+    assert rate == pytest.approx(GENERATIONS["hopper"].attention * H100.compute.dense["bf16"], rel=0.05)
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_every_cluster_has_a_generation(name: str) -> None:
+    assert kernel_seconds(product(4096, 4096, 4096), Cluster.load(name), SPEEDS[1], False) > 0

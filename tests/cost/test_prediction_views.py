@@ -1,0 +1,75 @@
+"""What a prediction looks like: everything says that it is predicted, and controls answer without a new trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsexplore.cost.prediction import Prediction
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+from dsexplore.views.cost.prediction_view import inclusive
+
+
+@pytest.fixture(scope="module")
+def prediction(traced_llama: Callable[..., Trace]) -> Prediction:
+    return traced_llama("dp=2,tp=2", layers=2).predict()
+
+
+def test_text_and_page_say_that_they_are_predicted(prediction: Prediction, tmp_path: Path) -> None:
+    shown = prediction._repr_mimebundle_()
+    assert shown["text/plain"].startswith("predicted on DGX H100: ")
+    assert "predicted" in shown["text/html"]
+    assert "layers" in shown["text/html"]
+    page = prediction.to_html(tmp_path / "step.html").read_text()
+    assert not re.search(r"<script|https?://", page)
+
+
+def test_modules_hold_those_inside_them(prediction: Prediction) -> None:
+    sums = inclusive(prediction.by_module())
+    outside = sums.get("(outside modules)", {"compute": 0.0})["compute"]
+    assert sums["Llama"]["compute"] + outside == pytest.approx(prediction.compute.expected)
+    assert sums["Llama.layers"]["compute"] == pytest.approx(
+        sums["Llama.layers.0"]["compute"] + sums["Llama.layers.1"]["compute"]
+    )
+
+
+def test_the_timeline_has_a_row_for_each_stream(prediction: Prediction) -> None:
+    figure = prediction.figure()
+    rows = {row for bars in figure.data for row in bars.y}
+    assert {"compute", "FSDP all_gather", "FSDP reduce_scatter"} <= rows
+    assert "predicted" in figure.layout.title.text
+    computing = [bars for bars in figure.data if bars.y[0] == "compute" and not bars.name.startswith("waiting")]
+    busy = sum(sum(bars.x) for bars in computing)
+    assert busy == pytest.approx(prediction.compute.expected * 1e3)
+
+
+def test_memory_is_stacked_to_the_peak(prediction: Prediction) -> None:
+    figure = prediction.figure(kind="memory")
+    tops = [sum(values) for values in zip(*(trace.y for trace in figure.data), strict=True)]
+    assert max(tops) == pytest.approx(prediction.peak.tensors / 2**30)
+
+
+def test_figures_that_cannot_be_are_refused(prediction: Prediction) -> None:
+    for options, message in (
+        ({"kind": "pie"}, "kind 'pie' is unknown"),
+        ({"kind": "stages"}, "no pipeline"),
+        ({"colour": 1}, "no option 'colour'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            prediction.figure(**options)
+
+
+def test_controls_answer_and_say_when_a_new_trace_is_needed(prediction: Prediction) -> None:
+    box = prediction.explore()
+    box.controls["overlap"].value = False
+    assert box.prediction.step == prediction.what_if(overlap=False).step
+    assert "without a new trace" in box.message.value
+    box.controls["sequence"].value = 2.0
+    assert "new trace" in box.message.value
+    box.controls["sequence"].value = 1.0
+    box.controls["cluster"].value = "dgx-a100"
+    assert box.prediction.cluster.name == "dgx-a100"
