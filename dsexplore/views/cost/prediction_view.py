@@ -72,8 +72,9 @@ class PredictionView(View):
         ]
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
 
-    def page(self) -> str:
+    def page(self, **options: Any) -> str:
         """A document with many more modules than a notebook's output holds."""
+        self.refuse("to_html", options)
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
     def figure(self, kind: str = "timeline", **options: Any) -> Any:
