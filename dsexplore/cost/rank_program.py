@@ -9,8 +9,8 @@ from typing import Any, Literal
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.collective_time import collective_time
 from dsexplore.cost.compute import SPEEDS, host_seconds, kernel_seconds
+from dsexplore.cost.duration import collective_time
 from dsexplore.errors import UsageError
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
