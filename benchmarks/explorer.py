@@ -73,6 +73,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
         "start": None,
         "end": None,
         "state": "",
+        "waited": None,
     }
     whole = pl.DataFrame({k: v for k, v in columns.items() if isinstance(v, (np.ndarray, pl.Series))})
     rest = [pl.lit(v).alias(k) for k, v in columns.items() if not isinstance(v, (np.ndarray, pl.Series))]

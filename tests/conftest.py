@@ -125,6 +125,7 @@ def held() -> dict[str, Any]:
         "default device": torch.get_default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
         "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
+        "Work.wait": repr(dist.Work.wait),
         "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),
         "excepthook": sys.excepthook,
         "import hooks": [type(one) for one in sys.meta_path if type(one).__module__.startswith("dsexplore")],

@@ -108,6 +108,8 @@ class Issued:
     """The recordings that were open when it began: it is added to them when it has returned."""
     ends_at_return: bool = False
     """Whether ``end`` is only when the op returned, as its work has no future: it may have gone on for long."""
+    waited: int | None = None
+    """Nanoseconds for which the program stood still for it; None where that was not seen."""
     failure: str = ""
     """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 

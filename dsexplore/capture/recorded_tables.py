@@ -63,6 +63,7 @@ def events_table(
         "start": [one.start for one in collectives],
         "end": [one.end for one in collectives],
         "state": [one.state for one in collectives],
+        "waited": [one.waited for one in collectives],
     }
     return pl.DataFrame(columns, schema=schema.EVENTS)
 

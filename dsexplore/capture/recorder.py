@@ -97,6 +97,7 @@ class Recorder:
                 try:
                     self._hooks.install()
                     substrate.install(self)
+                    self._stopwatch.install()
                 except BaseException:
                     self._hooks.uninstall()
                     raise

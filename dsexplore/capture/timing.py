@@ -15,6 +15,7 @@ Nothing waits here, but once for each device to relate its clock to the host's: 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from dsexplore.capture.uncompiled import leave_to_python
 from dsexplore.trace.schema import Timing
 
 Clock = Callable[[], int]
@@ -37,6 +39,9 @@ class Timed(Protocol):
     """``"failed: RuntimeError"`` for one that has no end, as it failed."""
     ends_at_return: bool
     """Whether the end is only when the op returned, as its work has no future."""
+    waited: int | None
+    """Nanoseconds for which the program stood still for it; None where that was not seen."""
+    is_async: bool
 
 
 def timing_of(backend: str) -> Timing:
@@ -111,6 +116,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self._works: deque[tuple[Timed, Any]] = deque()
+        self._events: dict[int, Timed] = {}
+        """By the identity of a work that is held: its event."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -121,8 +128,17 @@ class InFlight:
         works = self._works
         with self._lock:
             while works and (works[0][0].end is not None or works[0][0].failure):
-                works.popleft()
+                over, of_it = works.popleft()
+                self._events.pop(id(of_it), None)
+                if over.waited is None and over.is_async and not over.failure:
+                    over.waited = 0  # it ended while the program went on
             works.append((event, work))
+            if work is not None:
+                self._events[id(work)] = event
+
+    def event_of(self, work: Any) -> Timed | None:
+        """The event of a work that is held."""
+        return self._events.get(id(work))
 
     @property
     def ended(self) -> int:
@@ -145,6 +161,7 @@ class InFlight:
     def release(self) -> None:
         """Drop the references to all works."""
         self._works.clear()
+        self._events.clear()
 
 
 class Spanned(Timed, Protocol):
@@ -170,13 +187,36 @@ class Stopwatch:
     Args:
         now: nanoseconds since the epoch.
         mark: records events on devices.
+        ticks: nanoseconds of a clock that does not jump, for how long programs stand still.
     """
 
-    def __init__(self, now: Clock, mark: Mark = mark_stream) -> None:
+    def __init__(self, now: Clock, mark: Mark = mark_stream, ticks: Clock = time.perf_counter_ns) -> None:
         self.now = now
+        self._ticks = ticks
         self._mark = mark
         self._in_flight = InFlight()
         self._anchors: dict[int, CudaAnchor] = {}
+        self._wait: Any = None
+
+    def install(self) -> None:
+        """Measure how long programs stand still in ``Work.wait``: its original is called by a function of ours."""
+        if self._wait is not None:
+            return
+        self._wait = original = dist.Work.wait
+        event_of, ticks = self._in_flight.event_of, self._ticks
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            event = event_of(work)
+            if event is None:
+                return original(work, *args, **kwargs)
+            begun = ticks()
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                event.waited = (event.waited or 0) + ticks() - begun
+
+        leave_to_python(wait.__code__)
+        dist.Work.wait = wait  # type: ignore[method-assign, assignment]
 
     def begin(self, event: Spanned, timing: Timing, args: Sequence[Any]) -> None:
         """Record the start of ``event``, a collective with these arguments that is about to be issued."""
@@ -222,7 +262,9 @@ class Stopwatch:
         self._in_flight.settle(self.now)
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Hold nothing any more, and give ``Work.wait`` back."""
+        if self._wait is not None:
+            dist.Work.wait, self._wait = self._wait, None  # type: ignore[method-assign]
         self._in_flight.release()
         self._anchors.clear()
 

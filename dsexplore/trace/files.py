@@ -309,7 +309,7 @@ def info_from_json(text: str) -> TraceInfo:
 
 def _typed(name: str, value: Any, kind: type) -> Any:
     if kind is tuple:
-        member = int if name == "ranks" else str
+        member = int if name in ("ranks", "clock_offsets", "clock_residuals") else str
         if isinstance(value, list) and all(type(each) is member for each in value):
             return tuple(value)
     elif type(value) is kind:

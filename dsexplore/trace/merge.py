@@ -3,7 +3,8 @@
 Events and parameters carry their rank and are put together, in the order of ranks. Modules and groups have
 none: a module becomes one row, with the largest number of calls of all ranks, and parents stay before children.
 Process groups are named by each process for itself, so two ranks may use one name for different groups; then the
-later one is renamed ``name@rank``, in its events too. Messages that one rank sends and the other does not
+later one is renamed ``name@rank``, in its events too. Measured times are put on the first rank's clock, see
+`dsexplore.trace.alignment`. Messages that one rank sends and the other does not
 receive stand in the notes.
 """
 
@@ -17,6 +18,7 @@ import polars as pl
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace import unmatched
+from dsexplore.trace.alignment import align
 from dsexplore.trace.alike import joined
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.units import format_ranks
@@ -82,6 +84,9 @@ def merge_tables(parts: Sequence[Tables], cut: str = "", *, is_whole: bool = Fal
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,
     )
+    if not info.simulated:
+        merged = align(merged)
+        info = merged.info
     found = unmatched.notes(merged)
     return replace(merged, info=replace(info, notes=tuple(dict.fromkeys((*info.notes, *found))))) if found else merged
 

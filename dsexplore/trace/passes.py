@@ -14,6 +14,7 @@ from dsexplore.trace.tables import Tables
 PASSES = {
     # the method of Trace: the function of Tables that it calls
     "findings": "dsexplore.analysis.findings.all_rules:findings",
+    "skew": "dsexplore.analysis.skew:skew",
     "headline": "dsexplore.analysis.headline:headline",
     "world_map": "dsexplore.analysis.world_map:world_map",
     "timeline": "dsexplore.analysis.step_timeline:timeline_of",

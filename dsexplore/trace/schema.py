@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -56,9 +56,10 @@ EVENTS: dict[str, pl.DataType] = {
     "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
     "end": pl.Int64(),
     "state": pl.String(),  # see State; null in files of formats 1 and 2
+    "waited": pl.Int64(),  # ns for which the program stood still for it in wait(); null where that was not seen
 }
 
-ADDED: dict[int, tuple[str, ...]] = {2: ("peer", "root", "send_splits", "recv_splits"), 3: ("state",)}
+ADDED: dict[int, tuple[str, ...]] = {2: ("peer", "root", "send_splits", "recv_splits"), 3: ("state",), 4: ("waited",)}
 """By format version: the columns of the events that files of earlier versions lack."""
 
 PARAMETERS: dict[str, pl.DataType] = {

@@ -28,6 +28,11 @@ class TraceInfo:
     target: str = ""
     """Whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where the ranks
     are real, and for a process group that the program simulates itself."""
+    clock_offsets: tuple[int, ...] = ()
+    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.alignment`. Empty
+    where nothing shows how the clocks differ."""
+    clock_residuals: tuple[int, ...] = ()
+    """For each of `ranks` by how many nanoseconds its ends differ from the first rank's, once aligned."""
     torch_version: str = ""
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""

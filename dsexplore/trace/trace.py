@@ -158,6 +158,18 @@ class Trace(Displayable):
         """
         return unmatched(self.tables)
 
+    def skew(self, by: str | None = None) -> pl.DataFrame:
+        """Who came late to each collective, how long the others waited, and what it took itself, in seconds.
+
+        One row per collective of a group that several ranks measured, columns `dsexplore.analysis.skew.COLUMNS`; or,
+        with ``by="rank"``, ``"module"``, ``"axis"``, ``"phase"``, ``"op"`` or ``"group"``, sums of them.
+
+        Raises:
+            UsageError: no such ``by``.
+        """
+        rows: pl.DataFrame = run_pass("skew", self.tables, by=by)
+        return rows
+
     def findings(self) -> Any:
         """What the program sends and need not: a `dsexplore.analysis.findings.finding.Findings`.
 

@@ -24,6 +24,8 @@ class Timed:
     start: int | None = None
     end: int | None = None
     failure: str = ""
+    waited: int | None = None
+    is_async: bool = True
 
 
 class FutureWork(dist.Work):
@@ -217,3 +219,25 @@ def test_a_tensor_of_the_cpu_is_timed_on_the_host_in_a_group_of_both() -> None:
     event = Spanned()
     Stopwatch(lambda: 5).begin(event, "cuda", [[torch.empty(1)]])
     assert (event.start, event.span) == (5, None)
+
+
+class TestWaiting:
+    """How long the program stands still, as ``Work.wait`` shows."""
+
+    def test_the_wait_of_a_call_is_measured_and_torch_has_its_own_back(self, gloo: None) -> None:
+        before = dist.Work.wait
+        with record() as trace:
+            dist.all_reduce(torch.ones(2))
+            work = dist.all_reduce(torch.ones(2), async_op=True)
+            assert work is not None
+            work.wait()
+            dist.all_reduce(torch.ones(2), async_op=True)
+        waited = trace.events["waited"].to_list()
+        assert [each is not None and each >= 0 for each in waited] == [True, True, False]
+        assert dist.Work.wait is before
+
+    def test_what_ends_while_the_program_goes_on_was_not_waited_for(self) -> None:
+        works, early, late = InFlight(), Timed(start=1, end=2), Timed(start=1, end=2, is_async=False)
+        for event in (early, late, Timed(start=3)):
+            works.add(event, FutureWork())
+        assert (early.waited, late.waited) == (0, None)

@@ -40,6 +40,7 @@ DEFAULT = {
     "start": None,
     "end": None,
     "state": "",
+    "waited": None,
 }
 
 MODULES = (

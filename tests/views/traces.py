@@ -36,6 +36,7 @@ _EVENT = {
     "start": None,
     "end": None,
     "state": "",
+    "waited": None,
 }
 
 

@@ -115,6 +115,7 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: _Gr
         *(name, size, sent, wire_bytes(call.op, sent, size), dtype, [elements] if elements else [], False),
         *(cause, "", True, False, None, _member(peer, ranks), None, None, None),
         *(call.start, call.end, "completed" if call.end is not None else ""),
+        None,  # how long the program stood still for it is not looked up
     )
 
 

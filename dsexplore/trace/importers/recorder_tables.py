@@ -76,6 +76,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
         *(message, wire_bytes(entry.op, message, size), dtype, list(shape) if is_sent else []),
         *(False, "", entry.source, True, False, entry.batch, peer, None, None, None),
         *(*_times(entry), entry.state),
+        None,  # how long the program stood still is not in a dump
     )
 
 

@@ -355,7 +355,13 @@ def wait_for_all(
 
 _OUTERMOST = '"<string>"'
 """The file of a rank's outermost frame: the server was started by ``python -c``."""
-_OWN_FRAMES = (_OUTERMOST, "worlds/real/rank_server.py", "worlds/real/rank_process.py", "worlds/real/cell_process.py")
+_OWN_FRAMES = (
+    _OUTERMOST,
+    "worlds/real/rank_server.py",
+    "worlds/real/rank_process.py",
+    "worlds/real/cell_process.py",
+    "capture/timing.py",
+)
 
 
 def is_whole_stack(stack: str) -> bool:
