@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
 from dsexplore.trace.importers.recorder_tables import message_bytes, numel
@@ -142,18 +142,18 @@ class _Groups:
         return with_rank[0] if with_rank else GroupId(name, (rank,))
 
     def names(self, group: GroupId) -> tuple[str, str]:
-        """What reports call a group, and what it shares with groups of other ranks that do the same.
-
-        The first is its mesh axis or description, else its name. The second: description, size, and step between ranks.
-        """
+        """What reports call a group, its mesh axis or description, else its name; and its kind, see `kinds`."""
         if group not in self._names:
             described = self._descriptions.get(group, "")
-            steps = {after - before for before, after in zip(group.ranks, group.ranks[1:], strict=False)}
             label = described.removeprefix("mesh_")
             if described in ("", "undefined", "default_pg"):
                 label = "default" if described == "default_pg" else group.name
-            self._names[group] = label, f"{described} {len(group.ranks)} {sorted(steps)}"
+            self._names[group] = label, self._kinds.get(group, group.name)
         return self._names[group]
+
+    @cached_property
+    def _kinds(self) -> dict[GroupId, str]:
+        return kinds({group: self._descriptions.get(group, "") for group in self.all()})
 
     def enqueued(self, dump: RecorderDump) -> Mapping[GroupId, int]:
         """By group: the last sequence number that a rank counted; of groups without messages, which count otherwise."""

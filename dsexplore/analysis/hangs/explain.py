@@ -80,8 +80,15 @@ def _stacks(sources: Iterable[Path]) -> dict[int, str]:
         text = file.read_text(encoding="utf-8", errors="replace")
         main = text.partition("\nThread ")[0]
         frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
-        found[int(file.name[5:].partition(".")[0])] = "".join(reversed(frames))
+        shown = [_INSTALLED.sub('"', frame) for frame in reversed(frames) if not _OWN.search(frame)]
+        found[int(file.name[5:].partition(".")[0])] = "".join(shown)
     return found
+
+
+_INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d+)/')
+"""What stands before the path of an installed file in its package."""
+_OWN = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}/|<string>")')
+"""A frame of dsexplore's launcher, or the one that started it."""
 
 
 def _tables(sources: list[Path]) -> Tables:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ WAITING: dict[str, pl.DataType] = {
     "dtype": pl.String(),
     "state": pl.String(),  # scheduled, started or failed
     "source": pl.String(),  # "file:line" of the call; "" where that is not known
-    "waits_for": pl.List(pl.Int32()),  # the ranks that this wait is for
+    "waits_for": pl.List(pl.Int32()),  # the ranks that this wait is for: absent ones, or those that called otherwise
     "since": pl.Int64(),  # ns since the Unix epoch, when the call was issued; null where that is not known
 }
 MISMATCHES: dict[str, pl.DataType] = {
@@ -99,7 +99,7 @@ def report_of(job: Job) -> HangReport:
     return HangReport(
         culprits=found.culprits,
         sentence=sentence(job, front, found),
-        waiting=_waiting(front),
+        waiting=_waiting(front, parted),
         mismatches=pl.DataFrame([row for one in parted for row in _sides(one)], schema=MISMATCHES, orient="row"),
         reason=found.reason,
         suspects=found.suspects,
@@ -110,14 +110,17 @@ def report_of(job: Job) -> HangReport:
     )
 
 
-def _waiting(front: Wavefront) -> pl.DataFrame:
+def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
+    sides = {(one.instance.id, rank): ranks for one in parted for ranks in one.classes for rank in ranks}
     rows = []
     for rank, calls in sorted(front.heads.items()):
         call = calls[0]
+        instance = front.job.instance_of(call)
+        awaited = front.waits_for[rank] or instance.calls.keys() - sides.get((instance.id, rank), instance.calls.keys())
         rows.append(
             (
                 *(rank, call.op, call.label, list(call.group.ranks), call.number, call.message_bytes, call.dtype),
-                *(call.state, call.source, sorted(front.waits_for[rank]), call.created),
+                *(call.state, call.source, sorted(awaited), call.created),
             )
         )
     return pl.DataFrame(rows, schema=WAITING, orient="row")

@@ -103,7 +103,7 @@ def _stack_line(stack: str) -> str:
 
 
 def _is_own(file: str) -> bool:
-    return not any(part in file for part in ("site-packages", "/torch/", "/lib/python", "<frozen", "<string>"))
+    return not any(part in file for part in ("site-packages", "torch/", "/lib/python", "<frozen", "<string>"))
 
 
 def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:

@@ -22,6 +22,24 @@ class GroupId(NamedTuple):
     ranks: tuple[int, ...]
 
 
+def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
+    """What each group shares with groups of other ranks that do the same, and not with another of its own ranks.
+
+    Description, size, step between its ranks, and its place among groups of the same ranks and description: two ranks
+    that run one line of a program call in groups of one kind.
+
+    Args:
+        groups: with their descriptions.
+    """
+    found = {}
+    alike: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+    for group, described in sorted(groups.items(), key=lambda one: (len(one[0].name), one[0].name)):
+        steps = {after - before for before, after in zip(group.ranks, group.ranks[1:], strict=False)}
+        found[group] = f"{described} {len(group.ranks)} {sorted(steps)} {alike[described, group.ranks]}"
+        alike[described, group.ranks] += 1
+    return found
+
+
 class InstanceId(NamedTuple):
     """A collective of a group, or a message in it."""
 

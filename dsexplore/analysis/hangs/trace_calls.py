@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables
@@ -28,7 +28,12 @@ def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: 
         stacks: by rank, where it was when it was ended.
         ends: by rank, how it ended by itself, such as ``died: killed by SIGKILL``.
     """
-    members = {name: GroupId(name, tuple(ranks)) for name, ranks in tables.groups.select("group", "ranks").iter_rows()}
+    described = {
+        GroupId(name, tuple(ranks)): axis
+        for name, ranks, axis in tables.groups.select("group", "ranks", "axis").iter_rows()
+    }
+    members = {group.name: group for group in described}
+    of_kind = kinds(described)
     by_rank: dict[int, list[dict[str, Any]]] = defaultdict(list)
     sent = tables.events.filter(~pl.col("op").str.starts_with("switched_off:"))
     for row in sent.select(_COLUMNS).sort("rank", "seq").iter_rows(named=True):
@@ -38,7 +43,7 @@ def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: 
     for rank in range(max(tables.info.world_size, *(rank + 1 for rank in left), 1)):
         known[rank] = RankCalls(
             rank,
-            _calls(by_rank.get(rank, ()), members),
+            _calls(by_rank.get(rank, ()), members, of_kind),
             has_left_evidence=rank in left,
             is_whole=rank in left,
             stack=(stacks or {}).get(rank, ""),
@@ -47,7 +52,7 @@ def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: 
     return Job(known, len(known), tables.info.notes)
 
 
-def _calls(rows: Any, members: Mapping[str, GroupId]) -> list[Call]:
+def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, str]) -> list[Call]:
     numbers: dict[str, int] = defaultdict(int)
     calls = []
     for row in rows:
@@ -63,7 +68,7 @@ def _calls(rows: Any, members: Mapping[str, GroupId]) -> list[Call]:
                 position=row["seq"],
                 group=group,
                 label=label,
-                kind=f"{row['axis']} {len(group.ranks)}",
+                kind=of_kind.get(group, group.name),
                 number=numbers[row["group"]],
                 op=row["op"],
                 state=_state(row),
