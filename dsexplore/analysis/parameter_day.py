@@ -1,0 +1,137 @@
+"""`ParameterDay`: where one parameter lies, and what is sent for it in a step, in order.
+
+A trace has collectives, and not the computation between them. So "gathered", "gradient reduced" and the like are
+events; "freed" is concluded: what is gathered a second time in a step was freed after the first.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
+
+MOMENTS: dict[str, pl.DataType] = {
+    "what": pl.String(),  # placed, gathered, freed, used, gradient reduced, updated
+    "phase": pl.String(),
+    "op": pl.String(),  # "" of what is concluded
+    "axis": pl.String(),
+    "with_parameters": pl.Int64(),  # of how many parameters the message is made; null where it is no parameter
+    "message_bytes": pl.Int64(),  # of the whole message; null of what is concluded
+    "wire_bytes": pl.Int64(),
+    "cause": pl.String(),
+    "source": pl.String(),
+    "row": pl.UInt32(),  # of the trace's events; null of what is concluded
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterDay(Displayable):
+    """One parameter in one step, as one rank sees it. Shows itself as a picture of its shards and a list of moments."""
+
+    tables: Tables
+    name: str
+    parameter: dict[str, Any]
+    """Its row of `Trace.parameters`."""
+    unit: str
+    """The module with which FSDP gathers and reduces it; empty without FSDP."""
+    moments: pl.DataFrame
+    """Columns: `MOMENTS`; in order."""
+
+    def __repr__(self) -> str:
+        return f"<ParameterDay: {self.name}, {self.moments.height} moments in a step>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """The moments as a polars frame; columns: `MOMENTS`."""
+        return self.moments
+
+    @property
+    def trace(self) -> Trace:
+        """The events among the moments."""
+        rows = self.moments["row"].drop_nulls().to_list()
+        events = self.tables.events
+        return Trace(replace(self.tables, events=events[rows] if rows else events.clear()))
+
+
+def parameter_day(tables: Tables, parameter: str) -> ParameterDay:
+    """Follow a parameter through the first step that is recorded whole, on the first recorded rank.
+
+    Args:
+        tables: the trace.
+        parameter: its name in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
+
+    Raises:
+        UsageError: no such parameter, or several that end so.
+    """
+    row = _find(tables, parameter)
+    events = tables.events.with_row_index("row").filter(pl.col("rank") == row["rank"])
+    step = _step(events)
+    events = events.filter((pl.col("step") == step) | (pl.col("phase") == "start-up")).sort("seq")
+    units = events.filter(pl.col("cause").str.starts_with("FSDP"))["owner"].unique().to_list()
+    unit = _unit(units, row["module"])
+    modules = tables.parameters.filter(pl.col("rank") == row["rank"])["module"].to_list()
+    held = sum(_unit(units, module) == unit for module in modules)
+    moments: list[dict[str, Any]] = []
+    for event in events.iter_rows(named=True):
+        what = _what(event, row["module"], unit)
+        if not what:
+            continue
+        before = next((one for one in reversed(moments) if one["what"] in ("gathered", "gradient reduced")), None)
+        if what == "gathered" and before is not None and before["what"] == "gathered":
+            moments.append({"what": "freed", "phase": before["phase"]})
+        moments.append(
+            {
+                "what": what,
+                **{key: event[key] for key in ("phase", "op", "axis", "message_bytes", "wire_bytes", "cause", "row")},
+                "with_parameters": held if what in ("gathered", "gradient reduced") and unit else None,
+                "source": event["source"].partition(" ← ")[0],
+            }
+        )
+    return ParameterDay(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS))
+
+
+def _find(tables: Tables, name: str) -> dict[str, Any]:
+    parameters = tables.parameters
+    names = parameters["name"].unique(maintain_order=True).to_list()
+    fitting = [one for one in names if one == name] or [one for one in names if one.endswith(f".{name}")]
+    if len(fitting) != 1:
+        if fitting:
+            raise UsageError(f"parameter_day({name!r}): several end so: {', '.join(fitting[:4])}")
+        ends = {one.partition(".")[2]: one for one in names}
+        near = difflib.get_close_matches(name, [*names, *ends], 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "names are those of trace.parameters['name']"
+        raise UsageError(f"parameter_day({name!r}): no such parameter: {hint}")
+    return parameters.filter(pl.col("name") == fitting[0]).row(0, named=True)
+
+
+def _step(events: pl.DataFrame) -> int:
+    """The first step with a backward; else the first."""
+    with_backward = events.filter(pl.col("phase") == "backward")["step"]
+    found = with_backward.min() if len(with_backward) else events["step"].min()
+    return int(found) if found is not None else 0  # type: ignore[arg-type]  # of integers
+
+
+def _unit(units: list[str], module: str) -> str:
+    """The innermost module around a parameter's that FSDP treats as one."""
+    return max((unit for unit in units if unit == module or module.startswith(f"{unit}.")), key=len, default="")
+
+
+def _what(event: dict[str, Any], module: str, unit: str) -> str:
+    """What an event is in the parameter's day; empty for what it has no part in."""
+    op, cause, phase = event["op"], event["cause"], event["phase"]
+    if phase == "start-up":
+        return "placed" if module in (event["owner"], event["trigger"]) else ""
+    if cause.startswith("FSDP"):  # also of other modules, which FSDP gathers ahead while this one runs
+        what = "gathered" if op == "all_gather" else "gradient reduced"
+        return what if event["owner"] == unit else ""
+    if cause == "DDP gradient bucket" and (module == event["owner"] or module.startswith(f"{event['owner']}.")):
+        return "gradient reduced"
+    if module not in (event["owner"], event["trigger"]):
+        return ""
+    return "updated" if phase == "optimizer" else "used"

@@ -1,0 +1,1 @@
+"""A parameter's day: where it lies, and what is sent for it in a step."""

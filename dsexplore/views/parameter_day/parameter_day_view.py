@@ -1,0 +1,95 @@
+"""The view of a `ParameterDay`: the picture of its shards, and what is sent for it in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.analysis.parameter_day import ParameterDay
+from dsexplore.sharding.layout import Sharding
+from dsexplore.sharding.plan import sharding
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.sharding.sharding_view import ShardingView
+from dsexplore.views.view import View
+
+_NOTE = (
+    "The computation between collectives is not recorded; freed is concluded from a second gather. "
+    "Bytes are those of the whole message, of one rank, in one step."
+)
+
+
+class ParameterDayView(View):
+    """The view of a `ParameterDay`."""
+
+    title = "A parameter in a step"
+
+    def __init__(self, day: ParameterDay) -> None:
+        self._day = day
+
+    def text(self) -> str:
+        """Where it lies, and a line per moment."""
+        return "\n".join([_where(self._day), *(f"  {line}" for line in moment_lines(self._day)), f"  ({_NOTE})"])
+
+    def html(self) -> str:
+        """The moments as a table, and the picture of the shards below it."""
+        day = self._day
+        rows = [
+            (
+                str(number),
+                moment["what"],
+                html.escape(moment["phase"]),
+                html.name(moment["op"] or "–", 40),
+                html.name(moment["axis"] or "–", 40),
+                format_bytes(moment["message_bytes"]) if moment["message_bytes"] is not None else "–",
+                html.name(_why(moment), 90),
+                html.name(moment["source"] or "–", 90),
+            )
+            for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
+        ]
+        head = ("", "what", "phase", "op", "axis", "message bytes", "why", "source")
+        table = html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if rows else "<p>Nothing is sent for it.</p>"
+        body = f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_NOTE, 0)}</p>'
+        plan = shards_of(day)
+        return html.fragment(body) + (ShardingView(plan).html() if plan is not None else "")
+
+    def explore(self, **options: Any) -> Any:
+        """The explorer of its shards."""
+        plan = shards_of(self._day)
+        return ShardingView(plan).explore(**options) if plan is not None else super().explore(**options)
+
+
+def shards_of(day: ParameterDay) -> Sharding | None:
+    """The sharding of the parameter; None for a plain tensor, which every rank holds whole."""
+    row = day.parameter
+    if not row["mesh"]:
+        return None
+    own = day.name.rpartition(".")[2]
+    return sharding({own: (tuple(row["global_shape"]), row["placements"])}, mesh=row["mesh"], dtype=row["dtype"])
+
+
+def _where(day: ParameterDay) -> str:
+    row = day.parameter
+    shape = " × ".join(str(length) for length in row["global_shape"]) or "one number"
+    held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
+    how = f"{row['placements']} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"
+    unit = f"; FSDP gathers it with {day.unit}" if day.unit else ""
+    return html.plain(f"{day.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", 400)
+
+
+def moment_lines(day: ParameterDay) -> list[str]:
+    """A line per moment: ``2. gathered in forward: all_gather over dp, 12 MiB (FSDP pre_forward), train.py:31``."""
+    lines = []
+    for number, moment in enumerate(day.moments.iter_rows(named=True), 1):
+        text = f"{number}. {moment['what']} in {moment['phase']}"
+        if moment["op"]:
+            over = f" over {moment['axis']}" if moment["axis"] else ""
+            why = _why(moment)
+            text += f": {moment['op']}{over}, {format_bytes(moment['message_bytes'])}{f' ({why})' if why else ''}"
+        lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), 240))
+    return lines
+
+
+def _why(moment: dict[str, Any]) -> str:
+    together = moment["with_parameters"]
+    others = f"{together:,} parameters together" if together and together > 1 else ""
+    return ", ".join(part for part in (moment["cause"], others) if part)

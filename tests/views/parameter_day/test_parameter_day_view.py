@@ -1,0 +1,49 @@
+"""A parameter's day in words and as a picture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import dsexplore
+from dsexplore.analysis.parameter_day import ParameterDay
+
+
+@pytest.fixture(scope="module")
+def day() -> ParameterDay:
+    with dsexplore.simulate(mesh="dp=4") as mesh, dsexplore.commtrace() as trace:
+        model = nn.Sequential(nn.Linear(8, 8, bias=False))
+        fully_shard(model, mesh=mesh)
+        model(torch.ones(2, 8)).sum().backward()
+    found: ParameterDay = trace.parameter_day("0.weight")
+    return found
+
+
+def test_the_text_names_place_and_moments(day: ParameterDay) -> None:
+    first, *lines, note = day._repr_mimebundle_()["text/plain"].splitlines()
+    assert first == (
+        "FSDPSequential.0.weight: 8 × 8, float32, S(0) on dp=4: 64 B of 256 B on each rank; "
+        "FSDP gathers it with FSDPSequential"
+    ).replace("FSDPSequential", day.name.partition(".")[0])
+    assert [line.partition(",")[0] for line in lines] == [
+        "  1. gathered in forward: all_gather over dp",
+        "  2. gradient reduced in backward: reduce_scatter over dp",
+    ]
+    assert "not recorded" in note
+
+
+def test_the_page_has_the_moments_and_the_picture(day: ParameterDay) -> None:
+    html = day._repr_mimebundle_()["text/html"]
+    assert html.index("gradient reduced") < html.index("<svg") if "<svg" in html else "gradient reduced" in html
+    assert html.count("gathered") >= 1
+    assert "dp=4" in html
+
+
+def test_a_plain_parameter_has_no_picture() -> None:
+    with dsexplore.simulate(4), dsexplore.commtrace() as trace:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    html = trace.parameter_day("Linear.weight")._repr_mimebundle_()["text/html"]
+    assert "Nothing is sent for it." in html
+    assert "a plain tensor, whole on each rank" in html
