@@ -259,7 +259,7 @@ def doings(events: pl.DataFrame, total: int) -> list[str]:
         doing = _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
         found[doing] = found.get(doing, 0) + size
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    if len(ranked) == 1:
+    if ranked[0][1] >= 0.995 * total:
         return [ranked[0][0]]
     shown = [f"{doing} ({100 * size / total:.0f} %)" for doing, size in ranked[:2] if size >= total / 100]
     return [*shown, "others"] if len(ranked) > len(shown) else shown

@@ -60,9 +60,9 @@ def _in_one_message(change: Change) -> Change:
     return cast("Change", changed)
 
 
-def _headline_of(headline: Headline) -> str:
+def _headline_of(headline: Headline, axes: list[str]) -> str:
     """The bar and the sentences, each with a button that chooses its events."""
-    shown = headline_html(headline, filter_by)
+    shown = headline_html(headline, filter_by, axes)
     return f'<div class="dsx">{shown}</div>' if shown else ""
 
 
@@ -97,7 +97,7 @@ class Explorer:
             kind=figure,
             sizes=sizes,
             height=height,
-            headline=_headline_of(self._headline),
+            headline=_headline_of(self._headline, self._codes.tree.axes),
             **rows_of(self._codes),
         )
         self._rows = ModuleRows(self._codes, self.widget)

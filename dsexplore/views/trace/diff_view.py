@@ -138,7 +138,7 @@ class _DiffSource:
 
     @property
     def _has_start_up(self) -> bool:
-        return any(bool(each.any()) for each in self._start_up)
+        return bool((self._start_up[0] != self._start_up[1]).any())
 
     def roots(self) -> list[Fold]:
         """The topmost rows in which something differs."""
@@ -229,7 +229,7 @@ def _totals(diff: TraceDiff) -> str:
     before, after = (events.filter(pl.col("phase") != START_UP) for events in sides)
     wire, message = (int(after[name].sum()) - int(before[name].sum()) for name in ("wire_bytes", "message_bytes"))
     started = [int(events.filter(pl.col("phase") == START_UP)["wire_bytes"].sum()) for events in sides]
-    at_start = f"; start-up: {_signed_bytes(started[1] - started[0])} on the wire" if any(started) else ""
+    at_start = f"; start-up: {_signed_bytes(started[1] - started[0])} on the wire" if started[0] != started[1] else ""
     return (
         f"{before.height:,} → {after.height:,} collectives ({after.height - before.height:+,}), "
         f"{_signed_bytes(wire)} on the wire ({_signed_bytes(message)} in messages), {_over(diff)}{at_start}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dsexplore.analysis.headline import Headline, Sentence
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE
-from dsexplore.views.trace.module_tree import NO_AXIS
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
 
 STYLE = (
@@ -45,17 +45,18 @@ class HeadlineView(View):
         return html.fragment(headline_html(self._headline, lambda _: "") or "<p>Nothing is sent.</p>", STYLE)
 
 
-def headline_html(headline: Headline, link: Callable[[int], str]) -> str:
+def headline_html(headline: Headline, link: Callable[[int], str], axes: Sequence[str] = ()) -> str:
     """The bar and the sentences; empty where nothing is sent.
 
     Args:
         headline: of a trace.
         link: HTML behind the sentence of that number, that leads to the rows that it speaks of.
+        axes: the axes in the order of their colours, as the tree beside it has them; by default most bytes first.
     """
     if not headline.sentences:
         return ""
     said = "".join(f"<p>{html.escape(one.text, 400)}{link(i)}</p>" for i, one in enumerate(headline.sentences))
-    return f'<div class="headline">{_bar(headline)}{said}</div>'
+    return f'<div class="headline">{_bar(headline, axes)}{said}</div>'
 
 
 def anchors(headline: Headline) -> list[str]:
@@ -73,22 +74,24 @@ def filter_by(number: int) -> str:
     return f' <button class="to" data-sentence="{number}">show</button>'
 
 
-def _bar(headline: Headline) -> str:
+def _bar(headline: Headline, axes: Sequence[str]) -> str:
     """Wire bytes of a rank in a step: one part per axis, and what each is in words."""
     rows = [row for row in headline.to_frame().iter_rows(named=True) if row["wire_bytes"]]
     if not rows:
         return ""
-    named = rows if len(rows) <= len(AXES) else rows[: len(AXES) - 1]
-    rest = rows[len(named) :]
-    sizes = [row["wire_bytes"] for row in named] + ([sum(row["wire_bytes"] for row in rest)] if rest else [])
-    names = [html.name(row["axis"] or NO_AXIS, 40) for row in named] + ([f"{len(rest):,} others"] if rest else [])
-    times = [f", {format_seconds(row['ms'] / 1e3)}" if row["ms"] else "" for row in named] + [""]
-    parts = [(f"a{i}", AXES[i].letter, size, "") for i, size in enumerate(sizes)]
-    words = [
-        f'<span class="key a{i}">{AXES[i].letter}</span>{name} {format_bytes(size)}{took}'
-        for i, (name, size, took) in enumerate(zip(names, sizes, times, strict=False))
-    ]
-    bar = html.stacked_bar(parts, sum(sizes))
+    names = [row["axis"] or NO_AXIS for row in rows]
+    order = list(axes) or (names if len(names) <= len(AXES) else [*names[: len(AXES) - 1], OTHER_AXES])
+    parts, words = [], []
+    for i, name in enumerate(order[: len(AXES)]):
+        held = [r for r, n in zip(rows, names, strict=True) if n == name or (name == OTHER_AXES and n not in order)]
+        size = sum(row["wire_bytes"] for row in held)
+        if not size:
+            continue
+        took = f", {format_seconds(held[0]['ms'] / 1e3)}" if len(held) == 1 and held[0]["ms"] else ""
+        parts.append((f"a{i}", AXES[i].letter, size, ""))
+        mark = f'<span class="key a{i}">{AXES[i].letter}</span>'
+        words.append(f"{mark}{html.name(name, 40)} {format_bytes(size)}{took}")
+    bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
     return (
         f'<div role="img" aria-label="wire bytes of a rank in a step, by axis">{bar}</div>'
         f'<p class="dim" style="font-size:12px">Wire bytes per rank and step: {" · ".join(words)}</p>'

@@ -44,7 +44,7 @@ class ModuleTree:
     """One past the last row of the subtree."""
     calls: Ints
     axes: list[str]
-    """Axes in the events, most wire bytes first; `NO_AXIS` stands for none, `OTHER_AXES` for the rest of many."""
+    """Axes in the events, most wire bytes in steps first; `NO_AXIS` stands for none, `OTHER_AXES` for all beyond."""
     own_local_bytes: Ints
     """Parameters that one rank holds: the largest of the recorded ranks; shared ones counted once."""
     own_global_bytes: Ints
@@ -118,7 +118,7 @@ def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
         parents=parents,
         ends=ends,
         calls=np.array([calls.get(name) or 0 for name in names], np.int64),
-        axes=_axes(facets["axis"], tables.events["wire_bytes"].to_numpy().astype(np.float64)),
+        axes=_axes(facets["axis"], _in_steps(tables)),
         own_local_bytes=local_bytes,
         own_global_bytes=global_bytes,
     )
@@ -141,6 +141,12 @@ def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
     ranked = sorted(range(len(axis.labels)), key=lambda i: (-totals[i], axis.labels[i]))
     names = [axis.labels[i] or NO_AXIS for i in ranked]
     return names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
+
+
+def _in_steps(tables: Tables) -> npt.NDArray[np.float64]:
+    """(events,) wire bytes; 0 for what start-up sends."""
+    sizes = pl.when(pl.col("phase") != "start-up").then(pl.col("wire_bytes")).otherwise(0)
+    return tables.events.select(sizes).to_series().to_numpy().astype(np.float64)
 
 
 def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:

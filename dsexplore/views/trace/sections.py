@@ -133,7 +133,7 @@ def _sizes(codes: EventCodes) -> tuple[str, str]:
     for size in sizes:
         part = found.filter(pl.col("size") == size)
         count = int(part["count"].sum())
-        bar = f'<div class="bar"><span class="p0" style="width:{100 * count / top:.2f}%"></span></div>'
+        bar = f'<div class="bar"><span style="background:var(--dsx-dim);width:{100 * count / top:.2f}%"></span></div>'
         by_op = ", ".join(f"{op} {n:,}" for op, n in part.select("op", "count").iter_rows())
         rows.append(
             (

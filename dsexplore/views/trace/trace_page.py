@@ -63,7 +63,7 @@ def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE, *, in_wo
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
     sent = _findings_part(headline, names.get("finding", "")) + communication_html(codes, figures)
     answers = _answers(headline) if in_words and len(codes) else ""
-    head = _header(tables) + _headline(headline, names) + answers + _said(codes)
+    head = _header(tables) + _headline(headline, names, codes.tree.axes) + answers + _said(codes)
     around = html.fragment(head + sent, _STYLE)
     tree = tree_html(codes, budget - len(around.encode()), modules)
     return html.fragment(head + tree + sent, _STYLE)
@@ -71,20 +71,20 @@ def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE, *, in_wo
 
 def twin_html(codes: EventCodes, headline: Headline) -> str:
     """The short static view that stands in the notebook beside the explorer: headline and tree."""
-    head = _header(codes.tables) + headline_html(headline, lambda _: "") + _said(codes)
+    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _said(codes)
     return html.fragment(head + tree_html(codes, _TWIN_BUDGET), headline_view.STYLE + outline.STYLE)
 
 
 def figure_html(tables: Tables, kind: str, sizes: str = WIRE) -> str:
     """The headline, and the section that shows what the figure of that kind shows."""
     codes = EventCodes(tables, sizes=sizes)
-    head = _header(tables) + headline_html(Headline(tables), lambda _: "") + _said(codes)
+    head = _header(tables) + headline_html(Headline(tables), lambda _: "", codes.tree.axes) + _said(codes)
     return html.fragment(head + still_html(codes, kind), headline_view.STYLE + drawings.STYLE)
 
 
-def _headline(headline: Headline, names: dict[str, str]) -> str:
+def _headline(headline: Headline, names: dict[str, str], axes: list[str]) -> str:
     said = headline.sentences
-    return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]))
+    return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes)
 
 
 def _findings_part(headline: Headline, anchor: str) -> str:

@@ -1,0 +1,32 @@
+"""The headline as a view: its colours are those of the tree beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import ModuleType
+
+from dsexplore.trace.trace import Trace
+
+
+def test_an_axis_has_one_colour_in_the_bar_and_in_the_tree(traces: ModuleType) -> None:
+    """Start-up sends most on tp, the steps on dp: both order the axes by the steps."""
+    tables = traces.layered(4).tables
+    rows = [
+        traces.event("Net", 0, phase="start-up", axis="tp", wire_bytes=10**9),
+        traces.event("Net", 1, axis="tp", wire_bytes=1000),
+        traces.event("Net", 2, axis="dp", wire_bytes=3000),
+    ]
+    html = Trace(replace(tables, events=traces.frame("events", rows)))._repr_mimebundle_()["text/html"]
+    words = re.findall(r'<span class="key (a\d)">\d</span><bdi>(\w+)</bdi>', html)
+    assert words == [("a0", "dp"), ("a1", "tp")]
+    row = re.search(r'<span class="thin">(.*?)</span>', html)
+    assert row is not None
+    assert re.findall(r'class="(a\d)" style="width:(\d+)%"', row[1]) == [("a0", "75"), ("a1", "25")]
+
+
+def test_many_axes_share_the_last_colour(traces: ModuleType) -> None:
+    trace = traces.of_names([f"n{i}" for i in range(9)])
+    for html in (trace._repr_mimebundle_()["text/html"], trace.headline()._repr_mimebundle_()["text/html"]):
+        words = re.findall(r'<span class="key (a\d)">\d</span><bdi>([\w ]+)</bdi> (\d+) KiB', html)
+        assert words == [*((f"a{i}", f"n{i}", "6") for i in range(5)), ("a5", "other axes", "24")]
