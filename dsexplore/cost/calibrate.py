@@ -66,7 +66,7 @@ def calibrate(group: Any = None, *, base: str | None = None, **options: Any) -> 
     """
     start = Cluster.load(base) if base else None  # a wrong name is an error before minutes of measuring
     measured = sweep(group, **options)
-    return calibrated(measured, start or Cluster.load(_default(measured)))
+    return calibrated(measured, start or Cluster.load(usual_base(measured)))
 
 
 def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
@@ -87,7 +87,8 @@ def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
     return Calibration(measured, base, replace(base, measured=kept + tables))
 
 
-def _default(measured: CommSweep) -> str:
+def usual_base(measured: CommSweep) -> str:
+    """The name of the cluster whose other numbers are taken where none is named."""
     return "dgx-h100" if measured.conditions.backend == "nccl" else "gloo-local"
 
 

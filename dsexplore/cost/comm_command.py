@@ -146,8 +146,8 @@ def _write(measured: CommSweep, options: argparse.Namespace) -> None:
     if options.html:
         print(f"wrote {measured.to_html(options.html)}", file=sys.stderr)
     if options.calibrate:
-        from dsexplore.cost.calibrate import calibrated
+        from dsexplore.cost.calibrate import calibrated, usual_base
         from dsexplore.cost.cluster import Cluster
 
-        base = options.base or ("dgx-h100" if measured.conditions.backend == "nccl" else "gloo-local")
-        print(f"wrote {calibrated(measured, Cluster.load(base)).save(options.calibrate)}", file=sys.stderr)
+        base = Cluster.load(options.base or usual_base(measured))
+        print(f"wrote {calibrated(measured, base).save(options.calibrate)}", file=sys.stderr)

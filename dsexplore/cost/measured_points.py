@@ -74,7 +74,7 @@ def _candidates(cluster: Cluster, op: str, group: Group) -> Iterator[Evidence]:
     for relative, further in relatives:
         for table in relative.measured:
             measured = Group(table.nodes, table.ranks_per_node)
-            if (measured.nodes > 1) == (group.nodes > 1) and family(relative, table.op, measured) == kind:
+            if family(relative, table.op, measured) == kind:
                 yield _compared(relative, table, measured, further + _distance(op, group, table.op, measured))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dsexplore import UsageError
 from dsexplore.cli import main
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.cost import Cluster, collective_time
-from dsexplore.cost.calibrate import calibrated
+from dsexplore.cost.calibrate import calibrated, usual_base
 from dsexplore.worlds.real import rank_server
 
 SIZES = tuple(1 << power for power in range(9, 25))
@@ -59,6 +60,12 @@ def test_tables_of_the_base_stay_but_for_the_same_group() -> None:
     assert kept == {(t.op, t.ranks_per_node) for t in base.measured}
     eight = [t for t in cluster.measured if (t.op, t.ranks_per_node) == ("all_reduce", 8)]
     assert [t.source for t in eight] == ['measured: gloo on cpu, torch "x"']
+
+
+def test_the_usual_base_is_that_of_the_backend() -> None:
+    local = gloo()
+    assert usual_base(local) == "gloo-local"
+    assert usual_base(CommSweep(replace(local.conditions, backend="nccl"), local.points)) == "dgx-h100"
 
 
 def test_a_saved_calibration_keeps_the_other_tables_of_its_base(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""What measured times of one collective say about another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dsexplore.cost import Cluster
+from dsexplore.cost.cluster import Measured
+from dsexplore.cost.collective_curve import (
+    HOST,
+    MEASURED,
+    MECHANISM,
+    NETWORK,
+    RELATED,
+    SHARED,
+    SHARED_RELATED,
+    uncertainty_of,
+)
+from dsexplore.cost.collective_mechanism import Group, mechanism_time
+from dsexplore.cost.measured_points import evidence
+
+SIZES = (1 << 10, 1 << 20, 1 << 30)
+
+
+def measured(name: str, *groups: tuple[str, int, int], factor: float = 4.0) -> Cluster:
+    """A cluster on which some collectives were measured to take so many times what the mechanism says."""
+    bare = replace(Cluster.load(name), measured=(), like="")
+    tables = [
+        Measured(
+            *(op, nodes, ranks, SIZES),
+            tuple(factor * mechanism_time(bare, op, size, Group(nodes, ranks)) for size in SIZES),
+            *("a test", "2026-11-23"),
+        )
+        for op, nodes, ranks in groups
+    ]
+    return replace(bare, measured=tuple(tables))
+
+
+def factors(cluster: Cluster, op: str, group: Group) -> set[float]:
+    """By what the mechanism is multiplied, inside of what was measured and outside."""
+    found = evidence(cluster, op, group)
+    assert found is not None
+    return {round(found.factor(size), 9) for size in (8, *SIZES, 5000, 1 << 34)}
+
+
+def test_near_relatives_count_whole_and_far_ones_by_the_root() -> None:
+    cluster = measured("dgx-h100", ("all_gather", 1, 8))
+    assert factors(cluster, "all_gather", Group(1, 8)) == {4.0}
+    assert factors(cluster, "reduce_scatter", Group(1, 8)) == {4.0}
+    assert factors(cluster, "all_gather", Group(1, 6)) == {4.0}
+    for far in (("all_gather", Group(1, 4)), ("reduce_scatter", Group(1, 2))):
+        assert factors(cluster, *far) == {2.0}
+
+
+def test_strangers_do_not_count() -> None:
+    cluster = measured("dgx-h100", ("all_gather", 1, 8))
+    for op, group in (("all_to_all", Group(1, 8)), ("all_gather", Group(2, 8)), ("all_reduce", Group(1, 8))):
+        assert evidence(cluster, op, group) is None
+
+
+def test_the_nearest_counts() -> None:
+    one = measured("dgx-h100", ("all_gather", 1, 8))
+    cluster = replace(one, measured=one.measured + measured("dgx-h100", ("all_gather", 1, 2), factor=9.0).measured)
+    assert factors(cluster, "all_gather", Group(1, 8)) == {4.0}
+    assert factors(cluster, "all_gather", Group(1, 2)) == {9.0}
+    assert factors(cluster, "reduce_scatter", Group(1, 2)) == {9.0}
+    assert factors(cluster, "all_gather", Group(1, 3)) == {9.0}
+    assert factors(cluster, "all_gather", Group(1, 5)) == {4.0}
+
+
+def test_a_cluster_that_is_like_another_takes_its_tables_but_for_its_own() -> None:
+    like = Cluster.load("gb200-nvl72")
+    found = evidence(like, "all_gather", Group(1, 8))
+    assert found is not None
+    assert found.distance == 0.5
+    own = replace(like, measured=measured("gb200-nvl72", ("all_gather", 1, 8)).measured)
+    assert factors(own, "all_gather", Group(1, 8)) == {4.0}
+
+
+def test_each_kind_of_evidence_has_its_uncertainty() -> None:
+    cluster = measured("dgx-h100", ("all_gather", 1, 8), ("all_gather", 2, 8))
+
+    def error(op: str, group: Group, size: float) -> object:
+        return uncertainty_of(cluster, group, evidence(cluster, op, group), size)
+
+    assert error("all_gather", Group(1, 8), SIZES[0] / 4) == MEASURED
+    assert error("all_gather", Group(1, 8), SIZES[-1] * 4) == MEASURED
+    assert error("all_gather", Group(1, 8), SIZES[0] / 5) == RELATED
+    assert error("all_gather", Group(1, 8), SIZES[-1] * 5) == RELATED
+    assert error("reduce_scatter", Group(1, 4), SIZES[1]) == RELATED
+    assert error("reduce_scatter", Group(1, 4), SIZES[-1] * 5) == MECHANISM
+    assert error("send", Group(1, 2), SIZES[1]) == MECHANISM
+    assert error("all_gather", Group(2, 8), SIZES[1]) == MEASURED
+    assert error("reduce_scatter", Group(2, 8), SIZES[1]) == RELATED
+    assert error("all_gather", Group(8, 8), SIZES[1]) == NETWORK
+    assert error("send", Group(2, 1), SIZES[1]) == NETWORK
+
+
+def test_processes_of_a_machine_have_uncertainties_of_their_own() -> None:
+    cluster = measured("gloo-local", ("all_gather", 1, 4))
+
+    def error(op: str, ranks: int, size: float) -> object:
+        group = Group(1, ranks)
+        return uncertainty_of(cluster, group, evidence(cluster, op, group), size)
+
+    assert error("all_gather", 4, SIZES[1]) == SHARED
+    assert error("all_gather", 4, SIZES[-1] * 5) == SHARED_RELATED
+    assert error("send", 4, SIZES[1]) == SHARED_RELATED
+    assert error("send", 2, SIZES[1]) == HOST
+    bare = replace(cluster, measured=())
+    assert evidence(bare, "send", Group(1, 4)) is None
+    assert uncertainty_of(bare, Group(1, 4), None, SIZES[1]) == HOST
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_times_of_another_number_of_processes_count(ranks: int) -> None:
+    cluster = measured("gloo-local", ("all_gather", 1, 4), factor=3.0)
+    found = evidence(cluster, "all_gather", Group(1, ranks))
+    assert found is not None
+    assert found.factor(1 << 20) == pytest.approx(3.0, rel=0.15)
+    assert found.distance == pytest.approx(1 + 1 / 3)
