@@ -33,6 +33,7 @@ class Shape:
 
 
 TINY = Shape(layers=4, width=256, heads=8, key_value_heads=8, hidden=1024, vocabulary=512, sequence=128)
+LLAMA_70B = Shape(80, 8192, 64, 8, 28672, 128256, 8192)
 LLAMA_405B = Shape(126, 16384, 128, 8, 53248, 128256, 8192)
 
 

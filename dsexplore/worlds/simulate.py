@@ -41,6 +41,7 @@ from dsexplore.worlds.scripts.spawned import patch_spawn
 from dsexplore.worlds.simulated import closed
 from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
 from dsexplore.worlds.simulated.ddp import patch_ddp
+from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
 from dsexplore.worlds.simulated.futures import patch_futures
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
@@ -229,6 +230,7 @@ class World:
         patch_ddp(patches, self._watch.module, self.fake)
         objects = Objects(patches, self.remarks)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks)
+        patch_flat_gathers(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)

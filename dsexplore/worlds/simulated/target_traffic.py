@@ -16,8 +16,9 @@ is one function here, which names the torch source that it mirrors:
 | ``torch.distributed.nn``: backward of ``_all_gather_base`` | an error | reduce_scatter |
 | ``torch.distributed.nn``: ``all_to_all`` | a scatter per rank | all_to_all |
 | DDP, ``bf16_compress_hook`` | an error | all_reduce of half the bytes |
+| `SyncBatchNorm` of tensors on ``cuda`` | an error | all_gather of the statistics, all_reduce of their gradients |
 
-Not simulated yet: `SyncBatchNorm`, which torch refuses on a CPU, and attention of DTensors with a mask. The target
+Not simulated yet: attention of DTensors with a mask. The target
 ``cpu`` is what torch does on CPUs anyway, but for the two rows of ``torch.distributed.nn`` which ask for gloo by name:
 a simulated group has another.
 """
@@ -47,6 +48,7 @@ from dsexplore.capture.frame_kinds import mark_start_up
 from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.flash_attention import patch_attention
+from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
 
 Target = Literal["cuda", "cpu"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -78,6 +80,7 @@ def patch_target(patches: Patches, target: Target) -> None:
             patch_flat_parameters,
             patch_module_states,
             patch_bf16_hook,
+            patch_sync_batch_norm,
         ):
             patch(patches)
 
