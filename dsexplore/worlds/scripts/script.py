@@ -14,6 +14,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.scripts.before_first_step import own_start_up
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
@@ -177,7 +178,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
     """Run the program to its end, or to that many optimizer steps."""
-    with counted_steps(limit, trace.step) as counter:
+    with own_start_up(trace, remarks), counted_steps(limit, trace.step) as counter:
         try:
             execute()
         except EnoughSteps:

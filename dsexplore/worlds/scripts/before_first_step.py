@@ -1,0 +1,62 @@
+"""What a program's own lines send before its first step: said, as its phase does not show it.
+
+What torch sends while it sets a model, a mesh or a group up has the phase ``start-up``. A line of the program itself,
+such as ``dist.broadcast(parameter, 0)`` in a loop or a barrier, has the phase ``other`` wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import polars as pl
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes
+from dsexplore.worlds.remarks import Remarks
+
+_LINES = 3
+"""Lines that the note names."""
+
+
+@contextmanager
+def own_start_up(trace: Trace, remarks: Remarks) -> Iterator[None]:
+    """Note what lines of the program send in the block until the first module runs.
+
+    Args:
+        trace: the recording of the program.
+        remarks: where it is noted.
+    """
+    handles: list[RemovableHandle] = []
+
+    def first_call(_module: Any, _inputs: Any) -> None:
+        _remove(handles)
+        early = trace.where(phase="other").events
+        if not early.is_empty():
+            remarks.note(_said(early))
+
+    handles.append(register_module_forward_pre_hook(first_call))
+    try:
+        yield
+    finally:
+        _remove(handles)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _said(early: pl.DataFrame) -> str:
+    """Worked example: ``before the first module ran, … sent 2 collectives (8 B; train.py:5): …``."""
+    lines = [line for line in early["source"].unique(maintain_order=True).to_list() if line]
+    named = ", ".join(lines[:_LINES]) + (f" and {len(lines) - _LINES} more lines" if len(lines) > _LINES else "")
+    size = format_bytes(int(early["message_bytes"].sum()))
+    count = f"{early.height:,} collective{'' if early.height == 1 else 's'}"
+    return (
+        f"before the first module ran, the program's own lines sent {count} ({size}; {named}): they belong to the "
+        "start, not to a step, and have the phase other"
+    )
