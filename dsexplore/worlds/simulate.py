@@ -48,7 +48,7 @@ from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
-from dsexplore.worlds.simulated.received_values import patch_reads_of_received
+from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.takeover import Takeover
 from dsexplore.worlds.simulated.target_traffic import Target, check_target, patch_target
 from dsexplore.worlds.spec import resolve
@@ -225,17 +225,19 @@ class World:
         fake_tensors.patch_sharding(patches)
         if self.fake:
             fake_tensors.patch_conversion(patches)
+            fake_tensors.patch_initialisation(patches)
             fake_tensors.patch_reading(patches, self._inventor)
             fake_tensors.patch_loaders(patches, self.remarks)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module, self.fake)
-        objects = Objects(patches, self.remarks)
+        received = Received()
+        objects = Objects(patches, self.remarks, received)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks)
         patch_flat_gathers(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)
-        patch_reads_of_received(patches, self.remarks)
+        patch_reads_of_received(patches, received, self.remarks)
         patch_checkpoints(patches, objects, self.remarks)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 

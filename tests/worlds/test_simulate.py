@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -419,3 +420,16 @@ class TestDdp:
             model = DistributedDataParallel(plain)
             model(inputs).sum().backward()
             torch.testing.assert_close(plain[0].weight.grad, wanted / 4)
+
+
+@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (3.0, 4.0)])
+def test_a_truncated_normal_initialisation_ends(bounds: tuple[float, float]) -> None:
+    """torch draws until all values lie between the bounds; a fake tensor never says that they do."""
+    with simulate(mesh="dp=2", fake=True) as mesh, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weight = torch.nn.init.trunc_normal_(torch.empty(4, 4), a=bounds[0], b=bounds[1])
+        assert weight.shape == (4, 4)
+        sharded = distribute_tensor(torch.empty(4, 4), mesh, [Shard(0)])
+        assert torch.nn.init.trunc_normal_(sharded, a=bounds[0], b=bounds[1]) is sharded
+    values = torch.nn.init.trunc_normal_(torch.empty(99), a=-0.1, b=0.1)
+    assert values.abs().max() <= 0.1

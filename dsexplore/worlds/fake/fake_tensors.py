@@ -9,7 +9,8 @@ Measured on torch 2.13, where under ``FakeTensorMode``
 * ``fully_shard`` lists all ranks anew for each parameter that is tensor parallel too, half a megabyte at 16,384
   ranks: here it does so once;
 * ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks
-  are made when asked for.
+  are made when asked for;
+* ``nn.init.trunc_normal_`` draws until all values lie between its bounds, for ever: here it draws once.
 """
 
 from __future__ import annotations
@@ -189,6 +190,25 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
         ("tolist", as_list),
     ):
         patches.attribute(torch.Tensor, name, function)
+
+
+def patch_initialisation(patches: Patches) -> None:
+    """Let ``trunc_normal_`` end: it draws again until no value lies outside, which no fake tensor ever answers."""
+
+    def build(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        parameters = signature(original)
+
+        def trunc_normal(*args: Any, **kwargs: Any) -> torch.Tensor:
+            given = parameters.bind(*args, **kwargs).arguments
+            tensor: torch.Tensor = given["tensor"]
+            if not isinstance(getattr(tensor, "_local_tensor", tensor), FakeTensor):
+                return original(*args, **kwargs)
+            with torch.no_grad():
+                return tensor.normal_(given["mean"], given["std"], generator=given.get("generator"))
+
+        return trunc_normal
+
+    patches.function(nn.init._no_grad_trunc_normal_, build)
 
 
 def patch_loaders(patches: Patches, remarks: Remarks) -> None:

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.simulated.received_values import Received
 
 _OWN = "{name} receives an object of rank {source}, which no process plays: this rank's own object takes its place"
 
@@ -33,10 +34,11 @@ class Objects:
     Args:
         patches: where the changes are kept.
         remarks: where the substitution is reported.
+        received: the tensors that other ranks fill; those that bring own objects are none of them.
     """
 
-    def __init__(self, patches: Patches, remarks: Remarks) -> None:
-        self._remarks = remarks
+    def __init__(self, patches: Patches, remarks: Remarks, received: Received) -> None:
+        self._remarks, self._received = remarks, received
         self._substitutes: list[Any] | None = None
         patches.function(dist.broadcast_object_list, self._take_broadcast)
         patches.function(dist.scatter_object_list, self._take_scatter)
@@ -64,7 +66,7 @@ class Objects:
                     return original(*args, **kwargs)
                 objects = self._own("broadcast_object_list", source, given["object_list"])
                 tensors, sizes = _pickled(objects)
-                with _arriving(broadcast=[sizes, tensors]):
+                with _arriving(self._received, broadcast=[sizes, tensors]):
                     return original(*args, **kwargs)
 
         return broadcast_object_list
@@ -80,7 +82,7 @@ class Objects:
                     return original(*args, **kwargs)
                 objects = self._own("scatter_object_list", source, given["scatter_object_output_list"])
                 tensor, size = _pickled(objects[:1])
-                with _arriving(broadcast=[size], scatter=[tensor, size]):
+                with _arriving(self._received, broadcast=[size], scatter=[tensor, size]):
                     return original(*args, **kwargs)
 
         return scatter_object_list
@@ -94,7 +96,7 @@ class Objects:
             objects = self._own("recv_object_list", "any" if source is None else source, given["object_list"])
             with unset_fake_temporarily():
                 tensors, sizes = _pickled(objects)
-                with _arriving(recv=[sizes, tensors], irecv=[sizes, tensors]):
+                with _arriving(self._received, recv=[sizes, tensors], irecv=[sizes, tensors]):
                     return original(*args, **kwargs)
 
         return recv_object_list
@@ -148,19 +150,19 @@ def _pickled(objects: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def _arriving(**values: list[torch.Tensor]) -> Iterator[None]:
+def _arriving(received: Received, /, **values: list[torch.Tensor]) -> Iterator[None]:
     """Let the calls of these functions in torch's module of collectives bring those values, in that order."""
     kept = {name: getattr(c10d, name) for name in values}
     try:
         for name, brought in values.items():
-            setattr(c10d, name, _bringing(kept[name], list(brought)))
+            setattr(c10d, name, _bringing(kept[name], list(brought), received))
         yield
     finally:
         for name, function in kept.items():
             setattr(c10d, name, function)
 
 
-def _bringing(function: Callable[..., Any], values: list[torch.Tensor]) -> Callable[..., Any]:
+def _bringing(function: Callable[..., Any], values: list[torch.Tensor], received: Received) -> Callable[..., Any]:
     is_called = False
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -173,6 +175,7 @@ def _bringing(function: Callable[..., Any], values: list[torch.Tensor]) -> Calla
         finally:
             is_called = False
         tensor.copy_(values.pop(0))
+        received.discard(tensor)
         return result
 
     return call

@@ -36,9 +36,8 @@ _MANY = 1024
 """Storages that are kept until those that are gone are looked for."""
 
 
-def patch_reads_of_received(patches: Patches, remarks: Remarks) -> None:
+def patch_reads_of_received(patches: Patches, received: Received, remarks: Remarks) -> None:
     """Report the lines of the program that read what another rank sends."""
-    received = _Received()
     for name in _FILLED:
         method = vars(dist.ProcessGroup).get(name)
         if method is not None:
@@ -49,13 +48,14 @@ def patch_reads_of_received(patches: Patches, remarks: Remarks) -> None:
         patches.attribute(torch.Tensor, name, _comparing(getattr(torch.Tensor, name), received))
 
 
-class _Received:
+class Received:
     """The storages of tensors that other ranks fill, none of which is kept alive."""
 
     def __init__(self) -> None:
         self._storages: dict[int, StorageWeakRef] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor among them."""
         reference = _storage_of(tensor)
         if reference is None:
             return
@@ -63,6 +63,12 @@ class _Received:
             self._storages = {key: one for key, one in self._storages.items() if not one.expired()}
         # As long as a weak reference to a storage exists, no other has its number.
         self._storages[reference.cdata] = reference
+
+    def discard(self, tensor: torch.Tensor) -> None:
+        """Count a tensor among them no longer: it was given values of this rank."""
+        reference = _storage_of(tensor)
+        if reference is not None:
+            self._storages.pop(reference.cdata, None)
 
     def __contains__(self, tensor: object) -> bool:
         if not self._storages or not isinstance(tensor, torch.Tensor):
@@ -80,7 +86,7 @@ def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
         return None
 
 
-def _filling(method: Callable[..., Any], received: _Received) -> Callable[..., Any]:
+def _filling(method: Callable[..., Any], received: Received) -> Callable[..., Any]:
     @wraps(method)
     def collective(group: dist.ProcessGroup, filled: Any, *args: Any, **kwargs: Any) -> Any:
         work = method(group, filled, *args, **kwargs)
@@ -101,7 +107,7 @@ def _tensors(filled: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(one)
 
 
-def _reading(read: Callable[..., Any], received: _Received, remarks: Remarks) -> Callable[..., Any]:
+def _reading(read: Callable[..., Any], received: Received, remarks: Remarks) -> Callable[..., Any]:
     @wraps(read)
     def value(tensor: torch.Tensor, *args: Any) -> Any:
         if tensor in received and kind_of(sys._getframe(1).f_code) in (USER, USER_HOOK):
@@ -111,7 +117,7 @@ def _reading(read: Callable[..., Any], received: _Received, remarks: Remarks) ->
     return value
 
 
-def _comparing(compare: Callable[..., Any], received: _Received) -> Callable[..., Any]:
+def _comparing(compare: Callable[..., Any], received: Received) -> Callable[..., Any]:
     @wraps(compare)
     def compared(tensor: torch.Tensor, other: Any) -> Any:
         result = compare(tensor, other)
