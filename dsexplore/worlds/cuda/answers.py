@@ -6,8 +6,8 @@ here. So arguments are checked, and reports put together, by torch itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Container
+from types import BuiltinFunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -147,8 +147,10 @@ class Runtime:
 
 def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
     """Make ``torch.cuda`` and ``torch.accelerator`` answer as ``devices``."""
-    for name, function in {**_cuda_functions(devices), **_accelerator_functions(devices)}.items():
+    answered = {**_cuda_functions(devices), **_accelerator_functions(devices)}
+    for name, function in answered.items():
         patches.attribute(torch._C, name, function)
+    _hide_functions_of_a_cuda_build(patches, answered)
     patch_generators(patches, devices.count)
     patches.attribute(torch._C, "__getattr__", _missing)
     for name, value in {
@@ -172,9 +174,20 @@ def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
     patches.attribute(torch.version, runtime, devices.gpu.runtime)
 
 
+_OF_A_DEVICE = ("_cuda_", "_nccl_", "_accelerator_")
+
+
+def _hide_functions_of_a_cuda_build(patches: Patches, answered: Container[str]) -> None:
+    """Have a CUDA build of torch lack what a CPU build lacks, and what would look for a driver that is not there."""
+    for name, function in list(vars(torch._C).items()):
+        if name.startswith(_OF_A_DEVICE) and name not in answered and isinstance(function, BuiltinFunctionType):
+            delattr(torch._C, name)
+            patches.callback(setattr, torch._C, name, function)
+
+
 def _missing(name: str) -> Any:
     """What ``torch._C`` does not have, because no CUDA build of torch is needed here."""
-    if name.startswith(("_cuda_", "_nccl_", "_accelerator_")):
+    if name.startswith(_OF_A_DEVICE):
         raise AttributeError(
             f"torch._C.{name} needs a GPU, and a CPU stands in for it: leave out the call of torch.cuda that asks"
         )

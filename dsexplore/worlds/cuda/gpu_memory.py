@@ -7,13 +7,13 @@ at which the script asked. Counting looks at all of Python's objects, so it happ
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from dsexplore.user_warnings import warn
 from dsexplore.worlds.cuda.marks import ATTRIBUTE, tensors_alive
 
 SAID = (
@@ -59,7 +59,7 @@ class Memory:
     def _allocated(self, device: int) -> int:
         if not self._warned:
             self._warned = True
-            warnings.warn(SAID, stacklevel=2)
+            warn(SAID, UserWarning)
         sizes: dict[int, int] = {}
         with torch._C.DisableTorchFunction():
             for tensor in tensors_alive():

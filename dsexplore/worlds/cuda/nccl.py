@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor._random as tensor_random
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _op_schema
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark
@@ -51,6 +51,7 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         if not hasattr(module, "ProcessGroupNCCL"):
             patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
     _patch_random_ops(patches)
+    patches.function(_op_schema._rebuild_tensor_from_dtensor_meta, _on_the_cpu)
     to_local = DTensor.to_local
 
     def believed_local(tensor: DTensor, **kwargs: Any) -> Any:
@@ -60,6 +61,18 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         return local
 
     patches.attribute(DTensor, "to_local", believed_local)
+
+
+def _on_the_cpu(original: Any) -> Any:
+    """Have DTensor find the shapes of an op's results by fake CPU tensors: fake ``cuda`` ones raise in some ops."""
+
+    def rebuilt(spec: Any) -> Any:
+        meta = spec.tensor_meta
+        if meta is None or spec.mesh.device_type != "cuda":
+            return original(spec)
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=CPU)
+
+    return rebuilt
 
 
 def _patch_random_ops(patches: Patches) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,12 @@ def patch_tensors(patches: Patches) -> None:
         mark(made, torch.device(device))
         return made
 
+    def copied(tensor: Tensor) -> Tensor:
+        made: Tensor = copy._reconstruct(tensor, None, *tensor.__reduce_ex__(4))  # type: ignore[attr-defined]
+        mark(made, tensor._dsexplore_cuda_device)  # type: ignore[attr-defined]
+        return made
+
+    patches.attribute(Tensor, "__copy__", copied)
     patches.attribute(Tensor, "_make_subclass", staticmethod(make_subclass))
     patches.attribute(Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper))
     for dtype, name in _LEGACY.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Iterator
@@ -140,6 +141,18 @@ def test_loads_where_the_map_says(where: Any, device: torch.device, weights_only
     assert loaded["state"]["bias"].device == loaded["parameter"].device == device
     assert torch.equal(loaded["parameter"], module.weight)
     assert isinstance(loaded["parameter"], nn.Parameter)
+
+
+def test_copies_are_where_the_original_is() -> None:
+    x = torch.ones(2, device="cuda:1")
+    x.note = "kept"  # type: ignore[attr-defined]
+    for made in (copy.copy(x), copy.deepcopy(x)):
+        assert (made.device, made.note) == (x.device, "kept")  # type: ignore[attr-defined]
+    assert copy.copy(torch.ones(2)).device.type == "cpu"
+    layer = nn.Linear(2, 2).cuda()
+    assert copy.copy(layer.weight).is_cuda
+    assert copy.deepcopy(layer).weight.is_cuda
+    assert isinstance(copy.copy(layer.weight), nn.Parameter)
 
 
 def test_what_is_pickled_does_not_know_of_the_stand_in() -> None:

@@ -243,3 +243,10 @@ def test_memory_is_an_estimate_and_says_so_once() -> None:
         assert torch.accelerator.memory_allocated() == 0
         assert "CUDA OOMs" in torch.cuda.memory_summary()
     assert [str(warning.message)[:40] for warning in said] == ["torch.cuda's memory figures are estimate"]
+
+
+def test_functions_that_only_a_cuda_build_has_are_as_absent_as_on_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentBlasHandle", len, raising=False)
+    with cuda_stand_in(), pytest.raises(AttributeError, match="_cuda_getCurrentBlasHandle needs a GPU"):
+        torch.cuda.current_blas_handle()
+    assert torch._C._cuda_getCurrentBlasHandle is len  # type: ignore[attr-defined, comparison-overlap]

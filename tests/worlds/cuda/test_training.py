@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
@@ -94,3 +95,16 @@ def test_values_are_those_of_the_cpu() -> None:
         on_cuda = trained("cuda")
     for one, other in zip(on_cuda, trained("cpu"), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+DRAWS = [torch.Tensor.uniform_, torch.Tensor.exponential_, nn.init.kaiming_uniform_, nn.Dropout()]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_ops_of_dtensors(draw: Callable[[Any], Any]) -> None:
+    with dsexplore.simulate(4, "tp=4", device="cuda") as mesh:
+        sharded = distribute_tensor(torch.ones(8, 8, device="cuda"), mesh, [Shard(0)])
+        drawn = draw(sharded)
+        assert drawn.is_cuda
+        assert drawn.to_local().shape == (2, 8)
+        assert not drawn.to_local().equal(torch.ones(2, 8, device="cuda"))
