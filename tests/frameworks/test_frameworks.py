@@ -37,6 +37,21 @@ on CPUs, every collective to what {ranks} real ranks with gloo send.
 | script | framework | collectives after start-up, simulated GPUs | collectives, CPUs, equal to real ranks |
 |---|---|---|---|"""
 pytestmark = pytest.mark.timeout(600)  # a loaded machine takes minutes to build what DeepSpeed wants
+TABLE_TAIL = """
+- DeepSpeed's optimizer is torch's (`"torch_adam": true`), as its fused one is an extension for GPUs. Real ranks build
+  DeepSpeed's extension for shared memory, which takes a C++ compiler and most of a minute, once.
+- Megatron-core runs without Transformer Engine and Apex, which are extensions for GPUs: so its script brings a layer
+  norm for sequence parallelism, and sets one name that version 0.16.1 reads in every mixture of experts and defines
+  with Transformer Engine alone. Its groups have no mesh; their axes are those that their descriptions say (`tp`,
+  `dp`, `pp`, `ep`, `edp`). It warns that drawing on a GPU changes the CPU's random state: there is one generator
+  here.
+- torchtitan's rows are one step of `dsexplore run --steps 1 -m torchtitan.train --module llama3 --config
+  llama3_debugmodel`, or of `deepseek_v3`, with a tokenizer and texts made by hand, `--training.disable_cuda_graphs`,
+  as no graph can be captured here, and `--parallelism.spmd_backend partial_dtensor`, as its default and what it calls
+  after the first step need a newer torch than 2.13. With torch 2.15's CUDA build, on a machine without a GPU, the
+  defaults run too (FSDP2 and tensor parallelism were tried by hand). It imports Triton, which installs without a GPU;
+  FlexAttention is computed by torch's plain form of it, and `torch.compile` is left out.
+"""
 COLUMNS = ["op", "message_bytes", "wire_bytes", "group_size", "dtype", "shape", "is_async"]
 
 LLAMA = 2 * 128 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
@@ -340,7 +355,7 @@ def table(counts: Mapping[tuple[Case, str], int]) -> str:
         on_cpus = case.only_on_gpus or str(counts[case, "CPUs"])
         on_gpus = case.remark or str(counts[case, "GPUs"])
         lines.append(f"| `{case.name}` | {case.package} {version_of(case.package)} | {on_gpus} | {on_cpus} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + TABLE_TAIL
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -7,6 +7,7 @@ ready, last layer first, and closed once they hold the cap.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -191,7 +192,8 @@ def test_the_bf16_hook(world: Callable[..., DeviceMesh], column: Any) -> None:
     assert set(column(trace, "op", "dtype", "cause")) == {("all_reduce", "bfloat16", "DDP gradient bucket")}
     assert trace.events["message_bytes"].sum() == P // 2
     world("dp=4", target="cpu")
-    with pytest.raises(TypeError, match="BF16 all reduce communication hook required CUDA"):
+    refused = pytest.raises(TypeError, match="BF16 all reduce communication hook required CUDA")
+    with nullcontext() if torch.version.cuda else refused:  # torch asks for a build with CUDA, not for a GPU
         model().register_comm_hook(None, default_hooks.bf16_compress_hook)
 
 
