@@ -1,0 +1,57 @@
+"""How long it takes to compare the meshes of Llama 3 70B on 64 ranks. Run: python benchmarks/mesh_choice.py
+
+Every factorisation of 64 over pp, dp and tp, of which each rank of a kind is traced on fake tensors. Bound: 120 s on
+two processors that do nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from parallel_llama import LLAMA_3_70B, Run, build
+from torch.distributed.device_mesh import DeviceMesh
+
+import dsexplore
+
+RANKS, SEQUENCE, GLOBAL_BATCH = 64, 8192, 64
+
+
+def step(mesh: DeviceMesh) -> Callable[[], None]:
+    """One step with full checkpointing, of one global batch on every mesh; a pipeline has a microbatch per sample."""
+    names = mesh.mesh_dim_names or ()
+    sizes = dict(zip(names, mesh.shape, strict=True))
+    samples = GLOBAL_BATCH // sizes["dp"]
+    run = Run(SEQUENCE, 1 if sizes["pp"] > 1 else samples, samples if sizes["pp"] > 1 else 1, checkpointing="full")
+    return build(LLAMA_3_70B, run, mesh)
+
+
+def keep(sizes: Mapping[str, int]) -> bool | str:
+    """Leave out what the model cannot be divided into."""
+    if LLAMA_3_70B.layers % sizes["pp"]:
+        return f"{LLAMA_3_70B.layers} layers do not divide into {sizes['pp']} stages of as many each"
+    samples = GLOBAL_BATCH // sizes["dp"]
+    if sizes["pp"] > samples:
+        return f"{samples} microbatches do not fill {sizes['pp']} stages"
+    return True
+
+
+def main() -> None:
+    """Compare, and print the ranking and the time."""
+    start = time.perf_counter()
+    compared = dsexplore.compare_meshes(
+        step,
+        RANKS,
+        "dgx-h100",
+        axes=("pp", "dp", "cp", "tp"),
+        keep=lambda sizes: "context parallelism is not asked for" if sizes["cp"] > 1 else keep(sizes),
+    )
+    print(compared._repr_mimebundle_()["text/plain"])
+    for one in compared.candidates:
+        if one.dropped and "context" not in one.dropped:
+            print(f"  {one.mesh}: {one.dropped}")
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
