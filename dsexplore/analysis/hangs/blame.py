@@ -8,9 +8,11 @@ In this order:
    called one too many.
 2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
 3. *No evidence*: ranks that others wait for and of which nothing is known.
-4. *Order*: ranks that wait for each other in a circle. Those that did not call what the ranks called before at
+4. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
+   has the same calls in flight, and went on past them.
+5. *Order*: ranks that wait for each other in a circle. Those that did not call what the ranks called before at
    that place, or that went past a collective which all others call first.
-5. *Device*: all ranks are in one collective. Those whose device has not begun it, or not ended it where others have, or
+6. *Device*: all ranks are in one collective. Those whose device has not begun it, or not ended it where others have, or
    that alone have not issued what follows.
 
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
@@ -18,6 +20,7 @@ Where two sides have equally many ranks and the earlier steps do not say which o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -61,6 +64,7 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
         _missing(job, front, expected, harmful),
         *(_mismatch(job, found, expected) for found in harmful),
         _without_evidence(job, front),
+        _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
         *(_device(front, instance) for instance in front.together if instance.id not in parted),
     )
@@ -133,6 +137,25 @@ def _without_evidence(job: Job, front: Wavefront) -> Blame | None:
 def _has_evidence(job: Job, rank: int) -> bool:
     known = job.ranks.get(rank)
     return known is not None and known.has_left_evidence
+
+
+def _behind(job: Job, front: Wavefront) -> Blame | None:
+    awaited = front.awaited.items()
+    behind = sorted(rank for rank, instances in awaited if any(_is_passed(job, rank, one) for one in instances))
+    return Blame("missing", tuple(behind), instances=_instances(front, behind)) if behind else None
+
+
+def _is_passed(job: Job, rank: int, instance: Instance) -> bool:
+    """Whether a rank that waits in ``instance`` went past calls in flight like all those of ``rank``."""
+    known = job.ranks.get(rank)
+    if known is None or not known.pending:
+        return False
+    own = Counter(call.token for call in known.pending)
+    for waiting in instance.pending:
+        passed = Counter(call.token for call in job.ranks[waiting.rank].pending if call.position < waiting.position)
+        if own <= passed:
+            return True
+    return False
 
 
 def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:

@@ -11,8 +11,8 @@ from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
 from dsexplore.trace.importers.recorder_tables import message_bytes, numel
 
-_WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window", "unknown:coalesced"})
-"""Entries that are no collective of the program: making a communicator, and the end of a call that is lost."""
+_WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})
+"""Entries that are no collective of the program: making a communicator."""
 _OF_EQUAL_PARTS = ("_base", "_single", "into_tensor", "scatter_tensor")
 _MESSAGES = ("send", "recv")
 
@@ -36,9 +36,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
-    calls = [
-        _call(dump.rank, i, entry, groups) for i, entry in enumerate(dump.entries) if entry.op not in _WITHOUT_TRAFFIC
-    ]
+    calls = [_call(dump.rank, i, entry, groups) for i, entry in enumerate(dump.entries) if _is_call(entry)]
     return RankCalls(
         dump.rank,
         calls,
@@ -46,6 +44,11 @@ def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
         is_whole=bool(dump.entries) and _is_whole(dump),
         enqueued=groups.enqueued(dump),
     )
+
+
+def _is_call(entry: RecorderEntry) -> bool:
+    """Whether an entry is a collective or a message; the end of a call of messages, which are lost, is neither."""
+    return entry.op in _MESSAGES or (not entry.is_p2p and entry.op not in _WITHOUT_TRAFFIC)
 
 
 def _is_whole(dump: RecorderDump) -> bool:

@@ -92,7 +92,7 @@ def _last_text(job: Job, rank: int) -> str:
     if not known.calls:
         return f"rank {rank} has called nothing that its record kept"
     last = known.calls[-1]
-    return f"the last call of rank {rank} was {call_text(last)}, which ended"
+    return f"the last call of rank {rank} was {call_text(last)}, which {'is in flight' if last.is_pending else 'ended'}"
 
 
 def _stack_line(stack: str) -> str:

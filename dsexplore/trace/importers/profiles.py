@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dsexplore.errors import TraceFileError
 from dsexplore.progress import track
-from dsexplore.trace.clocks import aligned, clock_offsets
 from dsexplore.trace.importers.dump_ranks import ranks_of_files
 from dsexplore.trace.importers.many_objects import no_collection
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_tables import tables_of_profile, world_size_of_profile
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_seconds
 
 
 def load_profiles(files: Sequence[Path]) -> tuple[Tables, list[str]]:
-    """One trace of several ranks' files, and what is wrong with each file that is left out.
+    """One trace of several ranks' files, on one clock, and what is wrong with each file that is left out.
 
     Raises:
         TraceFileError: none can be read, or which rank left which is not known.
@@ -35,7 +32,7 @@ def load_profiles(files: Sequence[Path]) -> tuple[Tables, list[str]]:
     ranks = _ranks(traces)
     world_size = max(max(map(world_size_of_profile, traces.values())), max(ranks.values()) + 1)
     parts = [tables_of_profile(trace, ranks[file], world_size) for file, trace in traces.items()]
-    return on_one_clock(merge_tables(parts)), problems
+    return merge_tables(parts), problems
 
 
 def _read(files: Sequence[Path], problems: list[str]) -> Iterator[ProfilerFile]:
@@ -55,21 +52,3 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> dict[Path, int]:
         if len(traces) > 1:
             raise
         return dict.fromkeys(traces, 0)
-
-
-def on_one_clock(tables: Tables) -> Tables:
-    """The trace with all times on the clock of its first rank; a note says by how much they were moved."""
-    if len(tables.info.ranks) < 2:
-        return tables
-    offsets = clock_offsets(tables.events, tables.groups)
-    moved = {rank: one for rank, one in offsets.items() if one.collectives}
-    if not moved:
-        return tables
-    most = max(moved.values(), key=lambda one: abs(one.offset))
-    residual = max(one.residual for one in moved.values())
-    note = (
-        f"clocks of {len(offsets)} ranks put onto that of rank {min(offsets)} by the ends of their collectives: moved "
-        f"by up to {format_seconds(abs(most.offset) / 1e9)}, residual {format_seconds(residual / 1e9)}"
-    )
-    info = replace(tables.info, notes=(*tables.info.notes, note))
-    return replace(tables, events=aligned(tables.events, offsets), info=info)

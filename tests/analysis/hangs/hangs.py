@@ -199,6 +199,28 @@ def asynchronous(rank: int) -> Iterator[Step]:
         yield Collective(of(rank, DP), "all_reduce", 4096, line=12, blocking=False)
 
 
+PP = (Group("6", (0, 2), "mesh_pp"), Group("7", (1, 3), "mesh_pp"))
+
+
+def prefetching_pipeline(rank: int) -> Iterator[Step]:
+    """Two stages of two tensor-parallel ranks; the second posts its next receive before it computes. Rank 3 stops
+    there, with that receive in flight, for which the first stage waits for gradients."""
+    group, peer = of(rank, PP), (rank + 2) % 4
+    if rank >= 2:
+        yield Recv(group, peer, line=70, blocking=False)
+    for i in range(4):
+        if rank < 2:
+            yield Send(group, peer, line=71)
+            yield Collective(of(rank, TP), "all_reduce", 512, line=72)
+            yield Recv(group, peer, line=73)
+        else:
+            yield Recv(group, peer, line=74, blocking=False)
+            if rank == 3 and i == 2:
+                yield STOP
+            yield Collective(of(rank, TP), "all_reduce", 512, line=75)
+            yield Send(group, peer, line=76)
+
+
 def undecided(rank: int) -> Iterator[Step]:
     """Two ranks, two groups, in the first step already: nobody can say who is wrong."""
     calls = [Collective(PAIR, "all_reduce", 10, line=1), Collective(OTHER, "all_reduce", 20, line=2)]
@@ -236,6 +258,7 @@ HANGS = {
     "a pipeline's stage stopped": Hang(pipeline, (2,), 41, groups=(STAGES,)),
     "a ring of coalesced messages": Hang(batched_pipeline, (3,), 44, groups=(WORLD4, STAGES)),
     "a ring of coalesced messages, cut": Hang(batched_pipeline, (3,), 44, groups=(WORLD4, STAGES), keep=4),
+    "a pipeline that receives ahead": Hang(prefetching_pipeline, (3,), 74, groups=(*TP, *PP)),
     "a message too few": Hang(fewer_microbatches, (0,), 50, 2, (PAIR,)),
     "overlapped reductions": Hang(asynchronous, (3,), 11),
     "uneven gathers": Hang(uneven_gathers_first, (1,), 60),
