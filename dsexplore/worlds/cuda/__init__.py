@@ -34,5 +34,5 @@ Where torch's way forks, and what is done there:
 What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of
 ``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; ops of tensors on different
 devices do not raise; NumPy takes a tensor that is believed to be on a GPU; numbers drawn on ``cuda`` are the CPU
-generator's, which Megatron warns of (CPU RNG state changed).
+generator's, which Megatron warns of (CPU RNG state changed); what is pickled or saved is a CPU tensor.
 """
