@@ -24,6 +24,7 @@ import torch.distributed.tensor
 import torch.utils._device
 from hypothesis import HealthCheck, settings
 from torch._library.simple_registry import singleton as registered_fakes
+from torch.distributed.pipelining import PipelineStage
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -50,6 +51,8 @@ OF_LIBRARIES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "_RJ
 """Environment variables that pytest, polars, torch's libraries and its compiler set for themselves."""
 PATIENCE = 30
 """Seconds that a process may take to end, on a machine that is busy with other work."""
+STAGE = ("_recv_meta", "_forward_metadata_inference", "_warmup_forward_vote", "_warmup_backward_result")
+"""Methods of a pipeline stage; torch 2.15 has none of them."""
 PATCHED = (
     (dist, ("init_process_group", "destroy_process_group", "new_group", "get_backend", "is_initialized")),
     (torch.multiprocessing, ("start_processes",)),
@@ -59,6 +62,8 @@ PATCHED = (
     (torch.nn.parallel.DistributedDataParallel, ("__init__", "forward", "_check_comm_hook")),
     (torch.distributed.tensor._collective_utils, ("shard_dim_alltoall",)),
     (torch.distributed.tensor._random, ("is_rng_supported_mesh",)),
+    (torch.nn.init, ("_no_grad_trunc_normal_",)),
+    (PipelineStage, tuple(name for name in STAGE if hasattr(PipelineStage, name))),
     (torch.autocast, ("__enter__", "__exit__")),
     (torch.autograd.graph, ("_engine_run_backward",)),
     (torch.serialization, ("_deserialize",)),
