@@ -10,6 +10,7 @@ Every quantity of the files in ``clusters/`` has its source; users' own need not
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ def _count(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ValueError(f"{value!r} is not a number of ranks: write a whole number, 1 or more")
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 _LINK: dict[str, Callable[[object], float]] = {
@@ -99,7 +104,7 @@ class _Reader:
             words={key: data[key] for key in sorted(words)} | {"like": data.get("like", "")},
             ranks_per_node=int(self._read("ranks_per_node", data["ranks_per_node"], _count)),
             sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},
-            measured=[self._measured(number, table) for number, table in enumerate(data.get("measured", []))],
+            measured=[self._measured(number, table) for number, table in enumerate(_list(data.get("measured", [])))],
             sources=self.sources,
         )
 
@@ -120,27 +125,36 @@ class _Reader:
         except ValueError as error:
             raise self._wrong(key, str(error)) from None
 
-    def _measured(self, number: int, table: dict[str, Any]) -> dict[str, Any]:
+    def _measured(self, number: int, table: Any) -> dict[str, Any]:
         where = f"measured[{number}]."
+        if not isinstance(table, dict):
+            raise self._wrong(where.rstrip("."), f"{table!r}: write tables that begin with [[measured]]")
         self._keys(where, table, _MEASURED, set())
         if table["op"] not in OPS:
             raise self._wrong(f"{where}op", f"{table['op']!r}: write one of {', '.join(OPS)}")
-        sizes, times = table["bytes"], table["microseconds"]
-        if len(sizes) != len(times) or not sizes:
+        sizes, times = (self._numbers(where + key, table[key]) for key in ("bytes", "microseconds"))
+        if len(sizes) != len(times):
             raise self._wrong(f"{where}bytes", f"{len(sizes)} sizes for {len(times)} times: write one time for each")
-        if sorted(set(sizes)) != sizes or sizes[0] < 0:
+        if sorted(set(sizes)) != sizes:
             raise self._wrong(f"{where}bytes", "sizes that do not ascend: write each once, the smallest first")
-        if min(times) <= 0:
-            raise self._wrong(f"{where}microseconds", f"{min(times)}: a time is above 0")
         return {
             "op": table["op"],
-            "nodes": _count(table["nodes"]),
-            "ranks_per_node": _count(table["ranks_per_node"]),
-            "message_bytes": tuple(sizes),
+            "nodes": int(self._read(f"{where}nodes", table["nodes"], _count)),
+            "ranks_per_node": int(self._read(f"{where}ranks_per_node", table["ranks_per_node"], _count)),
+            "message_bytes": tuple(int(size) for size in sizes),
             "seconds": tuple(time * 1e-6 for time in times),
-            "source": table["source"],
+            "source": str(table["source"]),
             "date": str(table["date"]),
         }
+
+    def _numbers(self, key: str, values: object) -> list[float]:
+        """A list of finite numbers above 0."""
+        if not isinstance(values, list) or not values:
+            raise self._wrong(key, f"{values!r}: write a list of numbers")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise self._wrong(key, f"[… {value!r} …]: write numbers above 0")
+        return [float(value) for value in values]
 
     def _keys(self, prefix: str, table: Mapping[str, Any], needed: set[str], optional: set[str]) -> None:
         missing, unknown = sorted(needed - table.keys()), sorted(table.keys() - needed - optional)

@@ -62,6 +62,21 @@ def test_tables_of_the_base_stay_but_for_the_same_group() -> None:
     assert [t.source for t in eight] == ['measured: gloo on cpu, torch "x"']
 
 
+@pytest.mark.parametrize(("op", "in_place"), [("all_reduce", True), ("all_gather", False)])
+def test_the_buffers_that_torch_uses_are_those_that_count(op: str, in_place: bool) -> None:
+    conditions = gloo().conditions
+    points = [
+        SweepPoint(op, size, place, (1e-3 if place == in_place else 5e-3,), 9, 0)
+        for size in SIZES
+        for place in (False, True)
+    ]
+    cluster = calibrated(CommSweep(conditions, points), Cluster.load("gloo-local")).cluster
+    assert set(cluster.measured[0].seconds) == {1e-3}
+    only = [point for point in points if point.in_place != in_place]
+    cluster = calibrated(CommSweep(conditions, only), Cluster.load("gloo-local")).cluster
+    assert set(cluster.measured[0].seconds) == {5e-3}
+
+
 def test_the_usual_base_is_that_of_the_backend() -> None:
     local = gloo()
     assert usual_base(local) == "gloo-local"

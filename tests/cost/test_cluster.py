@@ -11,7 +11,7 @@ import pytest
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, known_clusters
 from dsexplore.cost.cluster_file import FOLDER, SECTIONS
-from dsexplore.cost.quantities import BANDWIDTH, TIME, parse_quantity
+from dsexplore.cost.quantities import BANDWIDTH, SIZE, TIME, parse_quantity
 
 REQUIRED = (
     "8xl40s",
@@ -134,13 +134,37 @@ def test_a_wrong_file_is_refused_by_the_name_of_its_key(tmp_path: Path, old: str
         ("all_sum", "[8]", "[1.0]", r"measured\[0\]\.op = 'all_sum': write one of all_reduce"),
         ("all_reduce", "[8, 16]", "[1.0]", r"2 sizes for 1 times"),
         ("all_reduce", "[16, 8]", "[1.0, 2.0]", r"do not ascend"),
-        ("all_reduce", "[8]", "[0.0]", r"a time is above 0"),
+        ("all_reduce", "[8]", "[0.0]", r"microseconds = \[… 0\.0 …\]: write numbers above 0"),
+        ("all_reduce", "[8]", "[nan]", r"nan …\]: write numbers above 0"),
+        ("all_reduce", "[8]", "[inf]", r"inf …\]: write numbers above 0"),
+        ("all_reduce", "[0]", "[1.0]", r"bytes = \[… 0 …\]: write numbers above 0"),
+        ("all_reduce", '["1 KiB"]', "[1.0]", r"'1 KiB' …\]: write numbers above 0"),
+        ("all_reduce", "[true]", "[1.0]", r"True …\]: write numbers above 0"),
+        ("all_reduce", "8", "[1.0]", r"bytes = 8: write a list of numbers"),
+        ("all_reduce", "[]", "[]", r"bytes = \[\]: write a list of numbers"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path: Path, op: str, sizes: str, times: str, message: str) -> None:
     table = f'[[measured]]\nop = "{op}"\nnodes = 1\nranks_per_node = 2\nbytes = {sizes}\nmicroseconds = {times}\n'
     with pytest.raises(UsageError, match=message):
         Cluster.load(own(tmp_path, new=table + 'source = "me"\ndate = "2026-11-01"\n'))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[measured]\n", r"lacks measured\[0\]\.bytes"),
+        ('[[measured]]\nop = "send"\n', r"lacks measured\[0\]\.bytes"),
+        (
+            '[[measured]]\nop = "send"\nnodes = "two"\nranks_per_node = 2\nbytes = [8]\nmicroseconds = [1]\n'
+            'source = ""\ndate = ""\n',
+            r"measured\[0\]\.nodes = 'two' is not a number of ranks",
+        ),
+    ],
+)
+def test_a_table_without_its_keys_is_refused(tmp_path: Path, table: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Cluster.load(own(tmp_path, new=table))
 
 
 def test_an_unknown_cluster_is_refused_with_those_that_are_known() -> None:
@@ -157,6 +181,8 @@ def test_a_dtype_without_a_rate_is_refused() -> None:
 
 def test_quantities() -> None:
     assert parse_quantity("400 Gbit/s", BANDWIDTH) == 50e9
+    for power, prefix in enumerate(("K", "M", "G", "T"), start=1):
+        assert parse_quantity(f"1 {prefix}iB", SIZE) == 2.0 ** (10 * power)
     assert parse_quantity("1 GiB/s", BANDWIDTH) == 2**30
     assert parse_quantity("0.6us", TIME) == pytest.approx(6e-7)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from dsexplore.cost import Cluster
+from dsexplore.cost import Cluster, collective_time
 from dsexplore.cost.cluster import Measured
 from dsexplore.cost.collective_curve import (
     HOST,
@@ -121,3 +122,33 @@ def test_times_of_another_number_of_processes_count(ranks: int) -> None:
     assert found is not None
     assert found.factor(1 << 20) == pytest.approx(3.0, rel=0.15)
     assert found.distance == pytest.approx(1 + 1 / 3)
+
+
+def slow_pair(op: str, nodes: int = 2) -> Cluster:
+    """A cluster on which a collective of so many nodes was measured to take a second, whatever its bytes."""
+    bare = replace(Cluster.load("dgx-h100"), measured=(), like="")
+    sizes = tuple(1 << power for power in range(6, 31))
+    return replace(bare, measured=(Measured(op, nodes, 8, sizes, (1.0,) * len(sizes), "a test", "2026-11-23"),))
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
+def test_more_nodes_cost_at_least_what_fewer_were_measured_to(op: str) -> None:
+    cluster = slow_pair(op)
+    parts = op != "all_reduce"
+    for nodes in (2, 3, 4, 5, 8, 64):
+        size = (1 << 20) * (nodes if parts else 1)
+        found = collective_time(op, size, nodes * 8, cluster=cluster)
+        assert found.expected >= 0.95
+    assert collective_time(op, 1 << 20, 8, cluster=cluster).expected < 0.01
+
+
+@pytest.mark.parametrize(("op", "factor"), [("all_reduce", 1), ("all_gather", 3)])
+def test_between_two_numbers_of_nodes_it_is_straight_in_the_logarithms(op: str, factor: int) -> None:
+    cluster = Cluster.load("dgx-h100")
+    per_node = 1 << 20
+    two, three, four = (
+        collective_time(op, per_node * (nodes if factor > 1 else 1), nodes * 8, cluster=cluster).expected
+        for nodes in (2, 3, 4)
+    )
+    share = math.log(3 / 2) / math.log(4 / 2)
+    assert three == pytest.approx(two * (four / two) ** share, rel=0.01)
