@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dsexplore
@@ -139,3 +140,15 @@ def test_what_is_sent_on_another_axis_in_between_hides_nothing() -> None:
     assert {module: one.count for module, one in found.items()} == counts
     size = 2 * 16 * 64 * 4 * 3 // 2
     assert {module: one.spare_bytes for module, one in found.items()} == {m: n * size for m, n in counts.items()}
+
+
+def test_two_equal_sums_in_a_row_may_be_of_two_tensors() -> None:
+    with dsexplore.commtrace(world_size=4) as trace:
+        for tensor in (torch.ones(8), torch.ones(8)):
+            dist.all_reduce(tensor)
+    assert list(trace.findings()) == []
+    with dsexplore.commtrace(world_size=4) as trace:
+        whole = torch.empty(32)
+        for _ in range(2):
+            dist.all_gather_into_tensor(whole, torch.ones(8))
+    assert [(one.rule, one.count) for one in trace.findings()] == [("repeated_collectives", 1)]

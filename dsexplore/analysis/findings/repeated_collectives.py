@@ -36,10 +36,12 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
         & ~pl.col("cause").str.contains(r" P→")  # gradients, one after the other
         & pl.col("batch").is_null()
     )
+    # two sums in a row may be of two tensors, as loss parallelism sends them; two gathers give the same
+    again = pl.col("op").is_in(["all_gather", "broadcast"])
     place = ((now["trigger"] == "") & line) | in_one_call
     yield from evidence.findings(
         "repeated_collectives",
-        now.filter(place & in_a_row).filter(asked),
+        now.filter(place & in_a_row).filter(asked).filter(again | (pl.len().over("rank", "step", *_ALIKE) > 1)),
         _why,
         _change,
         spare_calls=pl.lit(1),
@@ -47,7 +49,8 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _why(group: Group) -> str:
-    return f"{group.calls} of {format_bytes(group.each)} repeat the one before them: the same op, group, shape and line"
+    size = format_bytes(group.each)
+    return f"{group.calls} of {size}, each sent right after an equal one: the same op, group, shape and line"
 
 
 def _change(group: Group) -> str:
