@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
-from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches
+from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.rank_calls import Instance, Job
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
@@ -105,7 +105,8 @@ def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
 
 def _mismatch(job: Job, found: Mismatch, expected: ExpectedCalls) -> Blame:
     culprits: Iterable[int] = found.minority
-    if not culprits:
+    is_of_sums = len(set(map(signature, found.instance.calls.values()))) == 1  # parts may differ, only their sum not
+    if not culprits and not is_of_sums:
         odd = expected.deviating(found.instance.calls.values(), _last_together(job, found.instance))
         culprits = odd if len(odd) < len(found.instance.calls) else ()
     everyone = tuple(sorted(found.instance.calls))
