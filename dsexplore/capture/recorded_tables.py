@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.capture.groups import Group
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.parameters import Parameter
 from dsexplore.capture.parties import Parties
@@ -30,18 +30,78 @@ def events_table(
     """
     for one in issued:
         one.read_clock(waits=waits)
-    numbers = _step_numbers(steps, len(issued))
-    rows = [(one, step, *message) for one, step in zip(issued, numbers, strict=True) for message in one.messages]
-    collectives = [row[0] for row in rows]
+    kinds, of_rows = _kinds(issued)
+    table = _kinds_table(kinds, stack_depth).select(pl.all().gather(of_rows))
+    counts = [len(one.messages) for one in issued]
+    steps_of_rows = _per_row(_step_numbers(steps, len(issued)), counts)
+    columns: dict[str, Any] = {
+        "step": steps_of_rows,
+        "seq": list(range(len(of_rows))),
+        "batch": _per_row([one.batch for one in issued], counts),
+        "start": _per_row([one.start for one in issued], counts),
+        "end": _per_row([one.end for one in issued], counts),
+        "state": _per_row([one.state for one in issued], counts),
+        "waited": _per_row([one.waited for one in issued], counts),
+    }
+    table = table.with_columns(pl.Series(name, values, schema.EVENTS[name]) for name, values in columns.items())
+    return table.select(schema.EVENTS.keys())
+
+
+Kind = tuple[Issued, int]
+"""A collective and the position of one of its messages: events alike but for time, step and batch have one kind."""
+
+
+def _kinds(issued: Sequence[Issued]) -> tuple[list[Kind], list[int]]:
+    """The kinds of event, and for each event the number of its kind.
+
+    A program sends few kinds, each of them in every step: a table of them is made, and its rows are repeated.
+    """
+    kinds: list[Kind] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    origins: dict[int, int] = {}
+    contents: dict[tuple[Any, ...], int] = {}
+    of_rows = []
+    for one in issued:
+        origin = one.origin
+        number = origins.get(id(origin))
+        if number is None:
+            number = origins[id(origin)] = contents.setdefault(_content(origin), len(contents))
+        same = (number, one.raw_op, id(one.group), one.rank, one.is_async, one.failure, id(one.parties))
+        for position, message in enumerate(one.messages):
+            key = (id(message), same) if one.parties is None else (id(message), same, position)
+            kind = numbers.get(key)
+            if kind is None:
+                kind = numbers[key] = len(kinds)
+                kinds.append((one, position))
+            of_rows.append(kind)
+    return kinds, of_rows
+
+
+def _content(origin: Origin) -> tuple[Any, ...]:
+    """Equal for origins that are alike, and quickly hashed: hashing a code object reads all of its bytecode."""
+    phase, trigger, owner, sources, cause, redistribute, *marks = origin
+    lines = tuple([(id(code), offset) for code, offset in sources])
+    return (phase, id(trigger), id(owner), lines, cause, id(redistribute), *marks)
+
+
+def _per_row(values: list[Any], counts: Sequence[int]) -> list[Any]:
+    """For each message the value of its collective."""
+    if len(counts) == sum(counts):
+        return values
+    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+
+
+def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
+    """One row per kind, with the columns of `schema.EVENTS` that its events have in common."""
+    collectives = [one for one, _ in kinds]
+    messages = [one.messages[position] for one, position in kinds]
     origins = [one.origin for one in collectives]
     names = {id(module): module.name for each in origins for module in (each.trigger, each.owner) if module}
     groups = [one.group for one in collectives]
     sizes = [group.size if group else 1 for group in groups]
     columns: dict[str, Any] = {
         "rank": [one.rank for one in collectives],
-        "step": [step for _, step, *_ in rows],
-        "seq": list(range(len(rows))),
-        "op": [op for _, _, op, *_ in rows],
+        "op": [op for op, *_ in messages],
         "raw_op": [one.raw_op for one in collectives],
         "phase": [origin.phase for origin in origins],
         "trigger": [names[id(origin.trigger)] if origin.trigger else "" for origin in origins],
@@ -49,35 +109,29 @@ def events_table(
         "axis": [group.axis if group else "" for group in groups],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
-        "message_bytes": [sent for _, _, _, sent, *_ in rows],
-        "wire_bytes": [wire_bytes(op, sent, size) for (_, _, op, sent, *_), size in zip(rows, sizes, strict=True)],
-        "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in rows],
-        "shape": _shapes([shape for *_, shape in rows]),
+        "message_bytes": [sent for _, sent, *_ in messages],
+        "wire_bytes": [wire_bytes(op, sent, size) for (op, sent, *_), size in zip(messages, sizes, strict=True)],
+        "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in messages],
+        "shape": _shapes([shape for *_, shape in messages]),
         "implicit": [origin.is_implicit for origin in origins],
         "cause": [one.cause_text for one in collectives],
         "source": source_texts(origin.sources[:stack_depth] for origin in origins),
         "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],
-        "batch": [one.batch for one in collectives],
-        **_parties(issued),
-        "start": [one.start for one in collectives],
-        "end": [one.end for one in collectives],
-        "state": [one.state for one in collectives],
-        "waited": [one.waited for one in collectives],
+        **_parties(kinds),
     }
-    return pl.DataFrame(columns, schema=schema.EVENTS)
+    return pl.DataFrame(columns, schema={name: schema.EVENTS[name] for name in columns})
 
 
-def _parties(issued: Sequence[Issued]) -> dict[str, pl.Series]:
-    """Peer, root and split sizes per message: ranks of the group become global ones."""
+def _parties(kinds: Sequence[Kind]) -> dict[str, pl.Series]:
+    """Peer, root and split sizes: ranks of the group become global ones."""
     columns: dict[str, list[Any]] = {name: [] for name in ("peer", "root", "send_splits", "recv_splits")}
-    for one in issued:
+    for one, position in kinds:
         known = one.parties or _ALIKE
-        for i in range(len(one.messages)):
-            columns["peer"].append(_global_rank(one, known.peers[i]) if i < len(known.peers) else None)
-            columns["root"].append(_global_rank(one, known.root))
-            columns["send_splits"].append(known.send_splits)
-            columns["recv_splits"].append(known.recv_splits)
+        columns["peer"].append(_global_rank(one, known.peers[position]) if position < len(known.peers) else None)
+        columns["root"].append(_global_rank(one, known.root))
+        columns["send_splits"].append(known.send_splits)
+        columns["recv_splits"].append(known.recv_splits)
     return {name: pl.Series(values, dtype=schema.EVENTS[name]) for name, values in columns.items()}
 
 

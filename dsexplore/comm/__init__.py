@@ -40,6 +40,7 @@ from dsexplore.comm.constants import *  # noqa: F403 - DeepSpeed has its constan
 from dsexplore.comm.custom import timed_op
 from dsexplore.comm.deepspeed_names import (
     allgather_fn,
+    check,
     enable_symm_mem_for_group,
     get_comm_operation_count,
     get_logged_comm_ops,
@@ -129,6 +130,7 @@ __all__ = [
     "broadcast",
     "broadcast_comm_off",
     "broadcast_object_list",
+    "check",
     "coalescing_manager",
     "comm_off",
     "comms_logger",

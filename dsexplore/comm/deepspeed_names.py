@@ -68,6 +68,11 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapp
     return comms_logger.log_all(print_log=first, show_straggler=show_straggler, return_dict=return_dict)
 
 
+def check() -> None:
+    """Compare the calls that all ranks have logged; see `CommsLogger.check`. Every rank must make this call."""
+    comms_logger.check()
+
+
 def reset_log() -> None:
     """Forget what was logged, to have the figures of one epoch or interval."""
     comms_logger.reset_data()

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.distributed as td
 
+from dsexplore.comm.meeting import stopped_or_ended
+
 _SHOWN_RANKS = 16
 
 
@@ -14,7 +16,7 @@ def explain(error: Exception, call: str, group: Any) -> None:
     if getattr(error, "_explained_by_dsexplore", False):
         return
     text = str(error)
-    error.args = (f"{call} on {describe(group)} failed on {_this_rank()}: {text}{_advice(text)}",)
+    error.args = (f"{call} on {describe(group)} failed on {_this_rank()}: {text}{_advice(text, group)}",)
     error._explained_by_dsexplore = True  # type: ignore[attr-defined]
 
 
@@ -53,6 +55,16 @@ def describe(group: Any) -> str:
         return f"group {group!r}"
 
 
+def _peers_that_cannot(group: Any) -> str:
+    """Which peers are stopped or have ended, as far as this process can see; empty for none."""
+    try:
+        ranks = td.get_process_group_ranks(td.group.WORLD if group is None else group)
+        found = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])
+    except Exception:
+        return ""
+    return f" {found}" if found else ""
+
+
 def _this_rank() -> str:
     try:
         return f"rank {td.get_rank()}"
@@ -60,12 +72,16 @@ def _this_rank() -> str:
         return "a rank without a process group"
 
 
-def _advice(text: str) -> str:
+def _advice(text: str, group: Any) -> str:
     lowered = text.lower()
     if "has not been initialized" in lowered:
         return " Call dsexplore.comm.init_distributed() first."
     if "connection" in lowered and ("reset" in lowered or "closed" in lowered or "refused" in lowered):
         return " A peer has ended: look at the output of the other ranks of this group."
     if "timed out" in lowered or "timeout" in lowered:
-        return " A peer did not join in time: see that every rank of the group makes this call, in the same order."
+        return (
+            " A peer did not join in time: see that every rank of the group makes this call, in the same order; with"
+            " TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment, torch compares the ranks' calls and names the first"
+            f" that differs.{_peers_that_cannot(group)}"
+        )
     return ""

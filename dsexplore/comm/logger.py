@@ -37,15 +37,18 @@ from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorder import Recorder, in_use
 from dsexplore.capture.timing import fail
+from dsexplore.comm import compare
 from dsexplore.comm.bandwidth import bandwidth, plain_op, rate_text
 from dsexplore.comm.constants import COMMS_LOGGER
 from dsexplore.comm.layers import caller_of
 from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.meeting import exchange, meet, register
 from dsexplore.comm.ranks import is_initialized
-from dsexplore.comm.records import OWN_OP, Call, LogRecording, Record, as_recorded, records_of
+from dsexplore.comm.records import OWN_OP, Call, LogRecording, Record, recorded_of, records_of
 from dsexplore.comm.spellings import Spelling
-from dsexplore.comm.straggler import StragglerReport, gather_logs, rank_log, straggler_report
+from dsexplore.comm.straggler import StragglerReport, bounded, rank_log, straggler_report
 from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
+from dsexplore.errors import MismatchError, UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 
@@ -114,6 +117,7 @@ class CommsLogger:
             recorder = in_use()
             recorder.open(self._recording)
             self._recorder = recorder
+            register()
         elif not config.enabled:
             self.close()
         self._config = config
@@ -209,6 +213,7 @@ class CommsLogger:
             spelling = Spelling(name.partition(" | ")[0], op, _call_of_another_layer)
             call = Call(spelling, name, self.wants(spelling, name, prof), False, layer, reduction)
             self._calls[key] = call
+            register()  # the world may have begun after the log
         return call
 
     def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
@@ -312,7 +317,8 @@ class CommsLogger:
 
     def trace(self) -> Trace:
         """The log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
-        recording = replace(self._recording, issued=[as_recorded(record) for record in self.records], notes=[_NOTE])
+        recorded = list(recorded_of(list(self._recording.issued)))
+        recording = replace(self._recording, issued=recorded, notes=[_NOTE])
         return Trace(in_use().tables(recording))
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
@@ -342,10 +348,7 @@ class CommsLogger:
         """
         records = self.records
         rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
-        stragglers: StragglerReport | None = None
-        if show_straggler:
-            logs = gather_logs(records) if is_initialized() else [rank_log(records, rank)]
-            stragglers = straggler_report(logs)
+        stragglers = self.stragglers() if show_straggler else None
         if print_log:
             print(CommsSummary(records).text())
             if stragglers is not None:
@@ -358,6 +361,45 @@ class CommsLogger:
             "differences": None if stragglers is None else list(stragglers.differences),
             "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
         }
+
+    def stragglers(self) -> StragglerReport:
+        """What ranks waited for each other, and where their logs differ. Every rank of the world must make this call.
+
+        Raises:
+            TimeoutError: some ranks have not made it; the error names them.
+        """
+        records = self.records
+        meet("log_summary(show_straggler=True)")
+        logs = exchange(rank_log(records, td.get_rank() if is_initialized() else 0))
+        found = straggler_report(list(logs.values()))
+        return replace(found, differences=(*self._differences(records), *found.differences))
+
+    def check(self) -> None:
+        """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
+
+        Every rank of the world must make this call. On gloo, ranks whose dtypes, reductions or order differ may get
+        wrong values and no error.
+
+        Raises:
+            MismatchError: the first call of each group that differs, with what each rank made of it and its line.
+            TimeoutError: some ranks have not made this call; the error names them.
+            UsageError: no rank has logged anything.
+        """
+        records = self.records
+        meet("check()")
+        if not any(exchange(bool(records)).values()):
+            raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
+        found = self._differences(records)
+        if found:
+            raise MismatchError("the ranks did not make the same calls: " + "; ".join(bounded(found)))
+
+    def _differences(self, records: Sequence[Record]) -> list[str]:
+        """Where the ranks' calls differ; see `compare`."""
+        made = compare.calls_made(records, {})
+        chunks = compare.chunks_to_compare(exchange(compare.digests(made)))
+        if not chunks:
+            return []
+        return compare.differences(chunks, exchange(compare.calls_of_chunk(made, chunks)))
 
     def print_call(self, call: Call) -> None:
         """Print a line for each message of a call that is over, on rank 0; the first to say that it is over counts."""

@@ -57,6 +57,11 @@ class Call(Label):
         self.ops: Collection[str] | None = None
         """Of what it issues, the plain ops that are to be logged; None for all."""
 
+    @property
+    def has_usual_name(self) -> bool:
+        """Whether it is logged under the name of the function or of the op."""
+        return self.name in (self.spelling.name, self.spelling.op)
+
     def parts(self) -> list[Call]:
         """A call for each collective that it issued."""
         parts = [
@@ -255,10 +260,21 @@ def one_of(call: Call) -> Issued:
     return together
 
 
+def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
+    """The log's collectives as a recording has them, one for each line, under the names that they are logged under."""
+    for one in issued:
+        call = one.label
+        assert isinstance(call, Call)
+        if len(one.messages) == 1 and call.has_usual_name and not call.members and not call.spelling.is_object:
+            yield one
+        else:
+            yield from map(as_recorded, records_of([one]))
+
+
 def as_recorded(record: Record) -> Issued:
     """A line as a recording has it, under the name that it is logged under."""
     issued, call = record.issued, record.call
-    name = "" if call.name in (call.spelling.name, call.spelling.op) or issued.failure else call.name
+    name = "" if call.has_usual_name or issued.failure else call.name
     if not name and len(issued.messages) == 1:
         return issued
     one = copy(issued)

@@ -22,6 +22,7 @@ from dsexplore.comm.backend import Backend
 from dsexplore.comm.coalesce import get_coalescing_manager
 from dsexplore.comm.constants import MPI_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
+from dsexplore.comm.meeting import register
 from dsexplore.comm.reduce_op import to_torch
 from dsexplore.comm.spellings import ALL_GATHER_INTO_TENSOR, REDUCE_SCATTER_TENSOR
 from dsexplore.comm.switches import (
@@ -127,6 +128,7 @@ class TorchBackend(Backend):
         self.using_mpi = td.get_backend() == MPI_BACKEND
         self.world_rank, self.world_size = td.get_rank(), td.get_world_size()
         self.initialized = True
+        register()
 
     @property
     def world_group(self) -> Any:

@@ -23,7 +23,7 @@ from dsexplore.trace import schema
 from dsexplore.worlds.simulate import simulate
 
 Ranks = Callable[..., list[Any]]
-_OF_THE_CALL = {"step", "seq", "source", "batch", "start", "end"}
+_OF_THE_CALL = {"step", "seq", "source", "batch", "start", "end", "waited"}
 _SAID = [column for column in schema.EVENTS if column not in _OF_THE_CALL]
 
 

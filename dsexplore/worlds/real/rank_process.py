@@ -72,6 +72,8 @@ def _prepare(job: Job) -> None:
     os.chdir(job.directory)
     sys.path[:] = job.path
     torch.set_num_threads(int(job.environment.get("OMP_NUM_THREADS", "1")))
+    # torch has read TORCH_DISTRIBUTED_DEBUG in the process that this one was forked from.
+    td.set_debug_level_from_env()  # type: ignore[attr-defined] # public, and missing in __all__
     if job.backend is not None:
         if "nccl" in job.backend:
             torch.cuda.set_device(int(job.environment["LOCAL_RANK"]))

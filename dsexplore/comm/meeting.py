@@ -1,0 +1,166 @@
+"""Meeting of all ranks before they exchange their logs: a rank that does not come is named, and how it is.
+
+Each rank of a world writes its host and process number into the world's store, so that the others can see whether it is
+stopped, has ended, or is only slow. The store is asked in a thread of its own: where its server is stopped too, nothing
+answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch
+import torch.distributed as td
+from torch.distributed import distributed_c10d as c10d
+
+from dsexplore import constants
+from dsexplore.capture.groups import describe_group
+from dsexplore.comm.rank_texts import ranks_text
+from dsexplore.comm.records import unlogged
+
+_PREFIX = "dsexplore.comm/"
+_PATIENCE = 5.0
+"""Seconds that the store may take to say what it knows of a rank."""
+Value = TypeVar("Value")
+
+
+class _Registered:
+    world: Any = None
+    """A weak reference to the world that this process has registered in."""
+
+
+def store_of_world() -> Any:
+    """The store at which the ranks of the world met; None where there is no world, or a simulated one."""
+    if not (td.is_available() and td.is_initialized()):
+        return None
+    return None if describe_group(td.group.WORLD).timing == "none" else c10d._get_default_store()
+
+
+def register() -> None:
+    """Write this rank's host and process number into the world's store, once per world."""
+    world = td.group.WORLD if td.is_available() and td.is_initialized() else None
+    if world is None or (_Registered.world is not None and _Registered.world() is world):
+        return
+    store = store_of_world()
+    if store is not None:
+        _Registered.world = ref(world)
+        store.set(f"{_PREFIX}process/{td.get_rank()}", f"{os.getpid()} {socket.gethostname()}")
+
+
+def meet(call: str, timeout: timedelta | None = None) -> None:
+    """Wait until every rank of the world has made a call.
+
+    Args:
+        call: its name, for the error.
+        timeout: how long to wait; None for the time that a collective of the world may take.
+
+    Raises:
+        TimeoutError: some ranks have not; it names them.
+    """
+    store = store_of_world()
+    if store is None:
+        return
+    register()
+    rank, size = td.get_rank(), td.get_world_size()
+    patience = timeout or _timeout_of_world()
+    number = store.add(f"{_PREFIX}meetings/{rank}", 1)
+    here, all_here = f"{_PREFIX}{number}/here/", f"{_PREFIX}{number}/all"
+    store.set(f"{here}{rank}", "")
+    if store.add(f"{_PREFIX}{number}/count", 1) == size:
+        store.set(all_here, "")
+    try:
+        store.wait([all_here], patience)
+    except Exception as error:
+        missing = [other for other in range(size) if not store.check([f"{here}{other}"])]
+        if not missing:
+            return
+        verb = "has" if len(missing) == 1 else "have"
+        states = " ".join(state for other in missing[:4] if (state := state_of(other)))
+        raise TimeoutError(
+            f"{call}: {ranks_text(missing)} of {size} {verb} not made this call after {patience.total_seconds():g} s,"
+            f" and every rank of the world must. {states}".rstrip()
+        ) from error
+
+
+def _timeout_of_world() -> timedelta:
+    world: Any = td.group.WORLD
+    device = torch.device("cuda" if "nccl" in td.get_backend() else "cpu")
+    try:
+        found = world._get_backend(device).options._timeout
+    except (RuntimeError, AttributeError):
+        return constants.default_pg_timeout
+    return found if isinstance(found, timedelta) else constants.default_pg_timeout
+
+
+def state_of(rank: int) -> str:
+    """How the process of another rank is: a sentence; empty where nothing is known of it."""
+    found = _in_time(lambda: _process_of(rank))
+    if found is None:
+        return ""
+    pid, host = found
+    if host != socket.gethostname():
+        return f"Rank {rank} is process {pid} on {host}, which cannot be seen from {socket.gethostname()}."
+    state = _process_state(pid)
+    if state in ("T", "t"):
+        return f"Rank {rank} (process {pid}) is stopped, as by SIGSTOP or Ctrl-Z: `kill -CONT {pid}` continues it."
+    if state in ("", "Z", "X"):
+        return f"Rank {rank} (process {pid}) has ended: look at its output."
+    return f"Rank {rank} (process {pid}) runs, and is late or elsewhere in the program."
+
+
+def stopped_or_ended(ranks: Sequence[int]) -> str:
+    """Sentences on those of the ranks that cannot answer; empty where all run, or nothing is known."""
+    states = [state_of(rank) for rank in ranks]
+    return " ".join(state for state in states if " is stopped" in state or " has ended" in state)
+
+
+def _process_of(rank: int) -> tuple[int, str] | None:
+    store, key = store_of_world(), f"{_PREFIX}process/{rank}"
+    if store is None or not store.check([key]):
+        return None
+    pid, _, host = store.get(key).decode().partition(" ")
+    return int(pid), host
+
+
+def _process_state(pid: int) -> str:
+    """The letter that Linux gives a process's state; empty for one that is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _in_time(ask: Callable[[], Value]) -> Value | None:
+    """What a function returns; None where it takes longer than `_PATIENCE`, or fails."""
+    answers: list[Value] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception:
+            return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return answers[0] if answers else None
+
+
+def exchange(value: Value) -> dict[int, Value]:
+    """What each rank of the world has, by rank; every one must make this call, after `meet`. Not in the log.
+
+    Without a world, and in a simulated one, that of this rank alone.
+    """
+    if store_of_world() is None:
+        return {td.get_rank() if td.is_available() and td.is_initialized() else 0: value}
+    values: list[Any] = [None] * td.get_world_size()
+    with unlogged():
+        td.all_gather_object(values, value)
+    return dict(enumerate(values))
