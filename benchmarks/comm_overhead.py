@@ -5,6 +5,8 @@ machine's moods meet all of them. Each turn gives a ratio, of blocks that ran ri
 over all turns counts. Run from the project's root, with nothing else running:
 
     python -m benchmarks.comm_overhead [--turns 300] [--repeat 3]
+
+Before that: what a log of 300,000 calls takes in memory, and to become a table and a trace (goal: a second of CPU).
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ GOALS_ON = {8: 1.25, 64 * 1024: 1.15, 4 * 1024 * 1024: 1.15}
 """By message size in bytes: what one more Python function costs weighs most in the shortest call."""
 WAYS = ("torch", "off", "on")
 WARM_UP = 10
+CALLS = 300_000
+GOAL_TRACE = 1.0
+"""Seconds of CPU time, of a trace of so many calls."""
 
 
 def measure(size: int, turns: int, block: int) -> dict[str, float]:
@@ -52,6 +57,35 @@ def measure(size: int, turns: int, block: int) -> dict[str, float]:
     return {"torch": median(kept["torch"]) / block / 1e3, **ratios}
 
 
+def long_log() -> dict[str, float]:
+    """On one rank: bytes per logged call, and seconds of CPU time of the trace and of the table of `CALLS` of them."""
+    import tracemalloc
+
+    import torch
+    import torch.distributed as td
+
+    import dsexplore.comm as dist
+
+    tensors = [torch.ones(2**power) for power in range(4)]
+    dist.configure(enabled=True)
+    log = dist.comms_logger
+    log.most = CALLS
+    tracemalloc.start()
+    for number in range(2_000):
+        (dist if number % 2 else td).all_reduce(tensors[number % 4])
+    bytes_per_call = tracemalloc.get_traced_memory()[0] / 2_000
+    tracemalloc.stop()
+    while len(log._recording.issued) < CALLS:
+        (dist if len(log._recording.issued) % 2 else td).all_reduce(tensors[0])
+    taken = {}
+    for name, make in (("trace", log.trace), ("table", log.to_frame)):
+        begun = time.process_time()
+        make()
+        taken[name] = time.process_time() - begun
+    dist.configure(enabled=False)
+    return {"bytes": bytes_per_call, **taken}
+
+
 def one_run(size: int, turns: int, block: int) -> dict[str, float]:
     """What `measure` gives on two ranks, averaged over them."""
     costs: list[dict[str, float]] = run_ranks(measure, 2, args=(size, turns, block), timeout=600).values
@@ -64,6 +98,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=300, help="blocks of each way")
     parser.add_argument("--repeat", type=int, default=3, help="runs for each size; the median counts")
     options = parser.parse_args()
+    (long,) = run_ranks(long_log, 1, timeout=600).values
+    met = "met" if long["trace"] <= GOAL_TRACE else "missed"
+    print(f"log of {CALLS:,} calls: {long['bytes']:.0f} B a call, table in {long['table']:.2f} s")
+    print(f"  trace in {long['trace']:.2f} s of CPU time, goal ≤ {GOAL_TRACE:g} {met}")
     goals = ", ".join(f"≤ {goal} at {format_bytes(size)}" for size, goal in GOALS_ON.items())
     print(f"all_reduce, 2 gloo processes; goals: off ≤ {GOAL_OFF}; on {goals}")
     for size, block in BLOCKS.items():

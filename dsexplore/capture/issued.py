@@ -125,6 +125,13 @@ class Issued:
             self.span = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be measured of it."""
+        if self.span is not None:
+            return bool(self.failure) or self.span.is_over
+        return self.start is None or self.end is not None or bool(self.failure)
+
+    @property
     def state(self) -> State:
         """How far it got, once `read_clock` has been called; empty where nothing is measured."""
         if self.failure:

@@ -40,11 +40,12 @@ from dsexplore.capture.timing import fail
 from dsexplore.comm import compare
 from dsexplore.comm.bandwidth import bandwidth, plain_op, rate_text
 from dsexplore.comm.constants import COMMS_LOGGER
+from dsexplore.comm.earlier import Earlier
 from dsexplore.comm.layers import caller_of
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.meeting import exchange, meet, register
 from dsexplore.comm.ranks import is_initialized
-from dsexplore.comm.records import OWN_OP, Call, LogRecording, Record, recorded_of, records_of
+from dsexplore.comm.records import MOST_CALLS, OWN_OP, Call, LogRecording, Record, recorded_of, records_of
 from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.straggler import StragglerReport, bounded, rank_log, straggler_report
 from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
@@ -83,6 +84,8 @@ class CommsLogger:
         clock: nanoseconds, never running backwards, for what is added by `append`.
         epoch: what to add to the clock for nanoseconds since the Unix epoch.
         follows_calls: record the calls of this process, as the logger in use does; else only what is added.
+        most: how many calls to keep one by one. The summary has those before them too; the trace, the lists of
+            `get_raw_data` and the comparison of ranks have not.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class CommsLogger:
         clock: Callable[[], int] = time.perf_counter_ns,
         epoch: int | None = None,
         follows_calls: bool = False,
+        most: int = MOST_CALLS,
     ) -> None:
         self.is_on = False
         self.logs_all = False
@@ -98,7 +102,8 @@ class CommsLogger:
         self.clock = clock
         self.epoch = time.time_ns() - clock() if epoch is None else epoch
         self._config = CommsLoggerConfig()
-        self._recording = LogRecording(1, False, "", label_of=self.label_of)
+        self._earlier = Earlier()
+        self._recording = LogRecording(1, False, "", most=most, forget=self._forget, label_of=self.label_of)
         self._follows_calls = follows_calls
         self._recorder: Recorder | None = None
         self._calls: dict[tuple[str, ...], Call] = {}
@@ -284,25 +289,41 @@ class CommsLogger:
         in_use().stopwatch.settle()
         return list(records_of(list(self._recording.issued)))
 
+    @property
+    def most(self) -> int:
+        """How many calls are kept one by one; of those before them the summary alone has the sums."""
+        return self._recording.most
+
+    @most.setter
+    def most(self, calls: int) -> None:
+        if calls < 1:
+            raise UsageError(f"most={calls} keeps no call: give 1 or more")
+        self._recording.most = calls
+
+    def _forget(self, issued: Sequence[Issued]) -> None:
+        self._earlier.add(issued)
+
     def reset_data(self) -> None:
         """Forget all records; ops that are under way end without one."""
         self._recording.issued = []
+        self._earlier = Earlier()
 
     def has_data(self) -> bool:
         """Whether anything was recorded."""
-        return bool(self._recording.issued)
+        return bool(self._recording.issued or self._earlier.lines)
 
     def get_operation_names(self) -> list[str]:
         """The names that ops were logged under, in order of first appearance."""
-        return list(dict.fromkeys(record.name for record in self.records))
+        earlier = (line.name for line in self._earlier.lines.values())
+        return list(dict.fromkeys([*earlier, *(record.name for record in self.records)]))
 
     def get_total_operations(self) -> int:
         """How many calls were recorded; of a coalesced call its members."""
-        return len(self.records)
+        return self._earlier.count + len(self.records)
 
     def summary(self) -> CommsSummary:
         """The log as a table: one row per op, group and message size."""
-        return CommsSummary(self.records)
+        return CommsSummary(self.records, self._earlier.lines)
 
     def to_frame(self) -> pl.DataFrame:
         """The table of `summary` as a polars frame."""
@@ -318,12 +339,18 @@ class CommsLogger:
     def trace(self) -> Trace:
         """The log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
         recorded = list(recorded_of(list(self._recording.issued)))
-        recording = replace(self._recording, issued=recorded, notes=[_NOTE])
+        notes = [_NOTE]
+        if self._earlier.count:
+            notes.append(f"The {self._earlier.count:,} calls before these are in the log's summary alone.")
+        recording = replace(self._recording, issued=recorded, notes=notes)
         return Trace(in_use().tables(recording))
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
-        """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's."""
-        return raw_data(self.records)
+        """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's.
+
+        The count is that of all calls, the lists are those of the last `most`.
+        """
+        return raw_data(self.records, self._earlier.lines.values())
 
     @property
     def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
@@ -332,7 +359,7 @@ class CommsLogger:
 
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
         """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
-        return operation_summaries(self.records).get(operation_name)
+        return operation_summaries(self.records, self._earlier.lines.values()).get(operation_name)
 
     def log_all(
         self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
@@ -350,13 +377,13 @@ class CommsLogger:
         rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
         stragglers = self.stragglers() if show_straggler else None
         if print_log:
-            print(CommsSummary(records).text())
+            print(CommsSummary(records, self._earlier.lines).text())
             if stragglers is not None:
                 print(stragglers.text())
         if not return_dict:
             return None
         return {
-            "summary": operation_summaries(records),
+            "summary": operation_summaries(records, self._earlier.lines.values()),
             "straggler_analysis": None if stragglers is None else stragglers.by_name(rank),
             "differences": None if stragglers is None else list(stragglers.differences),
             "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
@@ -370,7 +397,7 @@ class CommsLogger:
         """
         records = self.records
         meet("log_summary(show_straggler=True)")
-        logs = exchange(rank_log(records, td.get_rank() if is_initialized() else 0))
+        logs = exchange(rank_log(records, td.get_rank() if is_initialized() else 0, self._earlier.matched))
         found = straggler_report(list(logs.values()))
         return replace(found, differences=(*self._differences(records), *found.differences))
 
@@ -395,7 +422,7 @@ class CommsLogger:
 
     def _differences(self, records: Sequence[Record]) -> list[str]:
         """Where the ranks' calls differ; see `compare`."""
-        made = compare.calls_made(records, {})
+        made = compare.calls_made(records, self._earlier.compared)
         chunks = compare.chunks_to_compare(exchange(compare.digests(made)))
         if not chunks:
             return []

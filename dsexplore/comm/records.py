@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -17,6 +18,11 @@ from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.comm.layers import OWN
 from dsexplore.comm.spellings import Spelling
+
+MOST_CALLS = 300_000
+"""How many collectives a log keeps one by one, some 300 bytes each."""
+_DROPPED_AT_ONCE = 1024
+_dropping = threading.Lock()
 
 SWITCHED_OFF = "switched_off:"
 OWN_OP = "dsexplore.comm."
@@ -75,11 +81,15 @@ class Call(Label):
 
 @dataclass(eq=False)
 class LogRecording(Recording):
-    """Keeps of what is issued what is to be logged.
+    """Keeps of what is issued what is to be logged, and no more than `most` of that.
 
     What functions of this package issue is labelled; anything else was issued through ``deepspeed.comm`` or by torch.
     """
 
+    most: int = MOST_CALLS
+    """How many collectives to keep one by one; those before them are dropped."""
+    forget: Callable[[Sequence[Issued]], None] = lambda _issued: None
+    """Called with the oldest collectives before they are dropped."""
     label_of: Callable[[Issued], Call | None] = lambda _issued: None
     """The label of a collective that has none, called while its op runs; None for one that is not to be logged."""
 
@@ -95,6 +105,18 @@ class LogRecording(Recording):
         if call.spelling.is_custom and is_collective(issued):
             return  # the call is one line, which `CommsLogger.begin_custom` adds, and not what it issues
         self.issued.append(issued)
+        if len(self.issued) >= self.most + _DROPPED_AT_ONCE:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Drop the oldest collectives that are over; a few that are not may keep their places."""
+        with _dropping:
+            oldest = self.issued[:_DROPPED_AT_ONCE]
+            if len(self.issued) < self.most + _DROPPED_AT_ONCE:
+                return  # another thread has dropped them meanwhile
+            over = [one for one in oldest if one.is_over]
+            self.issued[: len(oldest)] = [one for one in oldest if not one.is_over]
+            self.forget(over)
 
 
 @contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -36,30 +39,52 @@ COLUMNS: dict[str, pl.DataType] = {
 _TRIMMED = 0.1  # share that DeepSpeed's averages drop at either end
 
 
-@dataclass(frozen=True)
+LineKey = tuple[str, str, str, str, int, int]
+"""Name, op, layer, group's name and size, message bytes."""
+
+
+@dataclass
 class Line:
-    """All records of one name, op, layer, group and message size."""
+    """All records of one name, op, layer, group and message size, added up."""
 
     name: str
     op: str
     layer: str
     group: Group
     message_bytes: int
-    count: int
-    seconds: tuple[float, ...]
-    """Of those that were seen to end without an error, in order of issue."""
+    count: int = 0
+    timed: int = 0
+    """How many were seen to end without an error; the times are theirs, in seconds."""
+    total: float = 0.0
+    fastest: float = math.inf
+    slowest: float = 0.0
+
+    def add(self, seconds: float | None) -> None:
+        """Add a call that took so long; None for one that was not timed."""
+        self.count += 1
+        if seconds is not None:
+            self.timed += 1
+            self.total += seconds
+            self.fastest = min(self.fastest, seconds)
+            self.slowest = max(self.slowest, seconds)
+
+    @property
+    def mean(self) -> float:
+        """Seconds per timed call; 0 where none was."""
+        return self.total / self.timed if self.timed else 0.0
 
     @property
     def rates(self) -> tuple[float, float] | None:
         """``(algbw, busbw)`` in GB/s over the total time; None where nothing was timed or nothing is sent."""
-        if not self.seconds or not self.message_bytes:
+        if not self.timed or not self.message_bytes:
             return None
-        return bandwidth(self.op, self.message_bytes * len(self.seconds), sum(self.seconds), self.group.size)
+        return bandwidth(self.op, self.message_bytes * self.timed, self.total, self.group.size)
 
     def row(self) -> dict[str, Any]:
         """The line with the columns of `COLUMNS`."""
-        ms = [second * 1e3 for second in self.seconds]
         rates = self.rates or (None, None)
+        times = (self.total, self.mean, self.fastest, self.slowest)
+        total, mean, fastest, slowest = (seconds * 1e3 if self.timed else None for seconds in times)
         return {
             "name": self.name,
             "op": self.op,
@@ -68,32 +93,40 @@ class Line:
             "group_size": self.group.size,
             "message_bytes": self.message_bytes,
             "count": self.count,
-            "timed": len(ms),
-            "total_ms": sum(ms) if ms else None,
-            "mean_ms": fmean(ms) if ms else None,
-            "min_ms": min(ms, default=None),
-            "max_ms": max(ms, default=None),
+            "timed": self.timed,
+            "total_ms": total,
+            "mean_ms": mean,
+            "min_ms": fastest,
+            "max_ms": slowest,
             "algbw_gb_per_s": rates[0],
             "busbw_gb_per_s": rates[1],
         }
 
 
-def lines_of(records: Iterable[Record]) -> list[Line]:
-    """Add records up; names in order of first appearance, then groups, then sizes."""
-    order: dict[tuple[str, str, str], int] = {}
-    found: dict[tuple[str, str, str, str, int, int], list[Record]] = defaultdict(list)
+def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
+    """Add records to the lines that they belong to."""
     for record in records:
-        order.setdefault((record.name, record.op, record.layer), len(order))
         group = record.group
-        found[record.name, record.op, record.layer, group.name, group.size, record.bytes].append(record)
-    keys = sorted(found, key=lambda key: (order[key[:3]], *key[3:]))
-    return [_line(found[key]) for key in keys]
+        key = record.name, record.op, record.layer, group.name, group.size, record.bytes
+        line = lines.get(key)
+        if line is None:
+            line = lines[key] = Line(record.name, record.op, record.layer, group, record.bytes)
+        line.add(record.seconds)
 
 
-def _line(records: Sequence[Record]) -> Line:
-    seconds = tuple(second for record in records if (second := record.seconds) is not None)
-    first = records[0]
-    return Line(first.name, first.op, first.layer, first.group, first.bytes, len(records), seconds)
+def lines_of(records: Iterable[Record], earlier: Mapping[LineKey, Line] | None = None) -> list[Line]:
+    """Add records up; names in order of first appearance, then groups, then sizes.
+
+    Args:
+        records: of one log, or several.
+        earlier: what has been added up before them.
+    """
+    found = {key: copy(line) for key, line in (earlier or {}).items()}
+    add_up(records, found)
+    order: dict[tuple[str, ...], int] = {}
+    for key in found:
+        order.setdefault(key[:3], len(order))
+    return [found[key] for key in sorted(found, key=lambda key: (order[key[:3]], *key[3:]))]
 
 
 class CommsSummary(Displayable):
@@ -101,10 +134,11 @@ class CommsSummary(Displayable):
 
     Args:
         records: of one logger, or several.
+        earlier: what has been added up before them.
     """
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.lines = lines_of(records)
+    def __init__(self, records: Sequence[Record], earlier: Mapping[LineKey, Line] | None = None) -> None:
+        self.lines = lines_of(records, earlier)
 
     def to_frame(self) -> pl.DataFrame:
         """The table; columns: `COLUMNS`."""
@@ -128,8 +162,7 @@ class CommsSummary(Displayable):
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    total = sum(line.seconds) * 1e3
-    times = (f"{total:.3f}", f"{total / len(line.seconds):.3f}") if line.seconds else ("–", "–")
+    times = (f"{line.total * 1e3:.3f}", f"{line.mean * 1e3:.3f}") if line.timed else ("–", "–")
     rates = tuple(map(rate_text, line.rates)) if line.rates else ("–", "–")
     size = "off" if line.op.startswith(SWITCHED_OFF) else format_bytes(line.message_bytes)
     return (shown_name(line), line.layer, line.group.name, str(line.group.size), size, str(line.count), *times, *rates)
@@ -142,9 +175,16 @@ def shown_name(line: Line) -> str:
     return line.name
 
 
-def raw_data(records: Iterable[Record]) -> dict[str, dict[int, list[Any]]]:
-    """``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's shape and units."""
+def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[str, dict[int, list[Any]]]:
+    """``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's shape and units.
+
+    Args:
+        records: in the order of issue.
+        earlier: calls before them, which are counted alone.
+    """
     data: dict[str, dict[int, list[Any]]] = defaultdict(dict)
+    for line in earlier:
+        data[line.name].setdefault(line.message_bytes, [0, [], [], []])[0] += line.count
     for record in records:
         entry = data[record.name].setdefault(record.bytes, [0, [], [], []])
         entry[0] += 1
@@ -156,29 +196,45 @@ def raw_data(records: Iterable[Record]) -> dict[str, dict[int, list[Any]]]:
     return dict(data)
 
 
-def operation_summaries(records: Sequence[Record]) -> dict[str, dict[int, dict[str, Any]]]:
-    """``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``."""
+def operation_summaries(
+    records: Sequence[Record], earlier: Iterable[Line] = ()
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``.
+
+    Args:
+        records: in the order of issue.
+        earlier: calls before them; counts and total times have them too, averages are those of the records.
+    """
     by_group: dict[tuple[str, int], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    before: dict[tuple[str, int], dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    for line in earlier:
+        before[line.name, line.message_bytes][line.group.name].append(line)
+        by_group[line.name, line.message_bytes][line.group.name] = []
     for record in records:
         by_group[record.name, record.bytes][record.group.name].append(record)
     summaries: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for (name, size), groups in sorted(by_group.items(), key=lambda item: item[0][1]):
-        figures = _figures(size, [record for members in groups.values() for record in members])
+        lines = before[name, size]
+        figures = _figures(size, [*chain(*groups.values())], [*chain(*lines.values())])
         figures["groups"] = {
-            group: {"group_size": members[0].group.size, **_figures(size, members)} for group, members in groups.items()
+            group: {
+                "group_size": members[0].group.size if members else lines[group][0].group.size,
+                **_figures(size, members, lines[group]),
+            }
+            for group, members in groups.items()
         }
         summaries[name][size] = figures
     return dict(summaries)
 
 
-def _figures(size: int, records: Sequence[Record]) -> dict[str, Any]:
+def _figures(size: int, records: Sequence[Record], earlier: Sequence[Line]) -> dict[str, Any]:
     timed = [(seconds, record) for record in records if (seconds := record.seconds) is not None]
     rates = [bandwidth(record.op, size, seconds, record.group.size) for seconds, record in timed]
     latencies = [seconds * 1e3 for seconds, _ in timed]
     algbw, busbw = trimmed_mean([rate[0] for rate in rates]), trimmed_mean([rate[1] for rate in rates])
     return {
-        "count": len(records),
-        "total_latency_ms": sum(latencies),
+        "count": len(records) + sum(line.count for line in earlier),
+        "total_latency_ms": sum(latencies) + sum(line.total for line in earlier) * 1e3,
         "avg_latency_ms": trimmed_mean(latencies),
         "tput_avg_gbps": algbw * 8,
         "busbw_avg_gbps": busbw * 8,

@@ -46,7 +46,7 @@ class CommsSummaryView(View):
         """
         if not self._lines:
             return html.fragment("<p><b>Comms log</b> nothing was logged</p>")
-        longest = max(sum(line.seconds) for line in self._lines)
+        longest = max(line.total for line in self._lines)
         rows = [_row(line, longest) for line in self._lines[:most]]
         more = len(self._lines) - len(rows)
         text = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
@@ -80,18 +80,17 @@ def _headline(lines: list[Line]) -> str:
     calls = sum(line.count for line in lines)
     total = sum(line.message_bytes * line.count for line in lines)
     off = sum(line.count for line in lines if line.op.startswith("switched_off:"))
-    seconds = sum(sum(line.seconds) for line in lines)
+    seconds = sum(line.total for line in lines)
     text = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
     return f"<p><b>Comms log</b> {text}{f'; {off:,} of the calls switched off' if off else ''}</p>"
 
 
 def _row(line: Line, longest: float) -> list[str]:
-    total = sum(line.seconds)
-    share = 100 * total / longest if longest else 0
+    share = 100 * line.total / longest if longest else 0
     style = f"width:{share:.1f}%;background:{op_mark(line.op).colour}"
     bar = f'<span class="track"><span class="bar" style="{style}"></span></span>'
     rates = map(rate_text, line.rates) if line.rates else ("–", "–")
-    times = [min(line.seconds), max(line.seconds)] if line.seconds else []
+    times = [line.total, line.mean, line.fastest, line.slowest] if line.timed else []
     return [
         html.name(shown_name(line)),
         html.name(line.layer),
@@ -99,10 +98,8 @@ def _row(line: Line, longest: float) -> list[str]:
         str(line.group.size),
         format_bytes(line.message_bytes) if line.message_bytes else "–",
         f"{line.count:,}",
-        bar if line.seconds else "",
-        format_seconds(total) if line.seconds else "–",
-        format_seconds(total / len(line.seconds)) if line.seconds else "–",
-        *(map(format_seconds, times) if times else ("–", "–")),
+        bar if times else "",
+        *(map(format_seconds, times) if times else ("–",) * 4),
         *rates,
     ]
 
@@ -115,11 +112,11 @@ def _label(line: Line) -> str:
 def _time_figure(lines: list[Line]) -> Any:
     import plotly.graph_objects as go
 
-    timed = [line for line in lines if line.seconds][:_MOST_LINES]
+    timed = [line for line in lines if line.timed][:_MOST_LINES]
     figure = go.Figure(
         go.Bar(
             orientation="h",
-            x=[sum(line.seconds) * 1e3 for line in timed],
+            x=[line.total * 1e3 for line in timed],
             y=[_label(line) for line in timed],
             marker={"color": [op_mark(line.op).colour for line in timed]},
             text=[f"{line.count:,} ×" for line in timed],
