@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsexplore.capture.source_lines import source_texts
-from dsexplore.comm.rank_texts import alike
+from dsexplore.comm.ranks_alike import alike
 from dsexplore.comm.records import Record, is_collective
 from dsexplore.comm.straggler import has_one_size, is_matched
 from dsexplore.units import format_bytes

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.comm.rank_texts import alike
+from dsexplore.comm.ranks_alike import alike
 from dsexplore.comm.records import Record
 from dsexplore.comm.summary import trimmed_mean
 from dsexplore.display import Displayable
