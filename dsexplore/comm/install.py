@@ -37,10 +37,11 @@ from dsexplore.comm import (
     p2p,
     ranks,
     switches,
+    versions,
 )
 from dsexplore.comm.layers import DEEPSPEED
 
-_OURS = (calls, coalesce, custom, deepspeed_names, discovery, launch, logger, objects, p2p, ranks, switches)
+_OURS = (calls, coalesce, custom, deepspeed_names, discovery, launch, logger, objects, p2p, ranks, switches, versions)
 """The modules with the functions of this package."""
 _THEIRS = tuple(f"{DEEPSPEED}.{name}" for name in ("comm", "torch", "utils"))
 """The modules with DeepSpeed's."""
@@ -123,14 +124,14 @@ def uninstall() -> None:
 
 
 def _adopt_world() -> None:
-    """Have DeepSpeed's own functions find a world that was initialised through this package's."""
+    """Initialise DeepSpeed's own backend with a world that was initialised through this package."""
     theirs = sys.modules.get(_THEIRS[0])
     if theirs is not None and theirs.cdb is None and td.is_initialized():
         theirs.init_distributed(dist_backend=td.get_backend(), verbose=False)
 
 
 def _pairs() -> Iterator[tuple[Any, Any]]:
-    """What DeepSpeed has under a name that this package has too, and what is to stand in its place."""
+    """Each function and class that DeepSpeed has under a name of this package, and what is to stand in its place."""
     ours = {
         name: value
         for module in _OURS
@@ -145,7 +146,7 @@ def _pairs() -> Iterator[tuple[Any, Any]]:
 
 
 def _modules(*names: str) -> list[ModuleType]:
-    """Those of the modules that this process has imported."""
+    """The modules of these names that this process has imported."""
     return [sys.modules[name] for name in names if name in sys.modules]
 
 

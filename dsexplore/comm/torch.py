@@ -230,7 +230,7 @@ def _device_to_bind(backend: str | None) -> torch.device | None:
 
 
 class _WithFlags(ModuleType):
-    """This module, whose flags are the state of the switches."""
+    """The class of this module: its flags are properties, which read and turn the switches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return import_module, (self.__name__,)  # programs that refer to it are sent to ranks

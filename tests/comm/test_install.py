@@ -55,6 +55,9 @@ _FILES = {
         class P2POp:
             pass
 
+        def has_coalescing_manager():
+            return cdb.has_coalescing_manager
+
         def only_theirs():
             return "DeepSpeed's"
     """,
@@ -164,6 +167,7 @@ def test_every_reference_is_replaced_and_put_back(imported_first: bool) -> None:
         assert comm.comms_logger is modules[1].comms_logger is dist.comms_logger
         assert comm.get_local_rank_from_launcher() == 0
         assert comm.only_theirs() == "DeepSpeed's"
+        assert comm.has_coalescing_manager() is True
         assert issubclass(comm.P2POp, dist.P2POp)
         with dist.comm_off("all_reduce"), pytest.warns(UserWarning, match="all_reduce is off"):
             assert isinstance(comm.all_reduce(torch.ones(1)), dist.Noop)
