@@ -341,7 +341,7 @@ def _as_one(
     log_name: str,
     debug: str | None,
 ) -> Any:
-    """Launch calls of one spelling together; one handle for all."""
+    """Launch several calls of one function as one collective; returns one handle for all."""
     if not calls:
         raise UsageError(f"{spelling.name}: no tensors: give at least one")
     live = live_group(group)
@@ -365,7 +365,7 @@ def _same_dtype(spelling: s.Spelling, calls: list[tuple[Any, ...]], group: Any) 
 
 
 def _either(call: str, **named: Any) -> Any:
-    """The one of two spellings of a parameter that was given."""
+    """The argument that was given under one of two names of a parameter."""
     given = [value for value in named.values() if value is not None]
     if len(given) != 1:
         problem = "missing" if not given else "given twice"

@@ -40,7 +40,7 @@ class Batch:
         self.works: list[Any] = []
 
     def add(self, call: Call | None, args: Sequence[Any], copies: Sequence[CopyBack]) -> None:
-        """Take in a call that was made."""
+        """Add a call that was made inside the block."""
         if call is not None and call.issued:
             self.issued += call.issued
         elif call is not None:
@@ -56,12 +56,12 @@ class Batch:
         return label
 
     def fail(self, error: Exception, group: Any) -> None:
-        """Log calls that torch never launched, as the block raised before."""
+        """Log the calls of a block that raised before torch launched them."""
         for call, args in self.deferred.values():
             comms_logger.fail(call, error, args, group)
 
     def append(self, work: Any = None) -> None:
-        """Take in a handle, as torch's manager lets callers do."""
+        """Add a handle to wait for, as torch's manager lets callers do."""
         if work is not None:
             self.works.append(work)
 

@@ -1,4 +1,4 @@
-"""Logging functions that communicate by other means, under their own names."""
+"""Decorator for the user's functions that communicate: the log shows them under their own names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def timed_op(func: Function) -> Function:
 
 
 def _first_tensors(args: Sequence[Any]) -> Sequence[Any]:
-    """The first tensor or list of tensors, where an all_gather has its output: one message of them all."""
+    """Arguments as of an all_gather whose output is the first tensor or list of tensors: one message of all of them."""
     for value in args:
         if isinstance(value, torch.Tensor):
             return ([[value]],)

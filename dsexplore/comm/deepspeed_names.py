@@ -1,4 +1,4 @@
-"""Module-level functions that only DeepSpeed has: feature questions, fallbacks that are no longer needed, the log."""
+"""Module-level functions that only DeepSpeed has: features, names of old fallbacks, the log; and `check`."""
 
 from __future__ import annotations
 

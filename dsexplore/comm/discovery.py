@@ -1,4 +1,4 @@
-"""Finding rank, world size and meeting point where no torch launcher has set them.
+"""Rank, world size and meeting point of a process that no torch launcher has started.
 
 Each function returns the variables to set and reads nothing but the environment it is given (and MPI, where that
 is what it is for), so that what would be set can be looked at.
@@ -23,22 +23,22 @@ _AML_PORT_OF_SEVERAL_NODES = 6105
 
 
 def in_aml(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this runs on Azure Machine Learning."""
+    """Whether the process runs on Azure Machine Learning."""
     return "AZUREML_EXPERIMENT_ID" in environment
 
 
 def in_aws_sm(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this runs on AWS SageMaker."""
+    """Whether the process runs on AWS SageMaker."""
     return "SM_TRAINING_ENV" in environment
 
 
 def in_dlts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this runs on a DLTS cluster, where Azure's variables are there and do not count."""
+    """Whether the process runs on a DLTS cluster, where Azure's variables are there and do not count."""
     return "DLTS_JOB_ID" in environment
 
 
 def in_open_mpi(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether Open MPI's ``mpirun`` started this."""
+    """Whether Open MPI's ``mpirun`` started the process."""
     return "OMPI_COMM_WORLD_RANK" in environment
 
 
@@ -77,7 +77,7 @@ def _single_node(environment: Mapping[str, str]) -> bool:
 
 
 def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict[str, str]:
-    """From the variables of ``mpirun``; ``MASTER_ADDR`` and ``MASTER_PORT`` are kept where set."""
+    """A torch launcher's variables from those of ``mpirun``; ``MASTER_ADDR`` and ``MASTER_PORT`` are kept where set."""
     if "MASTER_ADDR" not in environment and not _single_node(environment):
         hint = "set MASTER_ADDR to the node of rank 0, or install mpi4py, which finds it"
         raise UsageError(f"mpirun started this on several nodes and MASTER_ADDR is not set: {hint}")
@@ -89,7 +89,7 @@ def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict
 
 
 def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
-    """From the variables of Azure Machine Learning."""
+    """A torch launcher's variables from those of Azure Machine Learning."""
     found = _ranks_of_open_mpi(environment, "Azure ML")
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == found["WORLD_SIZE"]:
         found["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
@@ -102,12 +102,12 @@ def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
-    """From the variables of SageMaker, which sets ``MASTER_ADDR`` and ``MASTER_PORT`` itself."""
+    """A torch launcher's variables from those of SageMaker, which sets ``MASTER_ADDR`` and ``MASTER_PORT`` itself."""
     return _ranks_of_open_mpi(environment, "SageMaker")
 
 
 def from_mpi4py(distributed_port: int) -> dict[str, str]:
-    """From MPI itself; collective over MPI's world."""
+    """A torch launcher's variables from MPI itself; every rank of MPI's world must make the call."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -155,7 +155,7 @@ def _set(found: Mapping[str, str], verbose: bool) -> None:
 
 
 def apply(distributed_port: int, verbose: bool) -> None:
-    """Set what `discover` finds."""
+    """Set the environment variables that `discover` finds."""
     _set(discover(os.environ, distributed_port), verbose)
 
 

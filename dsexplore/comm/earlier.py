@@ -1,4 +1,4 @@
-"""What the log keeps of calls that are too old to be kept one by one."""
+"""Sums over the calls that the log no longer keeps one by one, as it has many newer ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Earlier:
         """By group: how many are compared between ranks."""
 
     def add(self, issued: Sequence[Issued]) -> None:
-        """Add collectives that are over."""
+        """Add finished collectives, which the log drops, to the sums."""
         for one in issued:
             one.read_clock()
         records = list(records_of(issued))

@@ -12,7 +12,7 @@ _SHOWN_RANKS = 16
 
 
 def explain(error: Exception, call: str, group: Any) -> None:
-    """Put op, group and rank, and what to do, into an error's message. Its type stays, for ``except`` clauses."""
+    """Put op, group and rank, and what to do, into an error's message; its type stays, for ``except``."""
     if getattr(error, "_explained_by_dsexplore", False):
         return
     text = str(error)
@@ -40,7 +40,7 @@ def check_peers(peers: tuple[Any, Any], call: str, group: Any) -> None:
 
 
 def describe(group: Any) -> str:
-    """``"group '2' (ranks 0, 3)"``; never raises."""
+    """A process group as text, ``"group '2' (ranks 0, 3)"``; never raises."""
     try:
         chosen = td.group.WORLD if group is None else group
         if chosen is None:

@@ -18,7 +18,7 @@ CopyBack = tuple[torch.Tensor, torch.Tensor]
 
 
 def copy_back(copies: Sequence[CopyBack]) -> None:
-    """Write what was received in place of the callers' tensors into those."""
+    """Copy what was received into the callers' tensors, from the contiguous ones that were sent in their place."""
     if copies:
         with torch.no_grad():
             for tensor, copy in copies:

@@ -144,7 +144,7 @@ def _issue_past_kernel(
 def _issue_with_care(
     spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
 ) -> Any:
-    """Make a call with everything around it."""
+    """Make a call with switches, staging of tensors that are not contiguous, batches, the log and handles."""
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
     args, copies = stage(spelling, args)
@@ -191,7 +191,7 @@ def live_group(group: Any) -> Any:
 
 
 def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> Noop:
-    """What a call returns that a switch keeps from being made."""
+    """Note a call that a switch keeps from being made; returns what stands for its handle."""
     outer = current.label
     current.label = comms_logger.begin(spelling, log_name, prof)
     try:
@@ -202,7 +202,7 @@ def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> No
 
 
 def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[CopyBack]]:
-    """The arguments with contiguous copies of tensors that are not, and what to copy back."""
+    """The arguments, with contiguous copies of tensors that are not contiguous; and the copies to be copied back."""
     if _contiguous(spelling, args):
         return args, []
     copies: list[CopyBack] = []

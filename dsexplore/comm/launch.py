@@ -1,4 +1,4 @@
-"""Beginning and ending: the world, its backend, the logger's configuration."""
+"""Initialising and ending the world of processes, and configuring the log."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def _setting(name: str) -> Any:
-    """One field of the configuration, as an attribute of the logger."""
+    """A property of the logger that reads and sets one field of its configuration."""
 
     def read(self: CommsLogger) -> Any:
         value = getattr(self.config, name)
@@ -222,7 +222,7 @@ class CommsLogger:
         return call
 
     def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
-        """Write the line of a call that the recorder sees no collective of, or other ones."""
+        """Add the one line of a call of a user's function, whatever collectives the function issues."""
         issued = self._described(call, args, group)
         if issued.group is not None and issued.group.timing != "none":
             in_use().stopwatch.begin(issued, issued.group.timing, args)
@@ -238,13 +238,13 @@ class CommsLogger:
         return issued
 
     def end(self, call: Call) -> None:
-        """A call has returned, and what it issued is over."""
+        """Record that a call has returned, and that what it issued is over."""
         in_use().end_label(call)
         if self._config.verbose:
             self.print_call(call)
 
     def fail(self, call: Call, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
-        """A call raised, or its handle did: it counts as a call, not as a measurement.
+        """Record that a call raised, or that its handle did: counted as a call, and not timed.
 
         Args:
             call: which.
@@ -421,7 +421,7 @@ class CommsLogger:
             raise MismatchError("the ranks did not make the same calls: " + "; ".join(bounded(found)))
 
     def _differences(self, records: Sequence[Record]) -> list[str]:
-        """Where the ranks' calls differ; see `compare`."""
+        """Texts on where the ranks' calls differ; every rank of the world must make this call. See `compare`."""
         made = compare.calls_made(records, self._earlier.compared)
         chunks = compare.chunks_to_compare(exchange(compare.digests(made)))
         if not chunks:

@@ -127,7 +127,7 @@ def batch_isend_irecv(
     log_name: str = "batch_isend_irecv",
     debug: str | None = None,
 ) -> list[Any]:
-    """Begin all sends and receives of the list; their handles. In the log they are the members of a batch."""
+    """Begin all sends and receives of the list; returns their handles. In the log, the operations are one batch."""
     group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
     live = live_group(group)
     operations, copies = list(p2p_op_list), []
@@ -163,7 +163,7 @@ def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
 
 
 def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> Call:
-    """The label of all of them, which says which of sends and receives are to be logged."""
+    """The label of a batch of operations, with the ops of them that are to be logged."""
     call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
     spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
     call.ops = {each.op for each in spellings if comms_logger.wants(each, log_name, prof)}

@@ -16,7 +16,7 @@ NOT_INITIALISED = "Default process group has not been initialized."
 
 
 def require_initialised(call: str) -> None:
-    """Refuse to go on without a world.
+    """Raise if there is no world of processes.
 
     Raises:
         NotInitialisedError: there is none.
@@ -96,17 +96,17 @@ def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> A
 
 
 def get_local_rank_from_launcher() -> int:
-    """From ``LOCAL_RANK``, else Open MPI's variable, else 0."""
+    """The rank on this machine from ``LOCAL_RANK``, else Open MPI's variable, else 0."""
     return _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
 
 
 def get_world_rank_from_launcher() -> int:
-    """From ``RANK``, else Open MPI's variable, else 0."""
+    """The rank in the world from ``RANK``, else Open MPI's variable, else 0."""
     return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", 0)
 
 
 def get_world_size_from_launcher() -> int:
-    """From ``WORLD_SIZE``, else Open MPI's variable, else 1."""
+    """The size of the world from ``WORLD_SIZE``, else Open MPI's variable, else 1."""
     return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
 
 

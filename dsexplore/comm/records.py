@@ -65,11 +65,11 @@ class Call(Label):
 
     @property
     def has_usual_name(self) -> bool:
-        """Whether it is logged under the name of the function or of the op."""
+        """Whether the call is logged under the name of its function or of its op."""
         return self.name in (self.spelling.name, self.spelling.op)
 
     def parts(self) -> list[Call]:
-        """A call for each collective that it issued."""
+        """A label for each collective that the call issued."""
         parts = [
             Call(self.spelling, self.name, self.is_wanted, self.ends_with_call, self.layer, self.reduction)
             for _ in self.issued
@@ -81,7 +81,7 @@ class Call(Label):
 
 @dataclass(eq=False)
 class LogRecording(Recording):
-    """Keeps of what is issued what is to be logged, and no more than `most` of that.
+    """A recording of those collectives that are to be logged, of which it keeps the last `most`.
 
     What functions of this package issue is labelled; anything else was issued through ``deepspeed.comm`` or by torch.
     """
@@ -130,7 +130,7 @@ def unlogged() -> Iterator[None]:
 
 
 def is_collective(issued: Issued) -> bool:
-    """Whether torch issued it; else the log describes a call that issued nothing, by the call's name."""
+    """Whether torch issued a collective; else the log describes a call that issued none, by the call's name."""
     return bool(issued.raw_op) and not issued.raw_op.startswith(OWN_OP)
 
 
@@ -171,12 +171,12 @@ class Record:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the tensor that the bytes are counted on."""
+        """Dtype of the tensor whose bytes are counted."""
         return self.message[2]
 
     @property
     def shape(self) -> Sequence[int]:
-        """Of the tensor that the bytes are counted on."""
+        """Shape of the tensor whose bytes are counted."""
         return self.message[3]
 
     @property
@@ -272,7 +272,7 @@ def _members(issued: Issued, calls: Sequence[Call | None]) -> Iterator[Record]:
 
 
 def one_of(call: Call) -> Issued:
-    """The collectives of a call on objects as one: it begins with the first, ends with the last, and has all bytes."""
+    """One event for all collectives of a call on objects: from the first start to the last end, with all bytes."""
     for issued in call.issued:
         issued.read_clock()
     together: Issued = copy(call.issued[-1])
@@ -294,7 +294,7 @@ def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
 
 
 def as_recorded(record: Record) -> Issued:
-    """A line as a recording has it, under the name that it is logged under."""
+    """The collective of a line as a recording keeps it, with the line's name in its cause."""
     issued, call = record.issued, record.call
     name = "" if call.has_usual_name or issued.failure else call.name
     if not name and len(issued.messages) == 1:

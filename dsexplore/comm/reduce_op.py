@@ -1,4 +1,4 @@
-"""DeepSpeed's enumeration of reductions, and its way to torch's.
+"""DeepSpeed's enumeration of reductions, and their conversion to torch's.
 
 ``dsexplore.comm.ReduceOp`` is torch's own class, which every torch API takes; the enumeration here is for code
 that imports ``deepspeed.comm.reduce_op``. The collectives of `dsexplore.comm` take either.

@@ -56,7 +56,7 @@ class Spelling:
     """Positions of all tensor arguments."""
 
     def __post_init__(self) -> None:
-        """Put together once what each call looks at."""
+        """Compute the fields that follow from the others, once instead of in every call."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
         object.__setattr__(self, "entry", COMMUNICATION[self.c10d_op])
 
@@ -76,24 +76,24 @@ class Spelling:
 def _spelling(
     name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
 ) -> Spelling:
-    """A spelling whose op follows from its name."""
+    """The `Spelling` of a function of torch; its plain op follows from its name."""
     is_one_op = c10d_op not in ("barrier", "allgather_coalesced_") and f"c10d::{c10d_op}" not in PARTIES
     traits.setdefault("is_one_op", is_one_op)
     return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 
 def _in_list(args: Sequence[Any]) -> Sequence[Any]:
-    """The first argument is a tensor, of which the op takes a list."""
+    """Arguments of an op that takes a list with the call's first tensor."""
     return ([args[0]],)
 
 
 def _in_lists(args: Sequence[Any]) -> Sequence[Any]:
-    """The first two arguments are what the op takes lists of."""
+    """Arguments of an op that takes a list with each of the call's first two arguments."""
     return [args[0]], [args[1]]
 
 
 def _input_second(args: Sequence[Any]) -> Sequence[Any]:
-    """The first argument is a tensor, of which the op takes a list in the second place."""
+    """Arguments of an op whose second one is a list with the call's first tensor."""
     return [], [args[0]]
 
 

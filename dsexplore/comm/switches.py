@@ -1,4 +1,4 @@
-"""Turning a collective off, to ask how long the step is without it.
+"""Switches that turn collectives off, to measure how long a step takes without them.
 
 A switch acts on the calls that go through `dsexplore.comm`, in every spelling of its collective. The tensors
 stay as they are, so what the program computes is wrong while a switch is off: only its duration means something.
