@@ -17,6 +17,7 @@ from dsexplore import run_cell
 from dsexplore.errors import UsageError
 from dsexplore.real_cells import RealCells, failure
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.scripts.several_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
@@ -33,6 +34,7 @@ Record what a cell communicates: which module, over which mesh axis, how many by
   %%commtrace --real 4                            run and trace the cell on 4 processes of this machine, new ones
   %commtrace --real 4                             start 4 that live on: models of one cell are there in the next
   %%commtrace --rank 1,3                          run the cell on some of them
+  %%commtrace --profile NAME                      run the cell on the engines of an ipyparallel cluster, as its ranks
   %%commtrace                                     trace this cell in the open world, or in your own process group
   %commtrace                                      tell which world is open
   %commtrace --close                              close it
@@ -67,6 +69,7 @@ def _parser() -> _Parser:
     option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone tells it too")
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
     option("--real", type=int, metavar="N", help="run on N real ranks, processes of this machine")
+    option("--profile", metavar="NAME", help="run on the engines of the ipyparallel cluster of that profile")
     option("--backend", metavar="NAME", help="of real ranks: gloo (default), or nccl with one GPU per rank")
     option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
     option("--rank", metavar="R", help="the simulated rank to play (default: 0), or the real ranks to run on: 1,3")
@@ -75,6 +78,7 @@ def _parser() -> _Parser:
     option("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the CPU stands in for GPUs (default: cpu)")
     option("--gpu", default="h100", metavar="GPU", help="which GPU torch.cuda describes then (default: h100)")
     option("-o", dest="name", metavar="NAME", help="bind the trace to this name")
+    option("-q", dest="quiet", action="store_true", help="do not show the trace")
     option("--explore", action="store_true", help="show the interactive explorer in place of the static view")
     option("--close", action="store_true", help="close the world that stays open")
     option("-h", "--help", action="store_true", help="print this text")
@@ -123,6 +127,9 @@ class CommtraceMagics(Magics):
         if options.close:
             if not self._close_and_print():
                 print("no world is open")
+        elif options.profile is not None:
+            self._connect(options)
+            print(f"a world of {self._real.kept} is open")
         elif options.real is not None:
             world = _real_world(options)
             if options.rank is not None or options.timeout is not None:
@@ -155,6 +162,10 @@ class CommtraceMagics(Magics):
     def _cell(self, options: argparse.Namespace, cell: str) -> None:
         if options.close:
             raise UsageError("--close belongs to the line form: write %commtrace --close in a line of its own")
+        if options.profile is not None:
+            self._connect(options)
+            self._run_on_ranks(options, cell)
+            return
         if options.real is not None or (self._real.kept is not None and not _names_simulated(options)):
             self._run_on_ranks(options, cell)
             return
@@ -167,6 +178,16 @@ class CommtraceMagics(Magics):
             self._trace(options, cell)
         finally:
             self._unbind.close()
+
+    def _connect(self, options: argparse.Namespace) -> None:
+        """Keep the engines of a cluster as ranks, if they are not kept already."""
+        if options.real is not None:
+            raise UsageError(f"--profile {options.profile} and --real {options.real} are two places: give one")
+        kept = self._real.kept
+        if isinstance(kept, Cluster) and kept.profile == options.profile:
+            return
+        self._close_and_print()
+        self._real.keep(Cluster(options.profile, options.backend or "gloo", options.mesh or ""))
 
     def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
         """Run a cell on the kept ranks, or on new ones, and show what they sent."""
@@ -186,12 +207,14 @@ class CommtraceMagics(Magics):
             run = self._real.run(cell, world, ranks, timeout)
         except KeyboardInterrupt as interrupt:
             self._bind_trace(options, getattr(interrupt, "run", None))
-            interrupt.add_note(f"The ranks were ended. What was recorded until then is in `{name}`.")
+            did = "engines were interrupted" if isinstance(kept, Cluster) else "ranks were ended"
+            interrupt.add_note(f"The {did}. What was recorded until then is in `{name}`.")
             raise
         trace = self._bind_trace(options, run)
         if not run.ok:
             raise failure(run, timeout)
-        display(trace.explore() if options.explore else trace)
+        if not options.quiet:
+            display(trace.explore() if options.explore else trace)
 
     def _bind_trace(self, options: argparse.Namespace, run: CellRun | None) -> Trace:
         trace = Trace() if run is None or run.trace is None else run.trace
@@ -231,7 +254,8 @@ class CommtraceMagics(Magics):
         # Shown here rather than returned: now its mesh is still open, and nothing is recorded any more.
         if not DisplayHook.semicolon_at_end_of_expression(cell):
             self.shell.displayhook(value)
-        display(trace.explore() if options.explore else trace)
+        if not options.quiet:
+            display(trace.explore() if options.explore else trace)
 
 
 _DEFAULT_TIMEOUT = 60.0
@@ -249,7 +273,7 @@ def _names_simulated(options: argparse.Namespace) -> bool:
     return any(each is not None for each in asked) or options.fake or options.device != "cpu"
 
 
-def _is_kept(options: argparse.Namespace, kept: RankWorld) -> bool:
+def _is_kept(options: argparse.Namespace, kept: RankWorld | Cluster) -> bool:
     """Whether the options mean the kept ranks; false for others.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,10 @@ from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_ranks, format_seconds
 from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text
 from dsexplore.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
+from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.local_ranks import RanksFailedError
 from dsexplore.worlds.real.messages import Cell
-from dsexplore.worlds.real.rank_handle import RankHandle, RankOutcome
+from dsexplore.worlds.real.rank_handle import RankOutcome
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 
 INTERVAL = 0.25
@@ -37,20 +39,25 @@ _NO_IPYTHON = (
 class RankScreen:
     """Shows what ranks print while a cell runs: in a notebook as folds, elsewhere as lines.
 
+    With ``DSEXPLORE_PROGRESS=0`` in the environment, all is shown at the end alone.
+
     Args:
         shell: whose cell runs.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._in_notebook = hasattr(shell, "kernel")
+        self._is_live = os.environ.get("DSEXPLORE_PROGRESS") != "0"
         self._due = time.monotonic() + INTERVAL
         self._shown = ""
         self._handle: Any = None
         self._printed: dict[int, int] = {}
 
-    def on_output(self, ranks: Sequence[RankHandle]) -> float | None:
+    def on_output(self, ranks: Sequence[Any]) -> float | None:
         """Draw what is new, if it is time; the seconds until it is."""
         left = self._due - time.monotonic()
+        if not self._is_live:
+            return None
         if left > 0:
             return left
         self._due = time.monotonic() + INTERVAL
@@ -102,10 +109,10 @@ class RealCells:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self.kept: RankWorld | None = None
+        self.kept: RankWorld | Cluster | None = None
         self._travel = Travel()
 
-    def keep(self, world: RankWorld) -> None:
+    def keep(self, world: RankWorld | Cluster) -> None:
         """Open a world whose ranks live on between cells."""
         self.close()
         world.open()
@@ -119,7 +126,7 @@ class RealCells:
         world.close()
         return str(world)
 
-    def run(self, cell: str, world: RankWorld | None, ranks: Sequence[int] | None, timeout: float) -> CellRun:
+    def run(self, cell: str, world: RankWorld | Cluster | None, ranks: Sequence[int] | None, timeout: float) -> CellRun:
         """Run a cell on the ranks of ``world``, which is opened for it, or on the kept ones.
 
         Args:

@@ -107,6 +107,14 @@ def test_a_cell_runs_on_new_ranks_and_brings_back_values_output_and_trace(notebo
     assert notebook.kept_pids == []
 
 
+def test_quiet_shows_what_ranks_print_and_no_trace(notebook: Notebook) -> None:
+    with capture_output() as captured:
+        notebook.shell.run_cell(f"%%commtrace --real 1 -q\n{SUM}print('here')")
+    assert captured.stdout == "[rank 0] here\n"
+    assert captured.outputs == []
+    assert len(notebook.trace) == 1
+
+
 def test_kept_ranks_live_on_between_cells(notebook: Notebook) -> None:
     assert "2 real ranks (dp=2)" in notebook.ok("%commtrace --real 2 --mesh dp=2")
     pids = notebook.kept_pids

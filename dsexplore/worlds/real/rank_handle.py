@@ -273,7 +273,7 @@ class RankHandle:
         return RankOutcome(
             rank=self.rank,
             status=self.status or "stuck",
-            value=_unpacked(report) if isinstance(report, CellReport) else report.value,
+            value=unpacked(report) if isinstance(report, CellReport) else report.value,
             error=report.error,
             traceback=report.traceback,
             output=self.output.text,
@@ -295,7 +295,8 @@ class Shown:
         return self._text
 
 
-def _unpacked(report: CellReport) -> Any:
+def unpacked(report: CellReport) -> Any:
+    """The value of a cell; a `Shown` where it cannot be unpickled here."""
     if report.value is None:
         return Shown(report.shown) if report.shown else None
     try:

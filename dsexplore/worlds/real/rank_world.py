@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,8 @@ GROUP_TIMEOUT = 1800.0
 KEPT_OUTPUT = 32 << 10
 """Bytes of the beginning, and of the end, of what a rank prints in a cell."""
 
-OnOutput = Callable[[Sequence[RankHandle]], float | None]
+
+OnOutput = Callable[[Sequence[Any]], float | None]
 """Called with the ranks when one has printed something; returns the seconds after which it is to be called again."""
 
 

@@ -1,0 +1,180 @@
+"""Cells on local ranks: start-up, latency of a cell and memory, beside ipyparallel and torch's elastic launcher.
+
+The cell is one all_reduce of four floats. Goals: at most 0.3 s per cell on 4 new ranks, 0.05 s on kept ones, and at
+most a third of ipyparallel's memory (PSS, the share of each process of the pages that it has in common with others).
+Overlap: two asynchronous all_reduces beside a matmul, traced and untraced in turn, at most 1.03 of the wall time.
+
+Usage: python benchmarks/real_ranks.py [--ranks 2 4 8] [--cells 5] [--without-others]
+"""
+
+from __future__ import annotations
+
+import argparse
+import marshal
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from dsexplore import run_ranks
+from dsexplore.worlds.real.messages import Cell
+from dsexplore.worlds.real.rank_server import server
+from dsexplore.worlds.real.rank_world import RankWorld
+
+SOURCE = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
+CELL = Cell(
+    marshal.dumps((compile(SOURCE, "cell", "exec"), compile("x[0].item()", "cell", "eval"))), "cell", {}, b"", ""
+)
+ELASTIC = SOURCE.replace("x = ", "dist.init_process_group('gloo')\nx = ") + "dist.destroy_process_group()\n"
+
+
+def pss(pids: Iterable[int]) -> float:
+    """Proportional set size of processes and all below them, in MB."""
+    total, waiting = 0, list(pids)
+    while waiting:
+        pid = waiting.pop()
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            waiting += [
+                int(child)
+                for task in Path(f"/proc/{pid}/task").glob("*/children")
+                for child in task.read_text().split()
+            ]
+        except OSError:
+            continue
+        total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total / 1024
+
+
+def ours(ranks: int, cells: int) -> dict[str, float]:
+    """Seconds of new and of kept ranks, and the memory of kept ones with their server."""
+    fresh, kept = [], []
+    for _ in range(cells):
+        began = time.perf_counter()
+        world = RankWorld(ranks)
+        world.open()
+        assert world.run(CELL).ok
+        world.close()
+        fresh.append(time.perf_counter() - began)
+    world = RankWorld(ranks)
+    world.open()
+    world.run(CELL)
+    for _ in range(cells):
+        began = time.perf_counter()
+        assert world.run(CELL).ok
+        kept.append(time.perf_counter() - began)
+    memory = pss([server().pid])
+    world.close()
+    return {"new": statistics.median(fresh), "kept": statistics.median(kept), "pss": memory}
+
+
+def ipyparallel(ranks: int, cells: int) -> dict[str, float]:
+    """Seconds until engines answer with torch imported, of a cell on them, and their memory."""
+    import ipyparallel as ipp
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["IPYTHONDIR"] = folder
+        began = time.perf_counter()
+        cluster = ipp.Cluster(n=ranks, controller_ip="127.0.0.1", log_level=40)
+        client = cluster.start_and_connect_sync()
+        view = client[:]
+        start = "import os, torch, torch.distributed as dist\n"
+        start += "dist.init_process_group('gloo', rank=R, world_size=W, init_method=M)"
+        view.scatter("R", list(range(ranks)), flatten=True, block=True)
+        view.push({"W": ranks, "M": f"file://{folder}/store"}, block=True)
+        view.execute(start, block=True)
+        started = time.perf_counter() - began
+        seconds = []
+        for _ in range(cells):
+            began = time.perf_counter()
+            view.execute(SOURCE, block=True)
+            seconds.append(time.perf_counter() - began)
+        engines = view.apply_sync(os.getpid)
+        memory = pss(engines)
+        cluster.stop_cluster_sync()
+        client.close()
+    return {"start": started, "cell": statistics.median(seconds), "pss": memory}
+
+
+def elastic(ranks: int) -> float:
+    """Seconds of torchrun for the same program."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "cell.py")
+        script.write_text(ELASTIC)
+        began = time.perf_counter()
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            str(script),
+        ]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return time.perf_counter() - began
+
+
+def _overlap() -> float:
+    """On a rank: the ratio of wall times, traced to untraced, in turn."""
+    import torch
+    import torch.distributed as dist
+
+    from dsexplore import commtrace
+
+    left, big = torch.ones(600, 600), [torch.ones(1 << 20) for _ in range(2)]
+
+    def step() -> None:
+        works = [dist.all_reduce(each, async_op=True) for each in big]
+        torch.mm(left, left)
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    def timed() -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(10):
+            step()
+        return time.perf_counter() - began
+
+    timed()
+    pairs = []
+    for _ in range(15):
+        untraced = timed()
+        with commtrace():
+            traced = timed()
+        pairs.append(traced / untraced)
+    return statistics.median(pairs)
+
+
+def main() -> None:
+    """Print a line per number of ranks and launcher."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--cells", type=int, default=5)
+    parser.add_argument("--without-others", action="store_true", help="leave out ipyparallel and torchrun")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    server()
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
+    print(f"the rank server, once per kernel: {time.perf_counter() - began:.2f} s; {load}")
+    for ranks in options.ranks:
+        mine = ours(ranks, options.cells)
+        seconds = f"new {mine['new']:.3f} s, kept {mine['kept']:.3f} s"
+        print(f"{ranks} ranks  dsexplore: {seconds}, PSS {mine['pss']:.0f} MB", flush=True)
+        if options.without_others:
+            continue
+        theirs = ipyparallel(ranks, options.cells)
+        seconds = f"start {theirs['start']:.1f} s, cell {theirs['cell']:.3f} s (untraced)"
+        print(f"         ipyparallel: {seconds}, PSS {theirs['pss']:.0f} MB")
+        print(f"         torchrun: {elastic(ranks):.1f} s", flush=True)
+    ratios = run_ranks(_overlap, 2, timeout=300).values
+    print(f"overlap, traced to untraced: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""`Cluster`: the engines of an ipyparallel cluster that the user has started, as ranks that run a notebook's cells.
+
+A site starts its engines as it starts any job: with Slurm, MPI, or ``torchrun … -m ipyparallel.engine``. Each engine
+is the rank that its launcher made it (``RANK``), whatever number ipyparallel gives it. Engines are the user's own, so
+none is ever killed from here: they are interrupted, and one that waits inside gloo or NCCL is named as busy.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.files import rank_file
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_ranks
+from dsexplore.worlds.real.engine_process import EngineCell
+from dsexplore.worlds.real.messages import Cell, CellReport
+from dsexplore.worlds.real.rank_handle import RankOutcome, unpacked
+from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, load_cell
+from dsexplore.worlds.spec import resolve
+
+LOOK = 0.02
+"""Seconds between two looks at the engines."""
+DESCRIBE_WAIT = 60.0
+"""Seconds that engines get to answer at all."""
+LOAD_WAIT = 300.0
+"""Seconds that engines get to import torch and dsexplore, once."""
+INTERRUPT_WAIT = 1.0
+"""Seconds that interrupted engines get to come back."""
+
+
+def _describe() -> tuple[int, int, str, int]:
+    """An engine's ``RANK`` and ``WORLD_SIZE`` (−1 where no launcher set them), its host and its pid."""
+    import os  # on the engine, where this module is not imported
+    import socket
+
+    rank, size = (int(os.environ.get(name, "-1")) for name in ("RANK", "WORLD_SIZE"))
+    return rank, size, socket.gethostname(), os.getpid()
+
+
+def _load() -> None:
+    import dsexplore.worlds.real.engine_process  # noqa: F401 - on the engine, where it takes seconds
+
+
+def _run(data: bytes) -> Any:
+    from dsexplore.worlds.real.engine_process import run_packed  # on the engine
+
+    return run_packed(data)
+
+
+@dataclass
+class _Text:
+    text: str = ""
+
+
+class EngineRank:
+    """One engine, as the rank that it is."""
+
+    def __init__(self, rank: int, engine: int) -> None:
+        self.rank, self.engine = rank, engine
+        self.output = _Text()
+        self.answer: Any = None
+        """The ipyparallel result of the running cell."""
+
+    def outcome(self) -> tuple[RankOutcome, bytes]:
+        """How the cell ended, and the bytes of its trace file."""
+        self.look()
+        if not self.answer.ready():
+            return RankOutcome(self.rank, "stuck", output=self.output.text), b""
+        try:
+            report, trace = pickle.loads(self.answer.get(timeout=0))
+        except Exception as error:  # the engine is gone, or could not run anything
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return RankOutcome(self.rank, "died", error=text, output=self.output.text), b""
+        assert isinstance(report, CellReport)
+        return RankOutcome(
+            self.rank,
+            "ok" if report.ok else "error",
+            value=unpacked(report),
+            error=report.error,
+            traceback=report.traceback,
+            output=self.output.text,
+            line=report.line,
+            shown=report.shown,
+        ), trace
+
+    def look(self) -> None:
+        """Take what the engine has printed."""
+        self.output.text = f"{self.answer.stdout}{self.answer.stderr}"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the cell is over here, and did not end well."""
+        return bool(self.answer.ready()) and self.outcome()[0].status != "ok"
+
+
+class Cluster:
+    """Engines as ranks; their state lives on between cells.
+
+    Args:
+        profile: ipyparallel's name of the cluster, or the path of its profile folder.
+        backend: of the process group that engines open which have none.
+        mesh: axes of the mesh that cells find as ``mesh``, ``"dp=2,tp=2"``; empty for none.
+    """
+
+    def __init__(self, profile: str, backend: str = "gloo", mesh: str = "") -> None:
+        self.profile, self.backend, self.mesh = profile, backend, mesh
+        self.size = 0
+        self.is_open = False
+        self._client: Any = None
+        self._ranks: list[EngineRank] = []
+
+    def __str__(self) -> str:
+        return f"{self.size} engines of {self.profile}"
+
+    def open(self) -> None:
+        """Connect, and find out which rank each engine is.
+
+        Raises:
+            UsageError: ipyparallel is missing, no such cluster, or its engines are not the ranks of one world.
+        """
+        try:
+            import ipyparallel
+        except ImportError as error:
+            raise UsageError("--profile needs ipyparallel: pip install 'dsexplore[ranks]'") from error
+        where = "profile_dir" if Path(self.profile).is_dir() else "profile"
+        try:
+            self._client = ipyparallel.Client(**{where: self.profile})
+            self._find_ranks()
+        except UsageError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            raise UsageError(
+                f"no cluster answers under the profile {self.profile!r} ({type(error).__name__}: {error}): start its "
+                "controller and engines first, as docs/cluster.md says"
+            ) from error
+        self.is_open = True
+
+    def _find_ranks(self) -> None:
+        engines = list(self._client.ids)
+        if not engines:
+            raise UsageError(f"the cluster {self.profile!r} has no engines: start them as docs/cluster.md says")
+        found = [self._client[engine].apply_async(_describe) for engine in engines]
+        described = {engine: answer.get(timeout=DESCRIBE_WAIT) for engine, answer in zip(engines, found, strict=True)}
+        by_rank: dict[int, int] = {}
+        for engine, (rank, _, host, pid) in described.items():
+            if rank < 0:
+                raise UsageError(
+                    f"engine {engine} (process {pid} on {host}) has no RANK: start engines with torchrun, srun or "
+                    "mpirun, as docs/cluster.md says"
+                )
+            if rank in by_rank:
+                raise UsageError(f"engines {by_rank[rank]} and {engine} are both rank {rank}: stop the older one")
+            by_rank[rank] = engine
+        self.size = next(iter(described.values()))[1]
+        missing = sorted(set(range(self.size)) - by_rank.keys())
+        if missing:
+            raise UsageError(f"{format_ranks(missing)} of {self.size} has no engine: start its job again")
+        resolve(self.size, self.mesh or None, 0)
+        loading = [self._client[engine].apply_async(_load) for engine in engines]
+        for answer in loading:
+            answer.get(timeout=LOAD_WAIT)
+        self._ranks = [EngineRank(rank, by_rank[rank]) for rank in range(self.size)]
+
+    def close(self) -> None:
+        """Disconnect; the engines go on, with all that they hold."""
+        self.is_open = False
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def run(
+        self,
+        cell: Cell,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 60.0,
+        on_output: OnOutput = lambda ranks: None,
+    ) -> CellRun:
+        """Run a cell on the engines, and wait until it has ended on all of them, or has failed on one.
+
+        Raises:
+            UsageError: an engine is lost, or still busy with an earlier cell.
+            KeyboardInterrupt: Ctrl-C; the engines were interrupted, and the interrupt's ``run`` is the `CellRun`.
+        """
+        self._check_engines()
+        chosen = [self._ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
+        data = pickle.dumps(EngineCell(cell, self.backend, self.mesh))
+        began = time.monotonic()
+        for rank in chosen:
+            rank.answer = self._client[rank.engine].apply_async(_run, data)
+        interrupt: KeyboardInterrupt | None = None
+        try:
+            self._wait(chosen, began + timeout, on_output)
+        except KeyboardInterrupt as error:
+            interrupt = error
+        first = next((rank.rank for rank in chosen if rank.has_failed), None)
+        self._interrupt([rank for rank in chosen if not rank.answer.ready()])
+        run = self._collect(chosen, began, first, is_all=ranks is None)
+        if interrupt is not None:
+            interrupt.run = run  # type: ignore[attr-defined]
+            raise interrupt
+        return run
+
+    def _check_engines(self) -> None:
+        """Connect again where the engines are others than before.
+
+        Raises:
+            UsageError: a rank has no engine, or is busy.
+        """
+        if {rank.engine for rank in self._ranks} - set(self._client.ids):
+            busy = {rank.rank: rank.answer for rank in self._ranks}
+            self._find_ranks()
+            for rank in self._ranks:
+                rank.answer = busy.get(rank.rank)
+        waiting = [rank.rank for rank in self._ranks if rank.answer is not None and not rank.answer.ready()]
+        if waiting:
+            raise UsageError(
+                f"{format_ranks(waiting)} is still busy with an earlier cell, perhaps waiting inside a collective, "
+                "which no interrupt ends: restart the engines' job"
+            )
+
+    def _wait(self, chosen: Sequence[EngineRank], deadline: float, on_output: OnOutput) -> None:
+        while not all(rank.answer.ready() for rank in chosen):
+            for rank in chosen:
+                rank.answer.wait(LOOK / len(chosen))
+                rank.look()
+            on_output(chosen)
+            now = time.monotonic()
+            if any(rank.has_failed for rank in chosen):
+                deadline = min(deadline, now + GRACE)
+            if now >= deadline:
+                return
+
+    def _interrupt(self, running: Sequence[EngineRank]) -> None:
+        """Send Ctrl-C to engines that still run the cell; ipyparallel does not pass it on by itself."""
+        if not running:
+            return
+        self._client.send_signal(signal.SIGINT, targets=[rank.engine for rank in running], block=False)
+        until = time.monotonic() + INTERRUPT_WAIT
+        while time.monotonic() < until and not all(rank.answer.ready() for rank in running):
+            running[0].answer.wait(LOOK)
+
+    def _collect(self, chosen: Sequence[EngineRank], began: float, first: int | None, *, is_all: bool) -> CellRun:
+        with tempfile.TemporaryDirectory(prefix="dsexplore-cell-") as folder:
+            outcomes = []
+            for rank in chosen:
+                outcome, trace = rank.outcome()
+                outcomes.append(outcome)
+                if trace:
+                    Path(folder, rank_file(rank.rank)).write_bytes(trace)
+            tables = load_cell(folder, None if is_all else [rank.rank for rank in chosen])
+        stuck = any(outcome.status == "stuck" for outcome in outcomes)
+        return CellRun(
+            tuple(outcomes),
+            time.monotonic() - began,
+            "failed" if first is not None else "timeout" if stuck else "done",
+            first,
+            Trace(tables) if tables is not None else None,
+        )

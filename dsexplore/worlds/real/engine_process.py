@@ -1,0 +1,64 @@
+"""What an engine of an ipyparallel cluster does as a rank: it joins the process group, and runs cells, traced."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as td
+from torch.distributed.device_mesh import init_device_mesh
+
+from dsexplore.trace.files import rank_file
+from dsexplore.worlds.real.cell_process import failure_of, run_cell
+from dsexplore.worlds.real.messages import Cell, CellReport
+from dsexplore.worlds.spec import resolve
+
+_namespace: dict[str, Any] = {"__name__": "__main__"}
+"""The names of this engine's cells; they live as long as the engine."""
+
+
+@dataclass(frozen=True)
+class EngineCell:
+    """A cell for an engine."""
+
+    cell: Cell
+    backend: str
+    """Of the process group, where the engine has none yet."""
+    mesh: str
+    """Axes of the mesh that cells find as ``mesh``; empty for none."""
+
+
+def run_packed(data: bytes) -> bytes:
+    """Run a pickled `EngineCell` here, and return its pickled `CellReport` and the bytes of this rank's trace file."""
+    given: EngineCell = pickle.loads(data)
+    try:
+        _join(given)
+    except BaseException as error:
+        return pickle.dumps((failure_of(error, ""), b""))
+    with tempfile.TemporaryDirectory(prefix="dsexplore-engine-") as folder:
+        report: CellReport = run_cell(replace(given.cell, save=folder), _namespace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = Path(folder, rank_file(td.get_rank()))
+        return pickle.dumps((report, file.read_bytes() if file.exists() else b""))
+
+
+def _join(given: EngineCell) -> None:
+    """Open the process group by the launcher's environment variables, where the engine has none; make the mesh."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not td.is_initialized():
+        if given.backend == "nccl":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        td.init_process_group(given.backend)
+    _namespace.update(rank=rank, world_size=size)
+    if given.mesh and _namespace.get("__mesh_axes__") != given.mesh:
+        _, spec = resolve(size, given.mesh, rank)
+        device = "cuda" if given.backend == "nccl" else "cpu"
+        _namespace["mesh"] = init_device_mesh(device, spec.shape, mesh_dim_names=spec.axes)
+        _namespace["__mesh_axes__"] = given.mesh

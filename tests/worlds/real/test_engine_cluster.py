@@ -1,0 +1,127 @@
+"""Cells on the engines of a real ipyparallel cluster, started as a launcher would: ranks by RANK, errors, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.real.cell_names import pack_names
+from dsexplore.worlds.real.engine_cluster import Cluster
+from dsexplore.worlds.real.messages import Cell
+from dsexplore.worlds.real.rank_world import CellRun
+
+ipyparallel = pytest.importorskip("ipyparallel")
+
+pytestmark = pytest.mark.processes
+
+START = (
+    "import torch, torch.distributed as dist\nx = torch.ones(4) * (rank + 1)\ndist.all_reduce(x)\nprint('rank', rank)"
+)
+
+
+def cell_of(body: str, last: str = "None") -> Cell:
+    import marshal
+
+    codes = compile(body, "cell", "exec"), compile(last, "cell", "eval")
+    return Cell(marshal.dumps(codes), "cell", {"cell": body}, pack_names({}), "")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A controller and two engines; the one that registers first is rank 1."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of engines that are killed while they run a cell
+    for name, value in {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(module: str, *options: str, **variables: str) -> None:
+        command = [sys.executable, "-m", f"ipyparallel.{module}", "--profile=ranks", *options]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True, **quiet))
+
+    start("controller", "--ip=127.0.0.1")
+    files = [tmp_path / "profile_ranks" / "security" / f"ipcontroller-{side}.json" for side in ("engine", "client")]
+    wait_until(lambda: all(file.exists() and file.stat().st_size for file in files))
+    port = str(free_port())
+    client = ipyparallel.Client(profile="ranks")
+    for number, rank in enumerate(("1", "0")):
+        start("engine", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_PORT=port)
+        wait_until(lambda number=number: len(client.ids) == number + 1)
+    client.close()
+    yield "ranks"
+    for process in reversed(started):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_engines_are_ranks(profile: str) -> None:
+    cluster = Cluster(profile, mesh="dp=2")
+    cluster.open()
+    try:
+        assert [rank.engine for rank in cluster._ranks] == [1, 0]
+        check_cells(cluster)
+        check_errors(cluster)
+    finally:
+        cluster.close()
+
+
+def check_cells(cluster: Cluster) -> None:
+    run = cluster.run(cell_of(START, "x[0].item()"), timeout=120).check()
+    assert isinstance(run, CellRun)
+    assert run.values == [3.0, 3.0]
+    assert [outcome.output for outcome in run.outcomes] == ["rank 0\n", "rank 1\n"]
+    assert run.trace is not None
+    assert run.trace.events.select("rank", "op", "state").rows() == [
+        (rank, "all_reduce", "completed") for rank in (0, 1)
+    ]
+    kept = cluster.run(cell_of("x += rank", "(x[0].item(), mesh.size())"))
+    assert kept.values == [(3.0, 2), (4.0, 2)]
+    assert [outcome.rank for outcome in cluster.run(cell_of("", "rank"), ranks=[1]).outcomes] == [1]
+
+
+def check_errors(cluster: Cluster) -> None:
+    slow = "import time\nfor _ in range(600):\n    time.sleep(0.1)"
+    failed = cluster.run(cell_of(f"if rank == 1:\n    raise ValueError('no good')\n{slow}"))
+    assert failed.first_failure == 1
+    assert [outcome.error for outcome in failed.outcomes] == ["KeyboardInterrupt", "ValueError: no good"]
+    assert failed.outcomes[1].line == 2
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cluster.run(cell_of(slow))
+    assert [outcome.error for outcome in caught.value.run.outcomes] == ["KeyboardInterrupt"] * 2  # type: ignore[attr-defined]
+    assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
+    waiting = cluster.run(cell_of("if rank == 0:\n    dist.all_reduce(x)"), timeout=0.5)
+    assert [outcome.status for outcome in waiting.outcomes] == ["stuck", "ok"]
+    with pytest.raises(UsageError, match="rank 0 is still busy with an earlier cell"):
+        cluster.run(cell_of(""))
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    cluster = Cluster("nowhere")
+    with pytest.raises(UsageError, match="no cluster answers under the profile 'nowhere'"):
+        cluster.open()
+    assert not cluster.is_open
