@@ -51,7 +51,8 @@ def measure(size: int, turns: int, block: int) -> dict[str, float]:
                 function(tensor)
             taken[way].append(clock() - start)
     dist.comms_logger.enabled = False
-    assert dist.get_comm_operation_count() == (turns + WARM_UP) * block, "the log does not hold each call once"
+    logged = (turns + WARM_UP) * (block + 1)  # with the barrier before each block
+    assert dist.get_comm_operation_count() == logged, "the log does not hold each call once"
     kept = {way: times[WARM_UP:] for way, times in taken.items()}
     ratios = {way: median(a / b for a, b in zip(kept[way], kept["torch"], strict=True)) for way in WAYS[1:]}
     return {"torch": median(kept["torch"]) / block / 1e3, **ratios}
