@@ -15,7 +15,7 @@ from IPython.display import display
 
 from dsexplore import run_cell
 from dsexplore.errors import UsageError
-from dsexplore.real_cells import RealCells, failure
+from dsexplore.real_cells import RealCells, failure, hang_sentences
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
@@ -206,7 +206,10 @@ class CommtraceMagics(Magics):
         try:
             run = self._real.run(cell, world, ranks, timeout)
         except KeyboardInterrupt as interrupt:
-            self._bind_trace(options, getattr(interrupt, "run", None))
+            interrupted = getattr(interrupt, "run", None)
+            self._bind_trace(options, interrupted)
+            for sentence in hang_sentences(interrupted) if interrupted is not None else ():
+                interrupt.add_note(sentence)
             did = "engines were interrupted" if isinstance(kept, Cluster) else "ranks were ended"
             interrupt.add_note(f"The {did}. What was recorded until then is in `{name}`.")
             raise

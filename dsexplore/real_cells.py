@@ -244,7 +244,7 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
         lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
     else:
         lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), and its ranks were ended")
-        lines += _hang(run)
+        lines += hang_sentences(run)
     lines += _waiting(run)
     if run.why_closed:
         lines.append(f"the ranks were ended: {run.why_closed}")
@@ -257,8 +257,8 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     return error
 
 
-def _hang(run: CellRun) -> list[str]:
-    """Who the hang is due to, where some rank waits for another."""
+def hang_sentences(run: CellRun) -> list[str]:
+    """The sentence that says which ranks waited, and whom the hang is due to; none where no rank waits for another."""
     if run.trace is None:
         return []
     stacks = {one.rank: one.stack for one in run.outcomes if one.stack}

@@ -211,6 +211,7 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook) -
     error, _ = notebook.run("%%commtrace\ndist.all_reduce(x)\nif rank == 0:\n    dist.all_reduce(x)")
     assert isinstance(error, KeyboardInterrupt)
     assert "The ranks were ended. What was recorded until then is in `_trace`." in "".join(error.__notes__)
+    assert "rank 1 did not come: rank 0 waits for it in all_reduce" in "".join(error.__notes__)
     assert notebook.trace.events["state"].to_list() == ["completed", "scheduled", "completed"]
     assert not any(map(is_running, pids))
 
