@@ -58,6 +58,6 @@ class Tables:
     parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
     modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
     groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
+    info: TraceInfo = field(default_factory=TraceInfo)
     kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
     memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
-    info: TraceInfo = field(default_factory=TraceInfo)

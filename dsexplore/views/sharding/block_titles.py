@@ -61,8 +61,8 @@ class Titles:
         else:
             texts = [self._coordinates(block, named_only=True) or f"{self.mesh.size:,} ranks"]
         if block.folded > 1:
-            shards = f"{block.folded:,} shards"
-            texts = [f"{shards}: {texts[0]}", shards]
+            shards, part = f"{block.folded:,} shards", self._coordinates(block, named_only=True)
+            texts = [f"{shards}: {texts[0]}", shards, part]
         return html.escape(next((text for text in texts if len(text) <= room), ""))
 
     def _coordinates(self, block: Block, named_only: bool = False) -> str:
