@@ -84,7 +84,7 @@ class MeshComparison(Displayable):
 
     @property
     def ranking(self) -> list[MeshCandidate]:
-        """Those that fit, the fastest first."""
+        """The meshes that fit, the fastest first."""
         return [one for one in self.candidates if not one.dropped]
 
     @property

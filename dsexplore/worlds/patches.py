@@ -38,7 +38,7 @@ class Patches:
         mapping[key] = value
 
     def function(self, function: Callable[..., Any], build: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Let every reference to a function call ``build(original)`` instead.
+        """Make every reference to a function call ``build(original)`` instead.
 
         Args:
             function: a Python function, decorated with `functools.wraps` or plain.

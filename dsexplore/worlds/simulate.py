@@ -201,7 +201,7 @@ class World:
         return mesh
 
     def expect_set_up(self) -> None:
-        """Let the process group be there only for a program that initialises it, as for one that torchrun starts."""
+        """Make the process group be there only for a program that initialises it, as for one that torchrun starts."""
         self._takeover.expect_set_up()
 
     @property
@@ -282,7 +282,7 @@ def _restore_excepthook(before: Any) -> None:
 
 
 def _clear_caches() -> None:
-    """Let go of the meshes that DTensor's caches hold."""
+    """Release the meshes that DTensor's caches hold."""
     _clear_sharding_prop_cache()
     clear_redistribute_planner_cache()
     _gen_transform_infos.cache_clear()

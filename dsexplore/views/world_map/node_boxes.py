@@ -15,7 +15,7 @@ class Cell:
     ranks: tuple[int, ...]
     """The rank of the first node, of the second, …"""
     bytes: float
-    """That the recorded ranks send to it, per step."""
+    """Wire bytes that the recorded ranks send to it, per step."""
     recorded: bool
     axes: tuple[str, ...]
     """The axes over which it is in a group of a recorded rank."""

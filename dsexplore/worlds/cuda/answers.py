@@ -178,7 +178,7 @@ _OF_A_DEVICE = ("_cuda_", "_nccl_", "_accelerator_")
 
 
 def _hide_functions_of_a_cuda_build(patches: Patches, answered: Container[str]) -> None:
-    """Have a CUDA build of torch lack what a CPU build lacks, and what would look for a driver that is not there."""
+    """Make a CUDA build of torch lack what a CPU build lacks, and what would look for a driver that is not there."""
     for name, function in list(vars(torch._C).items()):
         if name.startswith(_OF_A_DEVICE) and name not in answered and isinstance(function, BuiltinFunctionType):
             delattr(torch._C, name)

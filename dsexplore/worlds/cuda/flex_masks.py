@@ -19,7 +19,7 @@ from dsexplore.worlds.patches import Patches
 
 
 def patch_flex_attention(mode: StandInMode, patches: Patches, module: ModuleType) -> None:
-    """Have ``torch.nn.attention.flex_attention`` work on CPU tensors that are believed to be on a GPU.
+    """Make ``torch.nn.attention.flex_attention`` work on CPU tensors that are believed to be on a GPU.
 
     Args:
         mode: reads the device that a mask is made for.

@@ -259,7 +259,7 @@ def patch_backward(patches: Patches, mode: StandInMode) -> None:
 
 
 def patch_default_device(patches: Patches, mode: StandInMode) -> None:
-    """Have ``with torch.device("cuda")`` and ``torch.set_default_device("cuda")`` make CPU tensors believed on it."""
+    """Make ``with torch.device("cuda")`` and ``torch.set_default_device("cuda")`` make CPU tensors believed on it."""
 
     def in_context(context: DeviceContext, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -278,7 +278,7 @@ def _restore_default_device(before: DeviceContext | None) -> None:
 
 
 def patch_threads(patches: Patches, mode: StandInMode) -> None:
-    """Have the mode entered in threads that the script starts: function modes belong to one thread."""
+    """Make the mode entered in threads that the script starts: function modes belong to one thread."""
     start = threading.Thread.start
 
     def started(thread: threading.Thread) -> None:

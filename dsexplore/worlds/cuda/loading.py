@@ -20,7 +20,7 @@ LOCATION = re.compile(r"cuda(:\d+)?$")
 
 
 def patch_files(patches: Patches, mode: StandInMode) -> None:
-    """Have storages that are loaded onto, or moved to, ``cuda`` stay where they are, marked with that device."""
+    """Make storages that are loaded onto, or moved to, ``cuda`` stay where they are, marked with that device."""
 
     def placed(storage: Any, device: Any) -> Any:
         setattr(storage, ATTRIBUTE, mode.read(device))

@@ -44,7 +44,7 @@ class ProcessGroupNCCL:
 
 
 def patch_groups(patches: Patches, mode: StandInMode) -> None:
-    """Have groups, meshes and DTensors of ``cuda`` work on CPU tensors."""
+    """Make groups, meshes and DTensors of ``cuda`` work on CPU tensors."""
     patches.attribute(c10d, "BarrierOptions", BarrierOptions)
     patches.attribute(c10d, "_NCCL_AVAILABLE", True)
     for module in (dist, c10d):
@@ -64,7 +64,7 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
 
 
 def _on_the_cpu(original: Any) -> Any:
-    """Have DTensor find the shapes of an op's results by fake CPU tensors: fake ``cuda`` ones raise in some ops."""
+    """Make DTensor find the shapes of an op's results by fake CPU tensors: fake ``cuda`` ones raise in some ops."""
 
     def rebuilt(spec: Any) -> Any:
         meta = spec.tensor_meta
@@ -76,7 +76,7 @@ def _on_the_cpu(original: Any) -> Any:
 
 
 def _patch_random_ops(patches: Patches) -> None:
-    """Have DTensor's random ops read a state that is in CPU memory, and on fake tensors keep none."""
+    """Make DTensor's random ops read a state that is in CPU memory, and on fake tensors keep none."""
     tracker = tensor_random.OffsetBasedRNGTracker
     region = tracker._distribute_region
     make = outside_fake_mode(tracker.__init__)

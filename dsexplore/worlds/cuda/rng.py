@@ -139,6 +139,6 @@ class _AnyGenerator(type):
 
 
 def patch_generators(patches: Patches, count: int) -> None:
-    """Have ``torch.Generator("cuda")`` and the default generators of that many CUDA devices draw on the CPU."""
+    """Make ``torch.Generator("cuda")`` and the default generators of that many CUDA devices draw on the CPU."""
     patches.attribute(torch, "Generator", _AnyGenerator("Generator", (), {}))
     patches.attribute(torch.cuda, "default_generators", (Generator(shared=torch.default_generator),) * count)

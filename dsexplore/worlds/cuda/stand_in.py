@@ -32,7 +32,7 @@ def standing_in() -> Gpu | None:
 
 @contextmanager
 def cuda_stand_in(gpu: str = "h100", ranks_per_node: int = 8, local_rank: int = 0) -> Iterator[Gpu]:
-    """Let ``cuda`` mean the CPU inside a block, and fake tensors where a fake tensor mode is entered.
+    """Make ``cuda`` mean the CPU inside a block, and fake tensors where a fake tensor mode is entered.
 
     Args:
         gpu: name of the GPU whose answers scripts get (``known_gpus`` lists them), or path of a file of the user's.

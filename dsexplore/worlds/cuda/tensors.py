@@ -76,7 +76,7 @@ def _legacy(name: str, dtype: torch.dtype) -> type:
 
 
 def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
-    """Have fake tensors answer scripts where they are believed to be, and the fake mode itself where they are.
+    """Make fake tensors answer scripts where they are believed to be, and the fake mode itself where they are.
 
     ``FakeTensor.device`` is a property that no function mode sees; and in backward C++ calls the fake mode while the
     function mode is entered.
@@ -103,7 +103,7 @@ def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
 
 
 def patch_checkpoint(patches: Patches) -> None:
-    """Have ``torch.utils.checkpoint`` compare where tensors truly are: forward packs them below the mode."""
+    """Make ``torch.utils.checkpoint`` compare where tensors truly are: forward packs them below the mode."""
 
     def build(original: Callable[..., Any]) -> Callable[..., Any]:
         def metadata(tensor: Tensor) -> Any:

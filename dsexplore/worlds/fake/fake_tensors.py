@@ -50,7 +50,7 @@ _MESH_METHODS = (
 
 
 def outside_fake_mode(function: F) -> F:
-    """That function, run outside a `FakeTensorMode` where one is entered."""
+    """The function, run outside a `FakeTensorMode` where one is entered."""
 
     @wraps(function)
     def real(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def outside_fake_mode(function: F) -> F:
 
 
 def patch_meshes(patches: Patches) -> None:
-    """Let a `DeviceMesh` step out of the fake mode wherever it reads its rank table."""
+    """Make a `DeviceMesh` step out of the fake mode wherever it reads its rank table."""
     for name in _MESH_METHODS:
         method = vars(DeviceMesh).get(name)
         if isinstance(method, staticmethod):
@@ -92,7 +92,7 @@ def _once(concatenate: Callable[[list[DeviceMesh]], DeviceMesh]) -> Callable[[li
 
 
 def patch_conversion(patches: Patches) -> None:
-    """Let ``module.to`` and its kin convert fake parameters in place."""
+    """Make ``module.to`` and its kin convert fake parameters in place."""
     original: Callable[..., Any] = nn.Module._apply
 
     def apply(module: nn.Module, /, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
@@ -152,12 +152,12 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def patch_sharding(patches: Patches) -> None:
-    """Let ``fully_shard`` make only the chunks that this rank keeps."""
+    """Make ``fully_shard`` make only the chunks that this rank keeps."""
     patches.attribute(fsdp_param, "_chunk_with_empty", Chunks)
 
 
 def patch_reading(patches: Patches, inventor: Inventor) -> None:
-    """Let a program read fake tensors in the ways that do not come by an op: as text, as lists, as arrays."""
+    """Make a program read fake tensors in the ways that do not come by an op: as text, as lists, as arrays."""
     text, array, numpy, listed = (
         getattr(torch.Tensor, name) for name in ("__format__", "__array__", "numpy", "tolist")
     )
@@ -193,7 +193,7 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
 
 
 def patch_initialisation(patches: Patches) -> None:
-    """Let ``trunc_normal_`` end: it draws again until no value lies outside, which no fake tensor ever answers."""
+    """Make ``trunc_normal_`` end: it draws again until no value lies outside, which no fake tensor ever answers."""
 
     def build(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         parameters = signature(original)
@@ -212,7 +212,7 @@ def patch_initialisation(patches: Patches) -> None:
 
 
 def patch_loaders(patches: Patches, remarks: Remarks) -> None:
-    """Let a `DataLoader` read in this process: fake tensors have no memory that its workers could share."""
+    """Make a `DataLoader` read in this process: fake tensors have no memory that its workers could share."""
     init: Callable[..., None] = DataLoader.__init__
     parameters = signature(init)
     alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}

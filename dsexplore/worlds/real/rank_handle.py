@@ -243,7 +243,7 @@ class RankHandle:
         return self._stack_file.read().decode(errors="replace")
 
     def release(self) -> None:
-        """Let a rank that finished end by itself."""
+        """Leave a rank that finished to end by itself."""
         if self.status == "ok":
             with suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)

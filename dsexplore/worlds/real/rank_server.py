@@ -167,7 +167,7 @@ def server() -> Server:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Let the server of this process import modules that its ranks are going to need.
+    """Make the server of this process import modules that its ranks are going to need.
 
     A server that has more than one thread then is ended, as a fork of it could hang: the next one has no such modules.
     """

@@ -244,7 +244,7 @@ def _has_context(device: int) -> bool:
 
 
 def end_with_traces(hung: Sequence[RankHandle]) -> None:
-    """Have ranks that have not finished write where they are and what they recorded, and end.
+    """Make ranks that have not finished write where they are and what they recorded, and end.
 
     A process that was stopped (SIGSTOP) is continued once the others have ended, so that it cannot help them on.
     """

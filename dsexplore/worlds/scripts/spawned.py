@@ -28,7 +28,7 @@ class EndedProcesses:
 
 
 def patch_spawn(patches: Patches, rank: int, size: int, ranks_per_node: int, remarks: Remarks) -> None:
-    """Let a script that starts its own ranks run as the one that this process plays.
+    """Make a script that starts its own ranks run as the one that this process plays.
 
     Args:
         patches: where the change is kept.

@@ -24,7 +24,7 @@ from dsexplore.worlds.simulated.closed import translated
 
 
 def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None], fake: bool) -> None:
-    """Let DDP work on simulated groups, or say why it cannot.
+    """Make DDP work on simulated groups, or say why it cannot.
 
     Args:
         patches: where the changes are kept.

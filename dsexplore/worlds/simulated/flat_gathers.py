@@ -20,7 +20,7 @@ _METHODS = ("_allgather_base", "all_gather_single")
 
 
 def patch_flat_gathers(patches: Patches) -> None:
-    """Let simulated groups gather into tensors of any shape."""
+    """Make simulated groups gather into tensors of any shape."""
     for name in _METHODS:
         method = vars(dist.ProcessGroup).get(name)
         if method is not None:

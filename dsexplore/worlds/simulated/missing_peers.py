@@ -83,7 +83,7 @@ def _plain(key: str) -> str:
 
 
 def patch_calls(patches: Patches, remarks: Remarks) -> None:
-    """Let calls that wait for another rank return as if it had answered."""
+    """Make calls that wait for another rank return as if it had answered."""
     patches.function(dist.monitored_barrier, _take_monitored_barrier)
     patches.function(dist.recv, lambda original: _take_recv(original, remarks))
     patches.function(dist.split_group, _take_split_group)

@@ -48,7 +48,7 @@ class Objects:
 
     @contextmanager
     def standing_for(self, value: Any) -> Iterator[None]:
-        """Let an object arrive in the block, whatever the program passes as its own."""
+        """Make an object arrive in the block, whatever the program passes as its own."""
         self._substitutes = [value]
         try:
             yield
@@ -102,7 +102,7 @@ class Objects:
         return recv_object_list
 
     def _own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
-        """This rank's objects, which take the place of those of another rank.
+        """The objects of this rank, which take the place of those of another rank.
 
         Raises:
             UsageError: it has none.
@@ -121,7 +121,7 @@ class Objects:
 
 
 def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let torch pickle into real memory where tensors are fake."""
+    """Make torch pickle into real memory where tensors are fake."""
 
     def real(*args: Any, **kwargs: Any) -> Any:
         with unset_fake_temporarily():
@@ -151,7 +151,7 @@ def _pickled(objects: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def _arriving(received: Received, /, **values: list[torch.Tensor]) -> Iterator[None]:
-    """Let the calls of these functions in torch's module of collectives bring those values, in that order."""
+    """Make the calls of these functions in torch's module of collectives bring those values, in that order."""
     kept = {name: getattr(c10d, name) for name in values}
     try:
         for name, brought in values.items():

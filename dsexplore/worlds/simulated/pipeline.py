@@ -51,7 +51,7 @@ class StageShapes:
 
 
 def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks) -> None:
-    """Let pipeline stages run on simulated groups; say what those lack that cannot find out their shapes.
+    """Make pipeline stages run on simulated groups; say what those lack that cannot find out their shapes.
 
     Args:
         patches: where the changes are kept.

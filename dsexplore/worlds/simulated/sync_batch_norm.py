@@ -58,7 +58,7 @@ def _gathered(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Those of all ranks together; [ranks, C] and [ranks] → [C]. Updates the running ones."""
+    """The statistics of all ranks together; [ranks, C] and [ranks] → [C]. Updates the running ones."""
     weights = counts.reshape(-1, 1).to(mean.dtype)
     total = weights.sum()
     overall = (mean * weights).sum(0) / total
