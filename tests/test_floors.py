@@ -24,6 +24,7 @@ FLOORS = (
         "models",
         "placement_text",
         "progress",
+        "saved_json",
     },
     {"trace", "sharding"},
     {"capture", "analysis"},

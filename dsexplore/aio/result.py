@@ -21,6 +21,7 @@ from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.atomic import writing
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.saved_json import check_format, read_json
 from dsexplore.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = "dsexplore sweep"
 VERSION = 1
+_KIND = "sweep"
 _WHOLE = 0.95
 """The part of a file that must hold data for its rates to be the disk's."""
 
@@ -256,11 +258,7 @@ class SweepResult(Displayable):
             OSError: it cannot be read.
             UsageError: it is no sweep, is damaged, or was written by a newer version.
         """
-        try:
-            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{os.fspath(path)} is not a saved sweep: {error}") from error
-        return cls.from_json(loaded, os.fspath(path))
+        return cls.from_json(read_json(path, _KIND), os.fspath(path))
 
     @classmethod
     def from_json(cls, loaded: Any, name: str = "this value") -> Self:
@@ -269,10 +267,7 @@ class SweepResult(Displayable):
         Raises:
             UsageError: as for `load`.
         """
-        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
-            raise UsageError(f"{name} is not a saved sweep: write one with SweepResult.save")
-        if loaded.get("version", 0) > VERSION:
-            raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
+        check_format(loaded, name, _KIND, "SweepResult.save", format_name=FORMAT, version=VERSION)
         try:
             return cls(
                 disk=Disk(**loaded["disk"]),

@@ -13,6 +13,7 @@ from dsexplore.atomic import writing
 from dsexplore.comm.bandwidth import bandwidth
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.saved_json import check_format, read_json
 from dsexplore.trace.collectives import OPS
 from dsexplore.units import format_bytes
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = "dsexplore communication sweep"
 VERSION = 1
+_KIND = "sweep of collectives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +166,7 @@ class CommSweep(Displayable):
             OSError: it cannot be read.
             UsageError: it is no sweep of collectives, is damaged, or was written by a newer version.
         """
-        try:
-            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{os.fspath(path)} is not a saved sweep of collectives: {error}") from error
-        return cls.from_json(loaded, os.fspath(path))
+        return cls.from_json(read_json(path, _KIND), os.fspath(path))
 
     @classmethod
     def from_json(cls, loaded: Any, name: str = "this value") -> Self:
@@ -177,10 +175,7 @@ class CommSweep(Displayable):
         Raises:
             UsageError: as for `load`.
         """
-        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
-            raise UsageError(f"{name} is not a saved sweep of collectives: write one with CommSweep.save")
-        if loaded.get("version", 0) > VERSION:
-            raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
+        check_format(loaded, name, _KIND, "CommSweep.save", format_name=FORMAT, version=VERSION)
         try:
             conditions = loaded["conditions"]
             unknown = {point["op"] for point in loaded["points"]} - {*OPS}
