@@ -51,7 +51,7 @@ def issue(
         log_name: the name to record it under.
         debug: the caller's name, for a log in debug mode.
     """
-    if spelling.peers is not None or spelling.check is not None:
+    if spelling.is_checked:
         _check(spelling, args, group)
     if comms_logger.is_on or is_async or switches.off or not _contiguous(spelling, args):
         live = live_group(group)

@@ -43,6 +43,8 @@ class ReduceOp(Enum):
 
 def to_torch(op: Any) -> Any:
     """torch's reduction for one of either kind, or of DeepSpeed's; anything else is handed on for torch to judge."""
+    if op is _SUM:  # most are, and a look at its classes would cost an 8 B call of gloo one percent
+        return op
     if isinstance(op, ReduceOp):
         return op.torch
     if isinstance(op, Enum) and type(op).__name__ == ReduceOp.__name__:

@@ -54,10 +54,13 @@ class Spelling:
     """How the recorder reads the op."""
     tensors: tuple[int, ...] = field(init=False)
     """Positions of all tensor arguments."""
+    is_checked: bool = field(init=False)
+    """Whether its arguments are looked at before torch gets them: peers, or what ``check`` finds."""
 
     def __post_init__(self) -> None:
         """Compute the fields that follow from the others, once instead of in every call."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
+        object.__setattr__(self, "is_checked", self.peers is not None or self.check is not None)
         object.__setattr__(self, "entry", COMMUNICATION[self.c10d_op])
 
     def reduction_of(self, args: Sequence[Any]) -> str:
