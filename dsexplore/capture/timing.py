@@ -116,7 +116,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._works: deque[tuple[Timed, Any]] = deque()
-        self._events: dict[int, Timed] = {}
+        self.events: dict[int, Timed] = {}
         """By the identity of a work that is held: its event."""
         self._lock = threading.Lock()
 
@@ -129,16 +129,12 @@ class InFlight:
         with self._lock:
             while works and (works[0][0].end is not None or works[0][0].failure):
                 over, of_it = works.popleft()
-                self._events.pop(id(of_it), None)
+                self.events.pop(id(of_it), None)
                 if over.waited is None and over.is_async and not over.failure:
                     over.waited = 0  # it ended while the program went on
             works.append((event, work))
             if work is not None:
-                self._events[id(work)] = event
-
-    def event_of(self, work: Any) -> Timed | None:
-        """The event of a work that is held."""
-        return self._events.get(id(work))
+                self.events[id(work)] = event
 
     @property
     def ended(self) -> int:
@@ -161,7 +157,7 @@ class InFlight:
     def release(self) -> None:
         """Drop the references to all works."""
         self._works.clear()
-        self._events.clear()
+        self.events.clear()
 
 
 class Spanned(Timed, Protocol):
@@ -203,10 +199,10 @@ class Stopwatch:
         if self._wait is not None:
             return
         self._wait = original = dist.Work.wait
-        event_of, ticks = self._in_flight.event_of, self._ticks
+        event_of, ticks = self._in_flight.events.get, self._ticks
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            event = event_of(work)
+            event = event_of(id(work))
             if event is None:
                 return original(work, *args, **kwargs)
             begun = ticks()
