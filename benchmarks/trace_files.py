@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.tables import Tables, TraceInfo

@@ -28,7 +28,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
 
 import dsexplore
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 LATER = 3
 """Runs per round within an open recording."""

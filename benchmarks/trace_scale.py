@@ -124,7 +124,7 @@ def measure_plain(ranks: int, shape: Shape) -> Measured:
 def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
     """The tool's simulated world."""
     import dsexplore
-    from dsexplore.capture.recorder import record
+    from dsexplore.capture.record import record
 
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
 
@@ -169,7 +169,7 @@ class Laps:
 def measure_turns(ranks: int, shape: Shape) -> dict[str, list[list[float]]]:
     """CPU seconds of the laps of untraced and of traced steps in turns."""
     import dsexplore
-    from dsexplore.capture.recorder import record
+    from dsexplore.capture.record import record
 
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
         model = Llama(shape)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import dsexplore
 from dsexplore import progress
 from dsexplore.capture import recorder
+from dsexplore.capture.record import record
 from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.progress import State, TerminalLine, Work, seen_screen, track
@@ -244,7 +245,7 @@ def test_an_interrupt_while_the_recording_ends_comes_after_it(tmp_path: Path, mo
     with (
         pytest.raises(KeyboardInterrupt),
         dsexplore.simulate(world_size=2),
-        recorder.record(save=tmp_path / "kept") as trace,
+        record(save=tmp_path / "kept") as trace,
     ):
         dist.all_reduce(torch.ones(1))
     assert not recorder.is_recording()

@@ -14,7 +14,7 @@ from torch import nn
 
 from dsexplore import Trace, simulate
 from dsexplore.capture import recorder
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.user_warnings import warn
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.errors import ExpectationError, UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS

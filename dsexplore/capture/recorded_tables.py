@@ -1,20 +1,100 @@
-"""The four tables of a `Trace`, made of what a recording holds; names and texts are made only now."""
+"""The tables of a `Trace`, made of what a recording holds; names and texts are made only now."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
+import torch
+import torch.distributed as dist
 
-from dsexplore.capture.groups import Group
+from dsexplore.capture.groups import Group, own_rank
 from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.modules import Modules
 from dsexplore.capture.parameters import Parameter
 from dsexplore.capture.parties import Parties
+from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.tables import Tables, TraceInfo
+
+
+def tables_of(
+    recording: Recording,
+    steps: Sequence[int],
+    issued: Sequence[Issued],
+    groups: Sequence[Group],
+    modules: Modules,
+    *,
+    waits: bool = True,
+) -> Tables:
+    """All tables of a recording, and what its trace says of itself.
+
+    Args:
+        recording: that was or is being made.
+        steps: how many collectives had been issued at each `Trace.step`.
+        issued: its collectives in program order.
+        groups: that the recorder describes now. Those of a recording that was opened again may be older.
+        modules: that the recording has met.
+        waits: see `Issued.read_clock`.
+    """
+    ranks = _ranks(issued)
+    used = {id(one.group): one.group for one in issued if one.group is not None}
+    known = {group.name for group in groups}
+    older = {group.name: group for group in used.values() if group.name not in known}
+    groups = [*groups, *older.values()]
+    kernels = recording.kernels
+    return Tables(
+        events=events_table(issued, steps, recording.stack_depth, waits=waits),
+        **_cost_tables(recording, issued, ranks[0] if ranks else 0),
+        parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
+        modules=modules_table(modules.in_order(), recording.earlier_calls),
+        groups=groups_table(group for group in groups if id(group) in used),
+        info=TraceInfo(
+            world_size=_world_size(groups),
+            ranks=tuple(ranks),
+            mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
+            simulated=recording.simulated or any(group.backend == "fake" for group in groups),
+            target=recording.target,
+            schedule=kernels.schedule if kernels else "",
+            torch_version=torch.__version__,
+            notes=(*recording.notes, *recording.further_notes(len(issued))),
+        ),
+    )
+
+
+def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
+    """The tables of kernels and of memory; empty where costs are not recorded."""
+    if recording.kernels is None:
+        return {name: schema.empty(name) for name in ("kernels", "memory")}
+    from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
+
+    return {
+        "kernels": kernels_table(recording.kernels, issued, rank),
+        "memory": memory_table(recording.kernels, issued, rank),
+    }
+
+
+def _ranks(issued: Sequence[Issued]) -> list[int]:
+    """The ranks that issued these collectives; where there are none, this process's rank."""
+    ranks = sorted({one.rank for one in issued})
+    if ranks:
+        return ranks
+    if dist.is_initialized():
+        return [own_rank()]
+    # Started by a launcher, and has no process group yet or no more.
+    return [int(os.environ["RANK"])] if "RANK" in os.environ else []
+
+
+def _world_size(groups: Sequence[Group]) -> int:
+    """The size of the process group; where there is none, the launcher's, or that of the largest group seen."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
 
 
 def events_table(

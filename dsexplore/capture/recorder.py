@@ -11,19 +11,14 @@ What must hold:
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import count
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import polars as pl
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -32,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.autograd_nodes import ModuleCall
-from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.groups import Group, Groups, own_rank
 from dsexplore.capture.issued import Batches, Issued, Label, Origin, is_async
 from dsexplore.capture.labels import current
@@ -41,18 +35,13 @@ from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
 from dsexplore.capture.parties import PARTIES
-from dsexplore.capture.recorded_tables import events_table, groups_table, modules_table, parameters_table
+from dsexplore.capture.recorded_tables import tables_of
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.timing import Clock, Stopwatch
 from dsexplore.errors import UsageError
-from dsexplore.interrupts import uninterrupted
-from dsexplore.progress import track
-from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
-from dsexplore.trace.schema import empty
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
 
@@ -365,66 +354,13 @@ class Recorder:
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         groups = self._describe_groups()
-        modules = recording.modules or self._modules
-        ranks = _ranks(issued)
-        used = {id(one.group): one.group for one in issued if one.group is not None}
-        # A recording that was opened again has groups of the time before, too.
-        known = {group.name for group in groups}
-        groups += {group.name: group for group in used.values() if group.name not in known}.values()
-        kernels = recording.kernels
-        return Tables(
-            events=events_table(issued, steps, recording.stack_depth, waits=waits),
-            **_cost_tables(recording, issued, ranks[0] if ranks else 0),
-            parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
-            modules=modules_table(modules.in_order(), recording.earlier_calls),
-            groups=groups_table(group for group in groups if id(group) in used),
-            info=TraceInfo(
-                world_size=_world_size(groups),
-                ranks=tuple(ranks),
-                mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
-                simulated=recording.simulated or any(group.backend == "fake" for group in groups),
-                target=recording.target,
-                schedule=kernels.schedule if kernels else "",
-                torch_version=torch.__version__,
-                notes=(*recording.notes, *recording.further_notes(len(issued))),
-            ),
-        )
-
-
-def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
-    """The tables of kernels and of memory; empty where costs are not recorded."""
-    if recording.kernels is None:
-        return {name: empty(name) for name in ("kernels", "memory")}
-    from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
-
-    return {
-        "kernels": kernels_table(recording.kernels, issued, rank),
-        "memory": memory_table(recording.kernels, issued, rank),
-    }
+        return tables_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
 
 
 def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
     """Whether a module of that type is the innermost one being called."""
     entry = reading.call.module if reading.called is not None else None
     return isinstance(entry.reference() if entry is not None else reading.module, kind)
-
-
-def _ranks(issued: list[Issued]) -> list[int]:
-    """The ranks that issued these collectives; where there are none, this process's rank."""
-    ranks = sorted({one.rank for one in issued})
-    if ranks:
-        return ranks
-    if dist.is_initialized():
-        return [own_rank()]
-    # Started by a launcher, and has no process group yet or no more.
-    return [int(os.environ["RANK"])] if "RANK" in os.environ else []
-
-
-def _world_size(groups: list[Group]) -> int:
-    """The size of the process group; where there is none, the launcher's, or that of the largest group seen."""
-    if dist.is_initialized():
-        return dist.get_world_size()
-    return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
 
 
 def _may_be_group(arg: Any) -> bool:
@@ -434,103 +370,6 @@ def _may_be_group(arg: Any) -> bool:
 
 
 _recorder = Recorder()
-
-
-@contextmanager
-def record(
-    *,
-    save: str | os.PathLike[str] | None = None,
-    stack_depth: int = 1,
-    simulated: bool = False,
-    mesh_spec: str = "",
-    further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
-    target: str = "",
-    timeout: float | None = None,
-    costs: bool = False,
-) -> Iterator[Trace]:
-    """Record every collective of this process inside the block.
-
-    Args:
-        save: a directory, where every rank writes a file when its block ends, also by an exception; or, where only
-            one process records, a file such as ``step.parquet``.
-        stack_depth: frames of the user's code to keep per event.
-        simulated: whether the process group simulates its ranks.
-        mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
-        further_notes: called with the number of collectives whenever the tables are made; returns what the trace's
-            notes say besides.
-        target: whose traffic the simulation shows; see `TraceInfo.target`.
-        timeout: seconds; where no collective begins or ends for so long, what was recorded until then is written to
-            ``save`` while the block goes on, with the stack of each thread beside it.
-        costs: also record what is computed between the collectives, and the memory that it takes, of which
-            `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
-
-    Yields:
-        a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
-        recorded until then, saved if it was to be, and the KeyboardInterrupt says so.
-
-    Raises:
-        UsageError: a ``stack_depth`` below 1, a ``save`` that several processes would overwrite, or a ``timeout`` that
-            is no time or has no ``save``.
-    """
-    if stack_depth < 1:
-        raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
-    if timeout is not None and (timeout <= 0 or save is None):
-        raise UsageError(f"timeout={timeout} with save={save!r}: give seconds above 0, and a directory to save into")
-    if save is not None:
-        check_destination(save)
-    recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
-    trace = Trace(lambda: _recorder.tables(recording), recording.step)
-    inner = any(type(each) is Recording for each in _recorder.recordings)  # the comms log's is another kind
-    _recorder.open(recording)
-    try:
-        with ExitStack() as while_open:
-            work = while_open.enter_context(track("tracing", unit="collectives"))
-            recording.work = work if work.is_seen and not inner else None
-            if save is not None and not simulated:
-                while_open.enter_context(saved_early(_early_save(recording, save, timeout)))
-            if costs:
-                from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
-
-                recording.kernels = KernelRecording(_recorder.modules, recording.issued, recording.steps)
-                recording.kernels.start()
-            yield trace
-    except BaseException as error:
-        recording.notes.append(f"the recording ended early, with {type(error).__name__}")
-        _end(recording, trace, save)
-        if isinstance(error, KeyboardInterrupt) and not inner:
-            error.add_note(
-                f"The {len(trace):,} collectives recorded until then are kept in the trace"
-                + (f", saved in {os.fspath(save)}." if save is not None else ".")
-            )
-        raise
-    _end(recording, trace, save)
-
-
-def _end(recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
-    """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
-    with uninterrupted():
-        recording.work = None
-        if recording.kernels is not None:
-            recording.kernels.stop()
-        trace.finish(_recorder.close(recording))
-        if save is not None:
-            save_recording(trace.tables, save)
-
-
-def _early_save(recording: Recording, save: str | os.PathLike[str], timeout: float | None) -> EarlySave:
-    def write(why: str) -> None:
-        tables = _recorder.tables(recording, waits=False)
-        tables = replace(tables, info=replace(tables.info, notes=(*tables.info.notes, why)))
-        save_recording(tables, save)
-        if names_directory(save):
-            for rank in tables.info.ranks or (0,):
-                write_stacks(Path(save) / stack_file(rank))
-
-    def progress() -> object:
-        return len(recording.issued), recorder.stopwatch.ended
-
-    recorder = _recorder
-    return EarlySave(write, progress, timeout)
 
 
 def is_recording() -> bool:

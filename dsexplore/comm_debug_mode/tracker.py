@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dsexplore.capture import recorder
+from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
 from dsexplore.trace import torch_json
 from dsexplore.trace.torch_json import GLOBAL, Node
@@ -34,7 +35,7 @@ class CommModeModuleTracker:
         if self._open is not None:
             raise UsageError("this mode is already active: nest another CommDebugMode() instead of the same one")
         with ExitStack() as stack:
-            self.trace = stack.enter_context(recorder.record())
+            self.trace = stack.enter_context(record())
             self._open = stack.pop_all()
         return self
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.simulated.closed import translated

@@ -15,7 +15,7 @@ from torch.distributed._functional_collectives import all_gather_tensor
 
 from dsexplore.capture import frame_kinds, recorder
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.capture.source_lines import Source
 from dsexplore.capture.stack import StackReading, read_stack
 from dsexplore.worlds.simulate import simulate

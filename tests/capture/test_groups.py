@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dsexplore.capture.groups import Groups
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.mesh_text import mesh_text
 from dsexplore.worlds.simulate import simulate
 

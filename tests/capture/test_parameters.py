@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import dsexplore
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")

@@ -12,7 +12,7 @@ import torch.distributed._functional_collectives as funcol
 
 from dsexplore.capture import ops
 from dsexplore.capture.parties import PARTIES
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 
 RANK, GROUP = 5, [4, 5, 6, 7]

@@ -1,87 +1,13 @@
-"""What a recording says of itself: ranks, world, notes; which recorder records."""
+"""Which recorder records."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
-import torch.distributed as dist
 
 from dsexplore.capture import recorder
-from dsexplore.capture.recorder import Recorder, is_recording, record
+from dsexplore.capture.record import record
+from dsexplore.capture.recorder import Recorder
 from dsexplore.errors import UsageError
-from dsexplore.worlds.simulate import simulate
-
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def world_of(trace: Any) -> tuple[tuple[int, ...], int]:
-    return trace.info.ranks, trace.info.world_size
-
-
-def test_a_process_alone_is_a_world_without_a_rank() -> None:
-    with record() as trace:
-        pass
-    assert world_of(trace) == ((), 1)
-    assert not trace.info.simulated
-
-
-def test_a_launched_process_has_its_rank_before_there_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    with record() as trace:
-        pass
-    assert world_of(trace) == ((3,), 8)
-
-
-def test_a_rank_that_sends_nothing_is_still_that_rank() -> None:
-    with simulate(4, rank=2), record() as trace:
-        pass
-    assert world_of(trace) == ((2,), 4)
-
-
-def test_a_world_that_was_closed_has_the_size_of_the_largest_group_seen() -> None:
-    with record() as trace, simulate(4, rank=2):
-        dist.all_reduce(torch.ones(1))
-        dist.all_reduce(torch.ones(1), group=dist.new_group([1, 2]))
-    assert world_of(trace) == ((2,), 4)
-    assert trace.info.simulated
-
-
-def test_inner_recordings_number_their_own_events_and_calls() -> None:
-    model = torch.nn.Linear(1, 1)
-    with simulate(4), record() as outer:
-        model(torch.ones(1, 1))
-        dist.all_reduce(torch.ones(1))
-        outer.step()
-        with record() as inner:
-            model(torch.ones(1, 1))
-            dist.all_reduce(torch.ones(2))
-        model(torch.ones(1, 1))
-    assert list(outer.events.select("seq", "step", "message_bytes").iter_rows()) == [(0, 0, 4), (1, 1, 8)]
-    assert list(inner.events.select("seq", "step", "message_bytes").iter_rows()) == [(0, 0, 8)]
-    assert (outer.modules["calls"].item(), inner.modules["calls"].item()) == (3, 1)
-
-
-def test_the_deepest_stack_that_is_wanted_is_read_for_all_and_each_keeps_its_own() -> None:
-    def send() -> None:
-        dist.all_reduce(torch.ones(1))
-
-    with simulate(4), record() as short, record(stack_depth=2) as long:
-        send()
-    assert [trace.events["source"].item().count("←") for trace in (short, long)] == [0, 1]
-
-
-@pytest.mark.parametrize("depth", [0, -1])
-def test_a_stack_depth_that_keeps_no_line_is_refused(depth: int) -> None:
-    with pytest.raises(UsageError, match=f"stack_depth={depth}"), record(stack_depth=depth):
-        pytest.fail("the block must not run")
-    assert not is_recording()
 
 
 def test_another_recorder_takes_over_only_between_recordings() -> None:
@@ -97,11 +23,3 @@ def test_another_recorder_takes_over_only_between_recordings() -> None:
         assert not after.recordings
     finally:
         recorder.use(before)
-
-
-def test_further_notes_are_made_of_the_number_of_collectives() -> None:
-    with simulate(4), record(further_notes=lambda events: [f"{events} so far"]) as trace:
-        dist.all_reduce(torch.ones(1))
-        assert trace.info.notes == ("1 so far",)
-        dist.all_reduce(torch.ones(1))
-    assert trace.info.notes == ("2 so far",)

@@ -31,7 +31,7 @@ def test_a_notebook_cell_is_known_by_the_number_it_has_now(shell: InteractiveShe
 
     sending = "with record() as trace:\n    1\n    dist.all_reduce(torch.ones(2))"
     with simulate(world_size=4):
-        run("import torch, torch.distributed as dist\nfrom dsexplore.capture.recorder import record")
+        run("import torch, torch.distributed as dist\nfrom dsexplore.capture.record import record")
         for number in (2, 3, 4):
             run(sending)
             assert shell.user_ns["trace"].events["source"].to_list() == [f"In[{number}]:3"]

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dsexplore.capture import ops, recorder, substrate
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 
 

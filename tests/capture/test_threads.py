@@ -17,7 +17,8 @@ from dsexplore.capture import autograd_nodes, recorder
 from dsexplore.capture.issued import Batches
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.recorder import Recorder, record
+from dsexplore.capture.record import record
+from dsexplore.capture.recorder import Recorder
 from dsexplore.worlds.simulate import simulate
 
 

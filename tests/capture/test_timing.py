@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dsexplore.capture import recorder
-from dsexplore.capture.recorder import Recorder, record
+from dsexplore.capture.record import record
+from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.timing import CudaAnchor, CudaSpan, InFlight, Stopwatch, device_of, end_at_completion, timing_of
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate

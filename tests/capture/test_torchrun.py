@@ -105,15 +105,15 @@ def test_a_program_that_fails_leaves_its_traces(tmp_path: Path) -> None:
 
 TERMINATED = """
 import os, signal
-from dsexplore.capture import recorder
-save = recorder.save_recording
+from dsexplore.capture import record
+save = record.save_recording
 
 def terminated(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)
     return save(*arguments)
 
-recorder.save_recording = terminated
-with recorder.record(save="trace/"):
+record.save_recording = terminated
+with record.record(save="trace/"):
     print("recorded", flush=True)
 print("not reached", flush=True)
 """

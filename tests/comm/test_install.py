@@ -17,7 +17,7 @@ import torch
 import torch.distributed as td
 
 import dsexplore.comm as dist
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 _FILES = {
     "__init__.py": "",

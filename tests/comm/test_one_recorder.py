@@ -17,7 +17,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 import dsexplore.comm as dist
 from dsexplore.capture import substrate
 from dsexplore.capture.labels import current
-from dsexplore.capture.recorder import is_recording, record
+from dsexplore.capture.record import record
+from dsexplore.capture.recorder import is_recording
 from dsexplore.comm.straggler import rank_log
 from dsexplore.trace import schema
 from dsexplore.worlds.simulate import simulate
@@ -86,7 +87,7 @@ def test_a_cell_has_the_same_name_in_a_log_and_in_a_trace(shell: InteractiveShel
         assert shell.run_cell(cell, store_history=True).success
 
     with simulate(world_size=4):
-        run("import torch, dsexplore.comm as dist\nfrom dsexplore.capture.recorder import record")
+        run("import torch, dsexplore.comm as dist\nfrom dsexplore.capture.record import record")
         run("dist.configure(enabled=True)")
         run("with record() as trace:\n    1\n    2\n    dist.all_reduce(torch.ones(2))")
         (logged,) = dist.comms_logger.records

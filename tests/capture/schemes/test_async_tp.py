@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 RANKS = 4
 ROWS, INNER, COLUMNS = 8, 16, 12

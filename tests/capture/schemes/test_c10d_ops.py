@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 N = 4
 ROWS, WIDTH = 8, 6

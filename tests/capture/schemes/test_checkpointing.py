@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 WIDTH = 6
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
 
 BLOCKS = 2

@@ -17,7 +17,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import flex_cp_allgather
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 RANKS = 4
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore import run_ranks
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
 
 WIDTHS = (16, 32, 24, 8)

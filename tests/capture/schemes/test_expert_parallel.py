@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 LAYERS, RANKS, CAPACITY = 3, 4, 5
 

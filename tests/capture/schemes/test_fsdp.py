@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
 
 LAYERS = 3

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 FORMS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 LAYERS = 2

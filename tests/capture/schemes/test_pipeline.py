@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 )
 
 from dsexplore import run_ranks
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 

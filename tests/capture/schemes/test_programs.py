@@ -24,7 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.modules import module as torch_module
 
 from dsexplore.capture import ops
-from dsexplore.capture.recorder import is_recording, record
+from dsexplore.capture.record import record
+from dsexplore.capture.recorder import is_recording
 
 WIDTH = 4
 SIZE = 2 * WIDTH * 4

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 
 ROWS, COLUMNS = 16, 24
 N = ROWS * COLUMNS * 4

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.worlds.fake import fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.simulate import simulate

@@ -16,7 +16,7 @@ from torch.distributed.tensor import rand as sharded_rand
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate

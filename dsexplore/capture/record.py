@@ -1,0 +1,117 @@
+"""`record`: a block in which every collective of the process is recorded, and what is saved of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
+from dsexplore.capture.recorder import Recorder, in_use
+from dsexplore.capture.recording import Recording
+from dsexplore.errors import UsageError
+from dsexplore.interrupts import uninterrupted
+from dsexplore.progress import track
+from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
+from dsexplore.trace.trace import Trace
+
+
+@contextmanager
+def record(
+    *,
+    save: str | os.PathLike[str] | None = None,
+    stack_depth: int = 1,
+    simulated: bool = False,
+    mesh_spec: str = "",
+    further_notes: Callable[[int], Iterable[str]] = lambda _events: (),
+    target: str = "",
+    timeout: float | None = None,
+    costs: bool = False,
+) -> Iterator[Trace]:
+    """Record every collective of this process inside the block.
+
+    Args:
+        save: a directory, where every rank writes a file when its block ends, also by an exception; or, where only
+            one process records, a file such as ``step.parquet``.
+        stack_depth: frames of the user's code to keep per event.
+        simulated: whether the process group simulates its ranks.
+        mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
+        further_notes: called with the number of collectives whenever the tables are made; returns what the trace's
+            notes say besides.
+        target: whose traffic the simulation shows; see `TraceInfo.target`.
+        timeout: seconds; where no collective begins or ends for so long, what was recorded until then is written to
+            ``save`` while the block goes on, with the stack of each thread beside it.
+        costs: also record what is computed between the collectives, and the memory that it takes, of which
+            `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
+
+    Yields:
+        a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
+        recorded until then, saved if it was to be, and the KeyboardInterrupt says so.
+
+    Raises:
+        UsageError: a ``stack_depth`` below 1, a ``save`` that several processes would overwrite, or a ``timeout`` that
+            is no time or has no ``save``.
+    """
+    if stack_depth < 1:
+        raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
+    if timeout is not None and (timeout <= 0 or save is None):
+        raise UsageError(f"timeout={timeout} with save={save!r}: give seconds above 0, and a directory to save into")
+    if save is not None:
+        check_destination(save)
+    recorder = in_use()
+    recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
+    trace = Trace(lambda: recorder.tables(recording), recording.step)
+    inner = any(type(each) is Recording for each in recorder.recordings)  # the comms log's is another kind
+    recorder.open(recording)
+    try:
+        with ExitStack() as while_open:
+            work = while_open.enter_context(track("tracing", unit="collectives"))
+            recording.work = work if work.is_seen and not inner else None
+            if save is not None and not simulated:
+                while_open.enter_context(saved_early(_early_save(recorder, recording, save, timeout)))
+            if costs:
+                from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
+
+                recording.kernels = KernelRecording(recorder.modules, recording.issued, recording.steps)
+                recording.kernels.start()
+            yield trace
+    except BaseException as error:
+        recording.notes.append(f"the recording ended early, with {type(error).__name__}")
+        _end(recorder, recording, trace, save)
+        if isinstance(error, KeyboardInterrupt) and not inner:
+            error.add_note(
+                f"The {len(trace):,} collectives recorded until then are kept in the trace"
+                + (f", saved in {os.fspath(save)}." if save is not None else ".")
+            )
+        raise
+    _end(recorder, recording, trace, save)
+
+
+def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
+    """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
+    with uninterrupted():
+        recording.work = None
+        if recording.kernels is not None:
+            recording.kernels.stop()
+        trace.finish(recorder.close(recording))
+        if save is not None:
+            save_recording(trace.tables, save)
+
+
+def _early_save(
+    recorder: Recorder, recording: Recording, save: str | os.PathLike[str], timeout: float | None
+) -> EarlySave:
+    def write(why: str) -> None:
+        tables = recorder.tables(recording, waits=False)
+        tables = replace(tables, info=replace(tables.info, notes=(*tables.info.notes, why)))
+        save_recording(tables, save)
+        if names_directory(save):
+            for rank in tables.info.ranks or (0,):
+                write_stacks(Path(save) / stack_file(rank))
+
+    def progress() -> object:
+        return len(recording.issued), recorder.stopwatch.ended
+
+    return EarlySave(write, progress, timeout)
