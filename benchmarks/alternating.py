@@ -85,6 +85,17 @@ def alternate(
     return runs
 
 
+def switching(way: Way, rounds: int) -> float:
+    """Median milliseconds to enter and leave a way with nothing inside."""
+    took = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        with way():
+            pass
+        took.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(took)
+
+
 def _in_turn(names: list[str], number: int) -> list[str]:
     turns, turn = divmod(number, len(names))
     order = names[turn:] + names[:turn]

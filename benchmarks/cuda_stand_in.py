@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
 import torch
-from alternating import Runs, Way, alternate, ratios, spread
+from alternating import Runs, Way, alternate, ratios, spread, switching
 from llama import TINY, Llama, training_loss
 from torch import nn
 
@@ -145,17 +144,6 @@ def step(title: str, make: Make, rounds: int) -> float:
     return ratio.median
 
 
-def switching(rounds: int) -> float:
-    """Median milliseconds to open and close an empty block."""
-    took = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        with cuda_stand_in():
-            pass
-        took.append(time.perf_counter() - began)
-    return 1e3 * statistics.median(took)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="alternating rounds (default: %(default)s)")
@@ -170,7 +158,7 @@ def main() -> int:
     step("training step, MLP", mlp_step, options.rounds)
     met = step("training step, Llama", llama_step, options.rounds) <= GOAL
     print(f"    goal: training step of the Llama ≤ {GOAL}: {'met' if met else 'MISSED'}")
-    print(f"to open and close a block: {switching(10):.0f} ms")
+    print(f"to open and close a block: {switching(cuda_stand_in, 10):.0f} ms")
     return 1 if options.check and not met else 0
 
 

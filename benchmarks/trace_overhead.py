@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from alternating import SELDOM, Way, alternate, ratios
+from alternating import SELDOM, Way, alternate, ratios, switching
 from llama import TINY, Llama, apply_tensor_parallel, training_loss
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
@@ -101,17 +100,6 @@ def compare(key: str, rounds: int) -> bool:
     return met
 
 
-def switching(rounds: int) -> float:
-    """Median milliseconds to open and close an empty recording."""
-    took = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        with record():
-            pass
-        took.append(time.perf_counter() - began)
-    return 1e3 * statistics.median(took)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=400, help="alternating rounds (default: %(default)s)")
@@ -123,7 +111,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", message="Full backward hook is firing")  # CommDebugMode's, at every backward
     print(f"torch {torch.__version__}; median ratio of CPU time [quartiles], {options.rounds} alternating rounds")
     met = [compare(key, options.rounds) for key in PROGRAMS]
-    print(f"to open and close a recording, once: {switching(options.rounds):.1f} ms")
+    print(f"to open and close a recording, once: {switching(record, options.rounds):.1f} ms")
     return 1 if options.check and not all(met) else 0
 
 

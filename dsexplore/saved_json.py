@@ -1,47 +1,89 @@
-"""Reading results that were saved as JSON with the name and the version of their format."""
+"""Results that are saved as JSON, with the name and the version of their format."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from dsexplore.atomic import writing
 from dsexplore.errors import UsageError
 
 
-def read_json(path: str | os.PathLike[str], kind: str) -> Any:
-    """What a JSON file holds.
+@dataclass(frozen=True, slots=True)
+class SavedFormat:
+    """What a file of one kind of result says of itself."""
 
-    Args:
-        path: of the file.
-        kind: what it should be, ``"sweep"``, for the error.
+    name: str
+    """``loaded["format"]`` of such a file."""
+    version: int
+    """The newest that can be read, and the one that is written."""
+    kind: str
+    """What the file is called in errors, ``"sweep"``."""
+    writer: str
+    """The method that writes such files, for errors."""
 
-    Raises:
-        OSError: it cannot be read.
-        UsageError: it is not JSON.
-    """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{os.fspath(path)} is not a saved {kind}: {error}") from error
+    def header(self) -> dict[str, Any]:
+        """The first two items of a file."""
+        return {"format": self.name, "version": self.version}
+
+    def check(self, loaded: Any, name: str) -> None:
+        """Refuse what is of another format, or of a newer version of it.
+
+        Args:
+            loaded: what the file holds.
+            name: of the file, for the error.
+
+        Raises:
+            UsageError: naming the file and what to do.
+        """
+        if not isinstance(loaded, dict) or loaded.get("format") != self.name:
+            raise UsageError(f"{name} is not a saved {self.kind}: write one with {self.writer}")
+        if loaded.get("version", 0) > self.version:
+            raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
 
 
-def check_format(loaded: Any, name: str, kind: str, writer: str, *, format_name: str, version: int) -> None:
-    """Refuse what is of another format, or of a newer version of it.
+class SavedJson:
+    """A result that can be saved as a JSON file; who inherits makes plain values of itself, and reads them."""
 
-    Args:
-        loaded: what the file holds.
-        name: of the file, for the error.
-        kind: what it should be, ``"sweep"``.
-        writer: the method that writes such files.
-        format_name: what ``loaded["format"]`` must be.
-        version: the newest that can be read.
+    FORMAT: ClassVar[SavedFormat]
 
-    Raises:
-        UsageError: naming the file and what to do.
-    """
-    if not isinstance(loaded, dict) or loaded.get("format") != format_name:
-        raise UsageError(f"{name} is not a saved {kind}: write one with {writer}")
-    if loaded.get("version", 0) > version:
-        raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values; `from_json` reads them back."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
+        """Read what `to_json` gave.
+
+        Args:
+            loaded: plain JSON values.
+            name: of the file that they come from, for errors.
+
+        Raises:
+            UsageError: as for `load`.
+        """
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as JSON; returns the path."""
+        with writing(path) as unfinished:
+            unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a saved result.
+
+        Raises:
+            OSError: it cannot be read.
+            UsageError: it is another kind of file, is damaged, or was written by a newer version.
+        """
+        name = os.fspath(path)
+        try:
+            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{name} is not a saved {cls.FORMAT.kind}: {error}") from error
+        return cls.from_json(loaded, name)

@@ -3,35 +3,58 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytest
 
 from dsexplore.errors import UsageError
-from dsexplore.saved_json import check_format, read_json
+from dsexplore.saved_json import SavedFormat, SavedJson
+
+
+class Number(SavedJson):
+    FORMAT: ClassVar[SavedFormat] = SavedFormat("mine", 2, "number", "Number.save")
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.FORMAT.header(), "value": self.value}
+
+    @classmethod
+    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
+        cls.FORMAT.check(loaded, name)
+        return cls(loaded["value"])
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    path = Number(3).save(tmp_path / "a.json")
+    assert path == tmp_path / "a.json"
+    assert Number.load(path).value == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_what_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"a\.json is not a saved sweep: "):
-        read_json(path, "sweep")
+    for damaged in (b"{", b"\xff"):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"a\.json is not a saved number: "):
+            Number.load(path)
 
 
 @pytest.mark.parametrize(
     ("loaded", "said"),
     [
-        ([], "f is not a saved sweep: write one with S.save"),
-        ({"format": "other"}, "f is not a saved sweep: write one with S.save"),
+        ([], "f is not a saved number: write one with Number.save"),
+        ({"format": "other"}, "f is not a saved number: write one with Number.save"),
         ({"format": "mine", "version": 3}, "f was saved by a newer dsexplore (version 3): update dsexplore"),
     ],
 )
 def test_another_format_or_a_newer_version_is_refused(loaded: Any, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_format(loaded, "f", "sweep", "S.save", format_name="mine", version=2)
+        Number.from_json(loaded, "f")
     assert str(caught.value) == said
 
 
 def test_this_version_and_older_ones_are_read() -> None:
     for version in (1, 2):
-        check_format({"format": "mine", "version": version}, "f", "sweep", "S.save", format_name="mine", version=2)
+        assert Number.from_json({"format": "mine", "version": version, "value": 4}).value == 4

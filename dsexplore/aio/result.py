@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.choice import Best, Cost, choose, paired
@@ -18,18 +15,14 @@ from dsexplore.aio.references import fio_job
 from dsexplore.aio.result_rows import setting_rows, shared_rows, slice_rows
 from dsexplore.aio.rounds import Measured, Rounds, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
 from dsexplore.aio.statistics import median, ratio_interval
-from dsexplore.atomic import writing
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.saved_json import check_format, read_json
+from dsexplore.saved_json import SavedFormat, SavedJson
 from dsexplore.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     import polars
 
-FORMAT = "dsexplore sweep"
-VERSION = 1
-_KIND = "sweep"
 _WHOLE = 0.95
 """The part of a file that must hold data for its rates to be the disk's."""
 
@@ -82,8 +75,10 @@ class Conditions:
 
 
 @dataclass
-class SweepResult(Displayable):
+class SweepResult(SavedJson, Displayable):
     """All that a sweep measured; shows itself in a notebook."""
+
+    FORMAT: ClassVar[SavedFormat] = SavedFormat("dsexplore sweep", 1, "sweep", "SweepResult.save")
 
     disk: Disk
     conditions: Conditions
@@ -228,17 +223,10 @@ class SweepResult(Displayable):
             raise UsageError("the two sweeps measured no setting in common: sweep with the same axes")
         return sorted(rows, key=lambda row: (row["operation"], row["ratio"]))
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON; returns the path."""
-        with writing(path) as unfinished:
-            unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        return Path(path)
-
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; `from_json` reads them back."""
         return {
-            "format": FORMAT,
-            "version": VERSION,
+            **self.FORMAT.header(),
             "disk": asdict(self.disk),
             "conditions": asdict(self.conditions),
             "control": asdict(self.control),
@@ -251,23 +239,13 @@ class SweepResult(Displayable):
         }
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a saved result.
-
-        Raises:
-            OSError: it cannot be read.
-            UsageError: it is no sweep, is damaged, or was written by a newer version.
-        """
-        return cls.from_json(read_json(path, _KIND), os.fspath(path))
-
-    @classmethod
     def from_json(cls, loaded: Any, name: str = "this value") -> Self:
         """Read what `to_json` gave.
 
         Raises:
             UsageError: as for `load`.
         """
-        check_format(loaded, name, _KIND, "SweepResult.save", format_name=FORMAT, version=VERSION)
+        cls.FORMAT.check(loaded, name)
         try:
             return cls(
                 disk=Disk(**loaded["disk"]),

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from dsexplore.atomic import writing
 from dsexplore.comm.bandwidth import bandwidth
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.saved_json import check_format, read_json
+from dsexplore.saved_json import SavedFormat, SavedJson
 from dsexplore.trace.collectives import OPS
 from dsexplore.units import format_bytes
 
 if TYPE_CHECKING:
     import polars
-
-FORMAT = "dsexplore communication sweep"
-VERSION = 1
-_KIND = "sweep of collectives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +74,12 @@ class SweepConditions:
 
 
 @dataclass
-class CommSweep(Displayable):
+class CommSweep(SavedJson, Displayable):
     """All that a sweep measured; shows itself in a notebook."""
+
+    FORMAT: ClassVar[SavedFormat] = SavedFormat(
+        "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
+    )
 
     conditions: SweepConditions
     points: list[SweepPoint] = field(default_factory=list)
@@ -143,30 +139,13 @@ class CommSweep(Displayable):
         """The rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s."""
         return "\n".join(table_lines(self, op))
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON; returns the path."""
-        with writing(path) as unfinished:
-            unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        return Path(path)
-
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; `from_json` reads them back."""
         return {
-            "format": FORMAT,
-            "version": VERSION,
+            **self.FORMAT.header(),
             "conditions": asdict(self.conditions),
             "points": [asdict(point) for point in self.points],
         }
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a saved result.
-
-        Raises:
-            OSError: it cannot be read.
-            UsageError: it is no sweep of collectives, is damaged, or was written by a newer version.
-        """
-        return cls.from_json(read_json(path, _KIND), os.fspath(path))
 
     @classmethod
     def from_json(cls, loaded: Any, name: str = "this value") -> Self:
@@ -175,7 +154,7 @@ class CommSweep(Displayable):
         Raises:
             UsageError: as for `load`.
         """
-        check_format(loaded, name, _KIND, "CommSweep.save", format_name=FORMAT, version=VERSION)
+        cls.FORMAT.check(loaded, name)
         try:
             conditions = loaded["conditions"]
             unknown = {point["op"] for point in loaded["points"]} - {*OPS}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
+import planted
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,19 +15,6 @@ from dsexplore.analysis.findings.all_rules import RULES
 from dsexplore.analysis.findings.finding import COLUMNS
 from dsexplore.worlds import demo
 
-PLANTED = Path(__file__).with_name("planted.py")
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("planted_programs", PLANTED)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-planted = _load()
 EXACT = [
     "all_reduce_of_shards",
     "freed_too_soon",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import planted
 import polars as pl
 import pytest
 
@@ -18,18 +17,6 @@ from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("planted_programs", Path(__file__).with_name("planted.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-planted = _load()
 
 
 def row(seq: int, **columns: Any) -> dict[str, Any]:

@@ -1,0 +1,6 @@
+"""Lets the tests in this folder import ``planted``: pytest's import mode puts no folder on the path."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
