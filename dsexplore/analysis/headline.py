@@ -59,6 +59,18 @@ class Sentence:
         return self.text
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step, means over ranks and steps."""
+
+    span: float
+    """From the start of the first collective to the end of the last."""
+    under_way: float
+    """In which at least one collective is under way."""
+    exposed: float
+    """In which the program waits in a collective's call."""
+
+
 class Headline(Displayable):
     """What a step sends, in words and by axis."""
 
@@ -208,27 +220,39 @@ class Headline(Displayable):
         module = str(self.tables.events["owner"][int(first.rows[0])])
         yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)
 
+    @property
+    def timed_events(self) -> pl.DataFrame:
+        """The events of steps whose duration was measured, as in `step_events`."""
+        return self.step_events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
+
+    @cached_property
+    def times(self) -> StepTimes | None:
+        """How long collectives are under way in a step, mean over ranks and steps; None where nothing was measured."""
+        timed = self.timed_events
+        if timed.is_empty():
+            return None
+        share = max(timed["rank"].n_unique(), 1) * self.steps * 1e9
+        of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
+        waited_for = timed.filter(~pl.col("is_async"))
+        return StepTimes(
+            float(of_steps["span"].sum()) / share, _under_way(timed) / share, _under_way(waited_for) / share
+        )
+
     def _time(self) -> Iterator[Sentence]:
         """How long collectives are under way in a step, and how much of it the program waits in their calls."""
-        events = self.step_events
-        timed = events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
-        if timed.is_empty():
+        times = self.times
+        if times is None:
             return
-        share = max(timed["rank"].n_unique(), 1) * self.steps
-        of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
-        span = float(of_steps["span"].sum()) / share / 1e9
-        under_way = _under_way(timed) / share / 1e9
-        exposed = _under_way(timed.filter(~pl.col("is_async"))) / share / 1e9
         waits = (
-            f"; for {format_seconds(exposed)} of it the program waits in the call, exposed"
-            if exposed
+            f"; for {format_seconds(times.exposed)} of it the program waits in the call, exposed"
+            if times.exposed
             else "; what of it compute hides is not known, as no call waits for its collective"
         )
         text = (
-            f"Collectives are under way for {format_seconds(under_way)} of the {format_seconds(span)} from a step's "
-            f"first to the end of its last{waits}."
+            f"Collectives are under way for {format_seconds(times.under_way)} of the {format_seconds(times.span)} from "
+            f"a step's first to the end of its last{waits}."
         )
-        yield Sentence("time", text, _positions(timed))
+        yield Sentence("time", text, _positions(self.timed_events))
 
 
 def weighed(size: str) -> pl.Expr:
@@ -251,12 +275,17 @@ def _under_way(events: pl.DataFrame) -> float:
     return float(timed.select(length.sum()).item())
 
 
+def doing_of(cause: str, op: str) -> str:
+    """What a collective with this cause is sent for, in words."""
+    return _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
+
+
 def doings(events: pl.DataFrame, total: int) -> list[str]:
     """What most of these bytes are sent for, with the share of each where there are several."""
     sums = events.group_by("cause", "op").agg(weighed("wire_bytes"))
     found: dict[str, int] = {}
     for cause, op, size in sums.iter_rows():
-        doing = _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
+        doing = doing_of(cause, op)
         found[doing] = found.get(doing, 0) + size
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     if ranked[0][1] >= 0.995 * total:

@@ -1,4 +1,4 @@
-"""The analyses that a `Trace` offers as methods: each is loaded when it is called.
+"""The analyses that `Trace` and `TraceDiff` offer as methods: each is loaded when it is called.
 
 Analyses live a floor above traces, as views do. As ``display.py`` is the door to the views, this table is the door to
 them: no other module of this room knows that they exist.
@@ -19,6 +19,9 @@ PASSES = {
     "world_map": "dsexplore.analysis.world_map:world_map",
     "parameter_day": "dsexplore.analysis.parameter_day:parameter_day",
     "timeline": "dsexplore.analysis.step_timeline:timeline_of",
+    # the methods of TraceDiff, with the other trace's Tables as ``after``
+    "diff headline": "dsexplore.analysis.plan_difference:plan_difference",
+    "diff timeline": "dsexplore.analysis.joint_timeline:joint_timeline",
 }
 
 

@@ -341,6 +341,25 @@ class TraceDiff(Displayable):
         """The modules of both traces as one tree; columns: `schema.MODULES`."""
         return merge_modules([self.before.modules, self.after.modules])
 
+    def headline(self) -> Any:
+        """The difference in at most four sentences: a `dsexplore.analysis.plan_difference.PlanDifference`.
+
+        ``.to_frame()`` has the rows of the diff per rank and step, which compares traces of other numbers of them.
+        """
+        return run_pass("diff headline", self.before.tables, after=self.after.tables)
+
+    def timeline(self, lanes: str | None = None, colours: str | None = None) -> Any:
+        """The last step of both on one scale: a `dsexplore.analysis.step_timeline.Timeline`, A's lanes above B's.
+
+        Args:
+            lanes: as of `Trace.timeline`, of one rank of each; None for phases.
+            colours: as of `Trace.timeline`.
+
+        Raises:
+            UsageError: no such lanes or colours.
+        """
+        return run_pass("diff timeline", self.before.tables, after=self.after.tables, lanes=lanes, colours=colours)
+
     def __len__(self) -> int:
         """The number of rows that differ; 0 where both communicate the same."""
         return self.to_frame().height

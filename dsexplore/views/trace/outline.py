@@ -18,7 +18,7 @@ _MARKUP = 110
 _OF_ROWS = 0.65
 """The part of the budget that rows may take; their own tables may take the rest."""
 
-_WIDTHS = {"": 70, "delta": 88, "wide": 144, "thinbar": 78}
+_WIDTHS = {"": 70, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
 """Pixels of a column of each kind, with the gap beside it."""
 
 STYLE = """

@@ -19,14 +19,22 @@ from dsexplore.views import view_of
 
 def text_of(shown: object) -> str:
     bundle = shown._repr_mimebundle_()  # type: ignore[attr-defined]
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", bundle["text/html"].split("</style>")[1]))
+    body = re.sub(r"<style>.*?</style>", "", bundle["text/html"])
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+
+def tree_of(shown: object) -> str:
+    """The text of the tree alone."""
+    html = shown._repr_mimebundle_()["text/html"]  # type: ignore[attr-defined]
+    tree = html[html.index('role="region"') :].partition('<details class="part"')[0]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", tree))
 
 
 def test_what_is_added_and_what_is_gone(traces: ModuleType) -> None:
     before, after = traces.layered(8), traces.layered(8, odd=3)
     told = text_of(before.diff(after))
     assert "24 → 25 collectives (+1), +6 KiB on the wire (+4 KiB in messages), of rank 0 in one step" in told
-    assert "count A count B ± count ± on tp ± on dp" in told
+    assert "wire A A ┃ B wire B ± wire count A count B ± count ± on tp ± on dp" in told
     assert "Net 104 KiB 110 KiB + 6 KiB 24 25 + 1 + 6 KiB –" in told
     assert "3 Block 13 KiB 19 KiB + 6 KiB 3 4 + 1 + 6 KiB –" in told
     assert "+ all_gather tp forward 0 → 1 0 B → 6 KiB +6 KiB" in told
@@ -41,7 +49,8 @@ def test_a_small_diff_is_open_all_through(traces: ModuleType) -> None:
 
 
 def test_what_is_the_same_is_left_out(traces: ModuleType) -> None:
-    told = text_of(traces.layered(8).diff(traces.layered(8, odd=3)))
+    difference = traces.layered(8).diff(traces.layered(8, odd=3))
+    told = tree_of(difference)
     assert told.count("Block") == 1
     assert "down" not in told
     assert "Modules that are the same in both are left out" in told
@@ -49,7 +58,7 @@ def test_what_is_the_same_is_left_out(traces: ModuleType) -> None:
 
 def test_equal_changes_of_layers_are_one_line(traces: ModuleType) -> None:
     trace = traces.layered(8)
-    told = text_of(trace.diff(trace.where(axis="tp")))
+    told = tree_of(trace.diff(trace.where(axis="tp")))
     assert "[0–7] ×8 Σ 8 Block 104 KiB 72 KiB − 32 KiB 24 16 − 8 – − 32 KiB" in told
     assert "Each of the 8 has this, and their sum stands in the row; named here: Net.layers.0" in told
     assert "− all_gather dp forward 1 → 0 4 KiB → 0 B −4 KiB" in told
@@ -117,7 +126,10 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
     lines = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/plain"].splitlines()
     assert lines == [
         "TraceDiff: 24 → 16 collectives (-8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
-        "  Changes of steps, in collectives and wire bytes:",
+        "  B sends 32 KiB less on the wire per rank and step than A, 72 KiB instead of 104 KiB (−31 %), all on dp, in "
+        "16 collectives instead of 24.",
+        "  All of it is in Net.layers.* (×8): 32 KiB less of all_gather.",
+        "  Changes per rank and step, in collectives and wire bytes:",
         "  all_gather       dp                -8  −32 KiB",
     ]
 
@@ -132,7 +144,7 @@ def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:
     diff = plan((1024, 2048)).diff(plan((2048, 1024)))
     assert "−1 KiB on the wire (+1 KiB in messages)" in text_of(diff)
     assert "−1 KiB" in diff._repr_mimebundle_()["text/plain"].splitlines()[-1]
-    assert "wire A wire B ± wire" in text_of(diff)
+    assert "wire A A ┃ B wire B ± wire" in text_of(diff)
     page = view_of(diff).page(sizes="message")
     assert "message A" in re.sub(r"<[^>]+>", "", page)
     with pytest.raises(UsageError, match="has no option 'size'"):
@@ -147,3 +159,42 @@ def test_start_up_has_a_column_of_its_own(traces: ModuleType) -> None:
     assert "1 → 1 collectives (+0), +0 B on the wire (+0 B in messages), of rank 0 in one step" in told
     assert "; start-up: +1 KiB on the wire" in told
     assert "Net Module 6 KiB 6 KiB – 1 1 – – + 1 KiB" in told
+
+
+def test_bars_stand_on_both_sides_of_a_spine_on_one_scale(traces: ModuleType) -> None:
+    trace = traces.layered(8)
+    html = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/html"]
+    sides = re.findall(
+        r'<span class="sides"><span class="thin">(.*?)</span><span class="thin">(.*?)</span></span>', html
+    )
+    widths = [[re.findall(r'class="a(\d)" style="width:([\d.]+)%"', side) for side in row] for row in sides]
+    assert widths[0] == [[("0", "69.2"), ("1", "30.8")], [("0", "69.2")]]
+    drawn = re.search(r'<div class="plans">(.*?)</div><p', html)
+    assert drawn
+    assert re.findall(r"width:([\d.]+)%", drawn[1]) == ["69.2", "30.8", "69.2"]
+    told = text_of(trace.diff(trace.where(axis="tp")))
+    assert "Wire bytes per rank and step, A → B: 1 tp 72 KiB → 72 KiB · 2 dp 32 KiB → 0 B" in told
+
+
+def test_every_link_leads_to_something(traces: ModuleType) -> None:
+    for before, after in ((traces.layered(8), traces.layered(8, odd=3)), (traces.timed(), traces.layered(2))):
+        html = before.diff(after)._repr_mimebundle_()["text/html"]
+        links = re.findall(r'href="#([^"]+)"', html)
+        assert links
+        assert all(html.count(f'id="{link}"') == 1 for link in links)
+
+
+def test_both_are_shown_in_time_on_one_scale(traces: ModuleType) -> None:
+    told = text_of(traces.layered(2).diff(traces.layered(3)))
+    assert "In time: the last step of rank 0, both on one scale" in told
+    assert "A · forward A · backward B · forward B · backward 0" in told
+
+
+def test_numbers_of_several_ranks_and_steps_are_per_rank_and_step(traces: ModuleType) -> None:
+    told = text_of(traces.timed(ranks=2, steps=2).diff(traces.timed(ranks=4, steps=1).where(axis="dp")))
+    assert "per rank and step (means: A of 2 ranks and 2 steps, B of 4 ranks)" in told
+    many = tree_of(traces.timed(ranks=2, steps=2).diff(traces.timed(ranks=4, steps=1).where(axis="dp")))
+    one = tree_of(traces.timed(ranks=1, steps=1).diff(traces.timed(ranks=1, steps=1).where(axis="dp")))
+    assert many == one
+    same = traces.timed(ranks=2, steps=2).diff(traces.timed(ranks=4, steps=1))
+    assert "Both communicate the same" in text_of(same)

@@ -1,0 +1,91 @@
+"""The timelines of two traces as one, on one scale: a step of one rank of each, A's lanes above B's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+
+from dsexplore.analysis.step_timeline import ColourKind, LaneKind, Timeline, timeline_of
+from dsexplore.trace.merge import merge_modules
+from dsexplore.trace.tables import Tables
+
+_SIDES = ("A", "B")
+
+
+def joint_timeline(
+    before: Tables, after: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None
+) -> Timeline:
+    """The last step of two traces, each from its first collective on, in lanes ``A · …`` above lanes ``B · …``.
+
+    Each side is one rank: the lowest that both traces have, else the lowest of its own. Times are measured ones where
+    both have them; else both are in program order.
+
+    Args:
+        before: the trace called A.
+        after: the trace called B.
+        lanes: as of `timeline_of`; None for phases.
+        colours: as of `timeline_of`; None for axes, or for phases where lanes are no phases.
+
+    Raises:
+        UsageError: no such lanes or colours.
+    """
+    common = set(before.events["rank"]) & set(after.events["rank"])
+    steps = [_last_step(tables, min(common, default=None)) for tables in (before, after)]
+    timelines = [timeline_of(tables, lanes or "phase", colours) for tables in steps]
+    if len({one.order for one, tables in zip(timelines, steps, strict=True) if len(tables.events)}) > 1:
+        steps = [_untimed(tables) for tables in steps]
+        timelines = [timeline_of(tables, lanes or "phase", colours) for tables in steps]
+    first, second = timelines
+    spans = pl.concat([_named(first, "A", 0), _named(second, "B", first.tables.events.height)])
+    return replace(
+        first if len(first.spans) else second,
+        spans=spans.sort("begin", maintain_order=True),
+        lanes=tuple(f"{side} · {lane}" for side, one in zip(_SIDES, timelines, strict=True) for lane in one.lanes),
+        marks=tuple(dict.fromkeys((*first.marks, *second.marks))),
+        tables=_joined(*steps),
+    )
+
+
+def rank_and_step(timeline: Timeline) -> str:
+    """Which rank's step the sides of a joint timeline show: ``rank 0``, or ``A: rank 0, B: rank 4``."""
+    shown = timeline.spans.join(timeline.tables.events.with_row_index("row").select("row", "rank"), on="row")
+    ranks = dict(shown.select(pl.col("lane").str.head(1), "rank").unique(maintain_order=True).rows())
+    if len(set(ranks.values())) <= 1:
+        return f"rank {next(iter(ranks.values()))}" if ranks else "no rank"
+    return ", ".join(f"{side}: rank {rank}" for side, rank in sorted(ranks.items()))
+
+
+def _last_step(tables: Tables, rank: int | None) -> Tables:
+    """The events of a rank's last step; start-up is no part of it."""
+    events = tables.events.filter(pl.col("phase") != "start-up")
+    if events.is_empty():
+        return replace(tables, events=events)
+    own = rank if rank in set(events["rank"]) else int(events["rank"].min())  # type: ignore[arg-type]  # of integers
+    of_rank = events.filter(pl.col("rank") == own)
+    return replace(tables, events=of_rank.filter(pl.col("step") == of_rank["step"].max()).sort("seq"))
+
+
+def _untimed(tables: Tables) -> Tables:
+    no_times = (pl.lit(None, pl.Int64).alias(at) for at in ("start", "end"))
+    return replace(tables, events=tables.events.with_columns(no_times))
+
+
+def _named(timeline: Timeline, side: str, rows_before: int) -> pl.DataFrame:
+    """The spans from their first begin on, in lanes of a side, their rows those of the joined events."""
+    first = pl.col("begin").min()
+    return timeline.spans.with_columns(
+        pl.format("{} · {}", pl.lit(side), pl.col("lane")).alias("lane"),
+        pl.col("begin") - first,
+        pl.col("end") - first,
+        pl.col("row") + rows_before,
+    ).cast({"row": pl.UInt32()})
+
+
+def _joined(before: Tables, after: Tables) -> Tables:
+    return replace(
+        before,
+        events=pl.concat([before.events, after.events]),
+        modules=merge_modules([before.modules, after.modules]),
+        groups=pl.concat([before.groups, after.groups]).unique(maintain_order=True),
+    )

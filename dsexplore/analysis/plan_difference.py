@@ -1,0 +1,241 @@
+"""`PlanDifference`: what a step of one trace, B, sends more or less than a step of another, A, in words and in rows.
+
+All numbers are means per rank and step, those of start-up per rank, so that traces of other numbers of ranks and steps
+can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from dsexplore.analysis.findings.finding import Findings
+from dsexplore.analysis.headline import Headline, doing_of, listed
+from dsexplore.display import Displayable
+from dsexplore.trace.diff import KEYS
+from dsexplore.trace.places import OUTSIDE, place_of
+from dsexplore.trace.tables import Tables
+from dsexplore.units import format_bytes, format_seconds
+
+SIZES = ("count", "message_bytes", "wire_bytes")
+COLUMNS: dict[str, pl.DataType] = {
+    **dict.fromkeys(KEYS, pl.String()),  # module (the owner), op, axis, phase
+    **{f"{size}_{side}": pl.Float64() for size in SIZES for side in ("before", "after")},
+}
+"""Of `PlanDifference.to_frame`; per rank and step, those of start-up per rank."""
+_MOST_AXES = 4
+_DIGITS = 3
+"""Decimals that numbers are rounded to, so that equal sums of other ranks compare equal."""
+
+
+@dataclass(frozen=True)
+class DifferenceSentence:
+    """One sentence about two traces."""
+
+    about: str
+    """``axes``, ``module``, ``finding`` or ``time``."""
+    text: str
+    module: str = ""
+    """The first of the modules that it speaks of; empty for none."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class PlanDifference(Displayable):
+    """What B sends more or less than A, per rank and step."""
+
+    def __init__(self, before: Tables, after: Tables) -> None:
+        self.before = Headline(before)
+        self.after = Headline(after)
+
+    def __repr__(self) -> str:
+        said = " ".join(map(str, self.sentences))
+        return f"<PlanDifference: {said or 'both send the same'}>"
+
+    @cached_property
+    def sentences(self) -> tuple[DifferenceSentence, ...]:
+        """At most four: by axis, by module, findings of one alone, times; none where both send the same."""
+        parts = (self._axes, self._module, self._findings, self._time)
+        return tuple(one for part in parts for one in part())
+
+    def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
+        """One row per module × op × axis × phase that differs; columns: `COLUMNS`.
+
+        Args:
+            unchanged: also the rows that are the same in both.
+        """
+        differs = pl.any_horizontal(pl.col(f"{size}_before") != pl.col(f"{size}_after") for size in SIZES)
+        return self._rows if unchanged else self._rows.filter(differs)
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        before, after = (_per_share(side) for side in (self.before, self.after))
+        joined = before.join(after, on=KEYS, how="full", coalesce=True, suffix="_after")
+        numbers = [
+            pl.col(name).fill_null(0.0).alias(f"{size}_{side}")
+            for size in SIZES
+            for side, name in (("before", size), ("after", f"{size}_after"))
+        ]
+        return joined.select(*KEYS, *numbers).sort(*KEYS)
+
+    @property
+    def means(self) -> str:
+        """Over what the numbers of both are means, in words; empty for one rank and one step of each."""
+        before, after = _mean_of(self.before), _mean_of(self.after)
+        if before == after:
+            return f"means of {before}" if before else ""
+        return f"means: A of {before or 'one rank and step'}, B of {after or 'one rank and step'}"
+
+    @property
+    def findings_gone(self) -> Findings:
+        """What the rules find in A and not in B."""
+        return _without(self.before.findings, self.after.findings)
+
+    @property
+    def findings_new(self) -> Findings:
+        """What the rules find in B and not in A."""
+        return _without(self.after.findings, self.before.findings)
+
+    def _axes(self) -> Iterator[DifferenceSentence]:
+        """How much more or less B sends in all and on each axis, in how many collectives."""
+        rows = self.to_frame()
+        if rows.is_empty():
+            return
+        in_steps = rows.filter(pl.col("phase") != "start-up")
+        a, b = (float(side.to_frame()["wire_bytes"].sum()) for side in (self.before, self.after))
+        changes = [
+            (axis or "no axis", size)
+            for axis, size in _changes(in_steps, "axis").iter_rows()
+            if abs(size) >= 0.5  # bytes
+        ]
+        text = _compared(b - a, a, b)
+        if len(changes) == 1 and abs(b - a) >= 0.5:  # bytes
+            text += f", all on {changes[0][0]}"
+        elif changes:
+            text += f": {listed(f'{_amount(size)} on {axis}' for axis, size in changes[:_MOST_AXES])}"
+        text += self._calls() + self._start_up()
+        yield DifferenceSentence("axes", f"{text}{f' ({self.means})' if self.means else ''}.")
+
+    def _calls(self) -> str:
+        a, b = (float(side.to_frame()["count"].sum()) for side in (self.before, self.after))
+        if round(a, _DIGITS) == round(b, _DIGITS):
+            return f", in {count_text(b)} collectives each" if b else ""
+        return f", in {count_text(b)} collectives instead of {count_text(a)}"
+
+    def _start_up(self) -> str:
+        change = self.after.start_up_bytes - self.before.start_up_bytes
+        return f"; start-up sends {_amount(change)} per rank" if abs(change) >= 0.5 else ""  # bytes
+
+    def _module(self) -> Iterator[DifferenceSentence]:
+        """The place in the model where most differs, and by what."""
+        in_steps = self.to_frame().filter(pl.col("phase") != "start-up")
+        placed = in_steps.with_columns(place_of(pl.col("module")).alias("place"))
+        changes = [row for row in _changes(placed, "place").iter_rows() if abs(row[1]) >= 0.5]  # bytes
+        if not changes:
+            return
+        place, size = changes[0]
+        owners = placed.filter(place=place)["module"].unique(maintain_order=True)
+        many = f" (×{len(owners):,})" if len(owners) > 1 else ""
+        where = place if place != OUTSIDE else "what runs outside any module"
+        part = "All of it" if len(changes) == 1 else f"The largest change, {_amount(size)},"
+        text = f"{part} is in {where}{many}: {listed(self._doings(owners))}."
+        yield DifferenceSentence("module", text, str(owners[0]))
+
+    def _doings(self, owners: pl.Series) -> list[str]:
+        """What most of the changes in some modules are, with the bytes of each."""
+        sums: dict[str, float] = {}
+        for sign, side in ((-1, self.before), (1, self.after)):
+            events = side.step_events.filter(pl.col("owner").is_in(owners.implode()))
+            totals = events.group_by("cause", "op").agg((pl.col("wire_bytes") * pl.col("weight")).sum())
+            for cause, op, size in totals.iter_rows():
+                doing = doing_of(cause, op)
+                sums[doing] = sums.get(doing, 0.0) + sign * size / (side.ranks * side.steps)
+        ranked = sorted(sums.items(), key=lambda item: (-abs(item[1]), item[0]))
+        changed = [(doing, size) for doing, size in ranked if abs(size) >= 0.5]  # bytes
+        return [f"{_amount(size)} of {doing}" for doing, size in changed[:3]] or ["other collectives"]
+
+    def _findings(self) -> Iterator[DifferenceSentence]:
+        """What the rules find in one of them alone."""
+        new, gone = self.findings_new, self.findings_gone
+        for found, alone, other in ((new, "Only in B", gone), (gone, "Only in A", new)):
+            if not len(found):
+                continue
+            first, more = found[0], len(found) - 1
+            spared = f", {format_bytes(first.spare_bytes)} to spare" if first.spare_bytes else ""
+            where = "" if first.module == OUTSIDE else f"{first.module}: "
+            rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
+            resolved = f"; {len(other):,} finding{'s' if len(other) > 1 else ''} of A are gone" if len(other) else ""
+            module = str(found.tables.events["owner"][int(first.rows[0])])
+            yield DifferenceSentence("finding", f"{alone}: {where}{first.why}{spared}{rest}{resolved}.", module)
+            return
+
+    def _time(self) -> Iterator[DifferenceSentence]:
+        """How much longer collectives are under way in a step, and what of it is exposed, where both were measured."""
+        a, b = self.before.times, self.after.times
+        if a is None or b is None:
+            return
+        text = (
+            f"Collectives are under way for {format_seconds(b.under_way)} of a step in B, "
+            f"{format_seconds(a.under_way)} in A"
+        )
+        if a.exposed or b.exposed:
+            text += f"; exposed are {format_seconds(b.exposed)} in B, {format_seconds(a.exposed)} in A"
+        yield DifferenceSentence("time", f"{text}.")
+
+
+def plan_difference(before: Tables, after: Tables) -> PlanDifference:
+    """What a step of ``after`` (B) sends more or less than one of ``before`` (A)."""
+    return PlanDifference(before, after)
+
+
+def _per_share(side: Headline) -> pl.DataFrame:
+    """Count and bytes per module × op × axis × phase, per rank and step; those of start-up per rank."""
+    totals = []
+    for events, share in ((side.step_events, side.ranks * side.steps), (side.start_up_events, side.ranks)):
+        numbers = [
+            pl.col("weight").sum().alias("count"),
+            *((pl.col(size) * pl.col("weight")).sum().alias(size) for size in SIZES[1:]),
+        ]
+        sums = events.rename({"owner": "module"}).group_by(*KEYS).agg(*numbers)
+        totals.append(sums.select(*KEYS, *((pl.col(size).cast(pl.Float64) / share).round(_DIGITS) for size in SIZES)))
+    return pl.concat(totals)
+
+
+def _mean_of(side: Headline) -> str:
+    parts = [f"{side.ranks:,} ranks"] if side.ranks > 1 else []
+    return " and ".join([*parts, *([f"{side.steps:,} steps"] if side.steps > 1 else [])])
+
+
+def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
+    """The change of wire bytes by a column, the largest first."""
+    change = (pl.col("wire_bytes_after") - pl.col("wire_bytes_before")).sum().alias("change")
+    return rows.group_by(key).agg(change).sort(pl.col("change").abs(), key, descending=[True, False])
+
+
+def _without(found: Findings, others: Findings) -> Findings:
+    known = {(one.rule, one.module, one.axis) for one in others}
+    return Findings(found.tables, [one for one in found if (one.rule, one.module, one.axis) not in known])
+
+
+def _compared(change: float, a: float, b: float) -> str:
+    """``B sends 40 MiB less on the wire per rank and step than A, 160 MiB instead of 200 MiB (−20 %)``."""
+    if abs(change) < 0.5:  # bytes
+        return f"B sends as much on the wire per rank and step as A, {format_bytes(b)}"
+    share = f" ({100 * change / a:+.0f} %)".replace("-", "−") if a and abs(change) < 10 * a else ""
+    return (
+        f"B sends {_amount(change)} on the wire per rank and step than A, {format_bytes(b)} instead of "
+        f"{format_bytes(a)}{share}"
+    )
+
+
+def _amount(change: float) -> str:
+    return f"{format_bytes(abs(change))} {'more' if change > 0 else 'less'}"
+
+
+def count_text(value: float) -> str:
+    """A number of collectives per rank and step: a whole one, or one digit after the point."""
+    return f"{value:,.0f}" if abs(value - round(value)) < 0.01 else f"{value:,.1f}"

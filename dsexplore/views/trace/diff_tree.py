@@ -1,0 +1,248 @@
+"""The module tree of two traces: A's bars left of a spine, B's right of it, on one scale, and the changes beside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dsexplore.analysis.plan_difference import SIZES, PlanDifference, count_text
+from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import TraceDiff
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
+from dsexplore.views.trace import outline
+from dsexplore.views.trace.byte_sizes import column_of
+from dsexplore.views.trace.event_codes import START_UP
+from dsexplore.views.trace.facets import Facets
+from dsexplore.views.trace.folding import Fold, Folds, signatures
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
+from dsexplore.views.trace.pivot import Sizes
+
+_MOST_ROWS = 16
+_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
+_EXACT = 2
+"""Decimals that sums are rounded to: sums of means of equal bytes are equal."""
+
+STYLE = (
+    outline.STYLE
+    + f"""
+.dsx .sign{{display:inline-block;width:15px;text-align:center;border-radius:3px;font-weight:700;line-height:15px}}
+.dsx .more{{background:{VERMILION};color:#000}}
+.dsx .less{{background:{BLUE};color:#fff}}
+.dsx .both{{background:repeating-linear-gradient(45deg,{PURPLE} 0 4px,#b86492 4px 6px);color:#000}}
+.dsx .row .c.spine{{flex-basis:160px;align-self:stretch;text-align:center}}
+.dsx .sides{{display:grid;grid-template-columns:1fr 1fr;gap:4px;height:100%;
+background:linear-gradient(var(--dsx-fg),var(--dsx-fg)) center/2px 100% no-repeat}}
+.dsx .sides .thin{{margin:5px 0}}
+.dsx .sides .thin:first-child{{flex-direction:row-reverse}}
+"""
+)
+
+_Change = tuple[Any, ...]
+"""op, axis, phase, and count and bytes before and after, of one row of the difference."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What one trace sends per rank and step, by row of the joined tree; with the modules inside."""
+
+    count: Sizes
+    """(modules,) collectives of steps."""
+    bytes: Sizes
+    """(modules,) of steps."""
+    axes: Sizes
+    """(axes, modules) bytes of steps on each of the tree's axes."""
+    start_up: Sizes
+    """(modules,) bytes at start-up, per rank."""
+
+
+class DiffRows:
+    """The rows of two traces' joined tree that differ, as `outline.Source`; numbers are per rank and step."""
+
+    def __init__(self, diff: TraceDiff, difference: PlanDifference, sizes: str, anchors: Mapping[str, str]) -> None:
+        before, after = diff.before.tables, diff.after.tables
+        self._kind = sizes
+        self.anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
+        """Place in the model → id of its row, of those that no drawn row has yet."""
+        joined = Tables(
+            events=pl.concat([before.events, after.events]),
+            parameters=pl.concat([before.parameters, after.parameters]),
+            modules=diff.modules,
+        )
+        self.tree = module_tree(joined, Facets(joined.events))
+        rows, size = difference.to_frame(unchanged=True), column_of(sizes)
+        self._before, self._after = (_side(self.tree, rows, size, when) for when in ("before", "after"))
+        self._changes = _by_module(difference.to_frame(), size)
+        self._only = _only(self.tree, before, after)
+        own = [(self._changes.get(name, ()), self._only[row]) for row, name in enumerate(self.tree.names)]
+        self._differs = self.tree.with_children(np.array([any(each) for each in own], np.int64))
+        self._folds = Folds(self.tree, signatures(self.tree, own))
+        roots = self.tree.roots
+        self._top = max(float(side.bytes[roots].sum()) for side in (self._before, self._after)) or 1.0
+
+    def titles(self) -> list[tuple[str, str, str]]:
+        """The columns after the module."""
+        inside = " per rank and step, with the modules inside"
+        axes = [
+            (f"± {axis}" if axis in (NO_AXIS, OTHER_AXES) else f"± on {axis}", f"the change on {axis}{inside}", "delta")
+            for axis in self.tree.axes
+        ]
+        return [
+            (f"{self._kind} A", f"{self._kind} bytes of the first trace{inside}", ""),
+            ("A ┃ B", "both on one scale, by axis: A to the left of the spine, B to the right", "spine"),
+            (f"{self._kind} B", f"{self._kind} bytes of the second trace{inside}", ""),
+            (f"± {self._kind}", f"{self._kind} bytes of B less those of A", "delta"),
+            ("count A", f"collectives of the first trace{inside}", ""),
+            ("count B", f"collectives of the second trace{inside}", ""),
+            ("± count", "count B less count A", "delta"),
+            *axes,
+            *([("± start-up", "the change at start-up per rank", "delta")] if self._has_start_up else []),
+        ]
+
+    @property
+    def _has_start_up(self) -> bool:
+        return bool((self._before.start_up != self._after.start_up).any())
+
+    def roots(self) -> list[Fold]:
+        """The topmost rows in which something differs."""
+        return self._different(self._folds.roots())
+
+    def children(self, row: int) -> list[Fold]:
+        """The rows inside a row in which something differs."""
+        return self._different(self._folds.children(row))
+
+    def _different(self, folds: list[Fold]) -> list[Fold]:
+        return [fold for fold in folds if self._differs[fold.first]]
+
+    def line(self, fold: Fold, times: int) -> str:
+        """Name, both traces' numbers on the sides of the spine, and the differences."""
+        tree, row = self.tree, fold.first
+        a, b = self._before, self._after
+        only = self._only[row]
+        mark = f' <span class="tag">only in {only}</span>' if only else ""
+        anchor = self.anchors.pop(_NUMBERS.sub(".*", tree.names[row]), "") if self.anchors else ""
+        name = outline.label(fold, tree.names[row], tree.types[row], mark, times, anchor)
+        counts = float(a.count[row]) * times, float(b.count[row]) * times
+        sizes = float(a.bytes[row]) * times, float(b.bytes[row]) * times
+        axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
+        started = float(a.start_up[row]) * times, float(b.start_up[row]) * times
+        moved = counts[0] == counts[1] and sizes[0] == sizes[1] and started[0] == started[1]
+        return (
+            name
+            + _number(sizes[0], format_bytes)
+            + outline.cell(self._bars(axes), "spine")
+            + _number(sizes[1], format_bytes)
+            + _delta(*sizes, format_bytes, moved)
+            + "".join(_number(count, count_text) for count in counts)
+            + _delta(*counts, count_text, moved)
+            + "".join(_delta(x, y, format_bytes, False) for x, y in axes)
+            + (_delta(*started, format_bytes, False) if self._has_start_up else "")
+        )
+
+    def _bars(self, axes: list[tuple[float, float]]) -> str:
+        """A's bar, that grows to the left, and B's, that grows to the right: a part per axis."""
+        return f'<span class="sides">{"".join(self._bar([both[side] for both in axes]) for side in (0, 1))}</span>'
+
+    def _bar(self, sizes: list[float]) -> str:
+        shares = [100 * size / self._top for size in sizes]
+        parts = "".join(f'<i class="a{i}" style="width:{share:.3g}%"></i>' for i, share in enumerate(shares) if share)
+        return f'<span class="thin">{parts}</span>'
+
+    def inside(self, row: int, times: int) -> str:
+        """A table of the module's own collectives that differ."""
+        changes = self._changes.get(self.tree.names[row], ())
+        if not changes:
+            return ""
+        rows = [
+            (
+                _sign((size, count), (size_after, count_after)),
+                html.name(op, 60),
+                html.name(axis or "–", 60),
+                html.escape(phase),
+                _both(count, count_after, count_text),
+                _both(size, size_after, format_bytes),
+                signed_bytes(size_after - size) if size != size_after else "",
+            )
+            for op, axis, phase, count, count_after, size, size_after in changes[:_MOST_ROWS]
+        ]
+        of_each = ", each" if times > 1 else ""
+        head = ("", "collective", "axis", "phase", f"count{of_each}", f"bytes{of_each}", f"± bytes{of_each}")
+        more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
+        named = html.name(self.tree.names[row])
+        each = (
+            f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: {named}</p>'
+            if times > 1
+            else ""
+        )
+        return each + html.table(head, rows, left=(0, 1, 2, 3)) + more
+
+
+def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
+    """One trace's numbers by row of the tree, from the rows of the difference."""
+    started = (rows["phase"] == START_UP).to_numpy()
+    row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
+    axis = tree.columns_of(rows["axis"].to_list())
+    count, sizes = (rows[f"{name}_{when}"].to_numpy() for name in (SIZES[0], size))
+    own = np.zeros((3 + len(tree.axes), len(tree)))
+    np.add.at(own[0], row, count * ~started)
+    np.add.at(own[1], row, sizes * ~started)
+    np.add.at(own[2], row, sizes * started)
+    if len(row):
+        np.add.at(own[3:], (axis, row), sizes * ~started)
+    below = np.round(tree.with_children(own), _EXACT)
+    return _Side(below[0], below[1], below[3:], below[2])
+
+
+def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...]]:
+    found: dict[str, list[_Change]] = {}
+    numbers = [f"{name}_{when}" for name in (SIZES[0], size) for when in ("before", "after")]
+    for module, *change in changes.select("module", "op", "axis", "phase", *numbers).iter_rows():
+        found.setdefault(module, []).append(tuple(change))
+    return {module: tuple(rows) for module, rows in found.items()}
+
+
+def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
+    """``A`` or ``B`` where only that trace has the module, else empty."""
+    has = [
+        {*tables.modules["module"], *tables.events["owner"], *tables.parameters["module"]} for tables in (before, after)
+    ]
+    marks = {(True, False): "A", (False, True): "B"}
+    return [marks.get((name in has[0], name in has[1]), "") for name in tree.names]
+
+
+def key() -> str:
+    """What A, B and the signs mean."""
+    meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "as much in sum, of other collectives"))
+    signs = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
+    return f'<p class="dim">A: the first trace. B: the second. {signs}</p>'
+
+
+def _sign(before: Any, after: Any) -> str:
+    kind, shown = ("more", "+") if after > before else ("less", "−") if after < before else ("both", "±")
+    return f'<span class="sign {kind}">{shown}</span>'
+
+
+def _number(value: float, write: Callable[[float], str]) -> str:
+    return outline.cell(write(value)) if value else outline.cell("–", "z")
+
+
+def _delta(before: float, after: float, write: Callable[[float], str], moved: bool) -> str:
+    """The change with its sign; ``moved``: no change in sum, but in what makes it up."""
+    if before == after:
+        return outline.cell(_sign(0, 0) if moved else "–", "delta" if moved else "delta z")
+    return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")
+
+
+def _both(before: float, after: float, write: Callable[[float], str]) -> str:
+    return f"{write(before)} → {write(after)}" if before != after else write(before)
+
+
+def signed_bytes(size: float) -> str:
+    """``+6 KiB``, ``−1 KiB``."""
+    return f"{'+' if size >= 0 else '−'}{format_bytes(abs(size))}"
