@@ -6,6 +6,7 @@ that came last waited for nobody; and the waiting, which is the rest. The two ad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import polars as pl
@@ -105,22 +106,32 @@ def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 
     ``exposed`` sums the seconds for which programs stood still, and ``hidden`` is the rest of the measured time; both
     are over the collectives where that was seen, ``seen`` of all rank's shares. ``late`` counts the collectives with a
-    late rank, and ``latest_rank`` is the rank that was late most often; null where none was.
+    late rank, and ``latest_rank`` is the rank that was late most often; null where none was. ``slow_ranks`` and
+    ``slow_links`` list the ranks that `per_rank` would call so by these collectives alone.
     """
     shares = pl.col("exposed").list
-    return (
-        rows.group_by(by, maintain_order=True)
-        .agg(
-            pl.len().alias("collectives"),
-            pl.col("duration").sum(),
-            pl.col("waited").sum(),
-            shares.sum().sum().alias("exposed"),
-            shares.drop_nulls().list.len().sum().alias("seen"),
-            (pl.col("late_ranks").list.len() > 0).sum().alias("late"),
-            pl.col("late_ranks").explode().drop_nulls().mode().sort().first().alias("latest_rank"),
-        )
-        .sort("waited", by, descending=[True, False])
+    slow_ranks = _lateness(rows, [by]).filter(pl.col("late") * 2 > pl.col("collectives"))
+    found = rows.group_by(by, maintain_order=True).agg(
+        pl.len().alias("collectives"),
+        pl.col("duration").sum(),
+        pl.col("waited").sum(),
+        shares.sum().sum().alias("exposed"),
+        _hidden().list.sum().sum().alias("hidden"),
+        shares.drop_nulls().list.len().sum().alias("seen"),
+        (pl.col("late_ranks").list.len() > 0).sum().alias("late"),
+        pl.col("late_ranks").explode().drop_nulls().mode().sort().first().alias("latest_rank"),
     )
+    for name, slow in (("slow_ranks", slow_ranks), ("slow_links", _slow_links(rows, by))):
+        listed = slow.group_by(by).agg(pl.col("rank").sort().alias(name))
+        found = found.join(listed, on=by, how="left").with_columns(
+            pl.col(name).fill_null(pl.lit([], dtype=COLUMNS["ranks"]))
+        )
+    return found.sort("waited", by, descending=[True, False])
+
+
+def _hidden() -> pl.Expr:
+    """Per rank, seconds of a collective in which its program went on; null where that was not seen."""
+    return (pl.col("took") - pl.col("exposed")).list.eval(pl.element().clip(lower_bound=0))
 
 
 def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
@@ -131,12 +142,25 @@ def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
     more than half of its collectives (its program comes late), ``"slow link"`` where it is not late and its collectives
     take twice as long as those of the same op, size and axis in groups without it; empty where neither shows.
     """
-    each = rows.with_row_index("row").explode("ranks", "waiting", "exposed", "took").rename({"ranks": "rank"})
+    slow = _slow_links(rows)["rank"].to_list()
+    likely = (
+        pl.when(pl.col("late") * 2 > pl.col("collectives"))
+        .then(pl.lit("slow rank"))
+        .when(pl.col("rank").is_in(slow))
+        .then(pl.lit("slow link"))
+        .otherwise(pl.lit(""))
+    )
+    return _lateness(rows).with_columns(likely=likely).sort("rank")
+
+
+def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
+    """Per rank, and per ``by``: its collectives, how often it was late, and what it and the others waited."""
+    each = rows.explode("ranks", "waiting", "exposed").rename({"ranks": "rank"})
     is_late = pl.col("late_ranks").list.contains(pl.col("rank"))
     others = pl.when(is_late).then(pl.col("waited") - pl.col("waiting")).otherwise(0.0)
-    by_rank = (
+    return (
         each.with_columns(is_late=is_late, others=others)
-        .group_by("rank")
+        .group_by(*by, "rank")
         .agg(
             pl.len().alias("collectives"),
             pl.col("is_late").sum().alias("late"),
@@ -144,28 +168,26 @@ def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
             pl.col("waiting").sum().alias("waited"),
             pl.col("exposed").sum(),
         )
-        .sort("rank")
     )
-    slow = {rank for rank in by_rank["rank"].to_list() if _has_slow_link(each, rank)}
-    likely = (
-        pl.when(pl.col("late") * 2 > pl.col("collectives"))
-        .then(pl.lit("slow rank"))
-        .when(pl.col("rank").is_in(list(slow)))
-        .then(pl.lit("slow link"))
-        .otherwise(pl.lit(""))
-    )
-    return by_rank.with_columns(likely=likely)
 
 
-def _has_slow_link(each: pl.DataFrame, rank: int) -> bool:
-    """Whether collectives with that rank take twice as long as like ones of other groups: they waited for no rank."""
-    alike = ["op", "message_bytes", "axis"]
-    mine = each.filter(pl.col("rank") == rank).select("row", "same_group", "duration", *alike)
-    groups = mine["same_group"].unique().to_list()
-    theirs = each.filter(~pl.col("same_group").is_in(groups)).select("row", "duration", *alike).unique("row")
-    both = (
-        mine.group_by(alike)
-        .agg(pl.col("duration").median().alias("mine"))
-        .join(theirs.group_by(alike).agg(pl.col("duration").median().alias("theirs")), on=alike)
+def _slow_links(rows: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
+    """The ranks whose collectives all take twice as long as like ones of groups without them: they waited for no rank.
+
+    Returns:
+        ``rank``, and ``by`` where it is given: then only collectives of one value of it are compared, but for groups,
+        which are compared with each other.
+    """
+    alike = list(dict.fromkeys(["op", "message_bytes", "axis", *([by] if by not in (None, "group") else [])]))
+    of_groups = rows.group_by("same_group", *alike).agg(pl.col("group", "ranks").first(), pl.col("duration").median())
+    mine = of_groups.with_columns(rank="ranks").explode("rank").drop("ranks")
+    others = of_groups.select(*alike, "ranks", theirs="duration")
+    return (
+        mine.join(others, on=alike, nulls_equal=True)
+        .filter(~pl.col("ranks").list.contains(pl.col("rank")))
+        .group_by("same_group", "group", "rank", *alike)
+        .agg(pl.col("duration").first(), pl.col("theirs").median())
+        .group_by("rank", *([by] if by is not None else []))
+        .agg((pl.col("duration") > 2 * pl.col("theirs")).all().alias("is_slow"))
+        .filter("is_slow")
     )
-    return both.height > 0 and bool((both["mine"] > 2 * both["theirs"]).all())

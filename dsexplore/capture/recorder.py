@@ -39,6 +39,7 @@ from dsexplore.capture.recorded_tables import tables_of
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
+from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.timing import Clock, Stopwatch
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
@@ -56,6 +57,7 @@ class Recorder:
     def __init__(self, substrate: Callable[[], Substrate] = KernelSubstrate, clock: Clock = time.time_ns) -> None:
         self._make_substrate = substrate
         self._stopwatch = Stopwatch(clock)
+        self._tensor_waits = TensorWaits(time.perf_counter_ns)
         self._substrate: Substrate | None = None
         self._recordings: list[Recording] = []
         self._stack_depth = 1
@@ -127,6 +129,7 @@ class Recorder:
             self._substrate.uninstall()
             self._substrate = None
         self._stopwatch.release()
+        self._tensor_waits.release()
         self._groups.release()
         forget_messages()
 
@@ -144,7 +147,7 @@ class Recorder:
         issued.recordings = self._recordings
         return issued
 
-    def returned(self, pending: Issued, result: Any) -> None:
+    def returned(self, pending: Issued, result: Any, tensors: Any = None) -> None:
         """A collective has returned ``result``; see `substrate.Observer`."""
         label = pending.label  # of the caller; a recording may give one that many calls have in common
         for recording in pending.recordings:
@@ -155,6 +158,8 @@ class Recorder:
         ends_with_call = label is not None and label.ends_with_call and pending.span is None
         if pending.needs_work and not ends_with_call:
             self._stopwatch.follow(pending, result)
+            if tensors is not None and pending.span is None:
+                self._tensor_waits.expect(pending, tensors)
 
     def end_label(self, label: Label) -> None:
         """Fill in the end of all that a labelled call issued: the call has returned, and is over."""

@@ -47,12 +47,13 @@ class Observer(Protocol):
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Any:
         """An op is about to run with these arguments: returns a `Pending`, or None for one not to be followed."""
 
-    def returned(self, pending: Any, result: Any) -> None:
+    def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
         """The op has returned; not called for one that raised.
 
         Args:
             pending: what `begins` returned.
             result: the op's result; where it called a collective inside, the result of that one.
+            tensors: what the op itself returned where it called one inside: the program waits for these.
         """
 
 
@@ -69,8 +70,8 @@ class Substrate(Protocol):
         """Remove everything that was installed."""
 
 
-_FRONT = torch._C.DispatchKey.BackendSelect
-_BEHIND = torch._C._dispatch_keyset_full_after(_FRONT)
+FRONT = torch._C.DispatchKey.BackendSelect
+BEHIND = torch._C._dispatch_keyset_full_after(FRONT)
 _CPU = torch._C.DispatchKey.CPU
 _META = torch._C.DispatchKey.Meta
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -118,7 +119,7 @@ def observed(
             return kernel(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if redispatch is not None and pending is not None and not pending.needs_work and keys.has(_CPU):
-            result = pass_kernels_by(redispatch, keys & _BEHIND, *args, **kwargs)
+            result = pass_kernels_by(redispatch, keys & BEHIND, *args, **kwargs)
             returned(pending, result)
             return result
         inner: list[Any] = []
@@ -128,7 +129,10 @@ def observed(
         finally:
             nesting.results = None
         if pending is not None:
-            returned(pending, inner[-1] if inner else result)
+            if inner:
+                returned(pending, inner[-1], result)
+            else:
+                returned(pending, result)
         return result
 
     leave_to_python(recorded.__code__)
@@ -169,10 +173,10 @@ class KernelSubstrate:
         redispatch = op._handle.redispatch_boxed
 
         def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            return redispatch(keys & _BEHIND, *args, **kwargs)
+            return redispatch(keys & BEHIND, *args, **kwargs)
 
         recorded = observed(raw_op, entry, original, observer, None if namespace == "c10d" else redispatch)
-        library.impl(f"{name}.{overload}" if overload else name, recorded, _FRONT.name, with_keyset=True)
+        library.impl(f"{name}.{overload}" if overload else name, recorded, FRONT.name, with_keyset=True)
 
     def uninstall(self) -> None:
         self._local_tensor.uninstall()
@@ -189,11 +193,11 @@ def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
     included = _is_included(_CPU)  # what two of torch's guards would do, without making them
     try:  # from the first of them on: Ctrl-C may come after any call
         _include(_CPU, True)
-        _exclude(_FRONT, True)
+        _exclude(FRONT, True)
         return function(*args, **kwargs)
     finally:
         try:
-            _exclude(_FRONT, False)
+            _exclude(FRONT, False)
         finally:
             _include(_CPU, included)
 

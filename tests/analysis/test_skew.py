@@ -160,3 +160,30 @@ def test_a_slow_link_is_told_from_a_slow_rank() -> None:
     pairs += [Happened({2: i * MS, 3: i * MS}, 5 * MS, group="b") for i in range(0, 40, 10)]
     likely = dict(Trace(tables_of(pairs)).skew(by="rank").select("rank", "likely").iter_rows())
     assert likely == {0: "", 1: "", 2: "slow link", 3: "slow link"}
+
+
+def test_slow_ranks_and_links_are_named_per_module_axis_and_phase() -> None:
+    late = [Happened({0: i * 100 * MS, 1: i * 100 * MS + 30 * MS}, MS, group="a") for i in range(4)]
+    pairs = [Happened({2: i * 100 * MS, 3: i * 100 * MS}, MS, group="b") for i in range(4)]
+    slow = [Happened({4: i * 100 * MS, 5: i * 100 * MS}, 9 * MS, group="c") for i in range(4)]
+    tables = tables_of([*late, *pairs, *slow])
+    trace = Trace(tables)
+    for by in ("module", "axis", "phase"):
+        assert trace.skew(by=by).select("slow_ranks", "slow_links").rows() == [([1], [4, 5])]
+    by_group = trace.skew(by="group").sort("group").select("group", "slow_ranks", "slow_links").rows()
+    assert by_group == [("a", [1], []), ("b", [], []), ("c", [], [4, 5])]
+    other = tables.events.with_columns(
+        phase=pl.when(pl.col("group") == "c").then(pl.lit("backward")).otherwise("phase")
+    )
+    by_phase = Trace(replace(tables, events=other)).skew(by="phase").sort("phase")
+    assert by_phase.select("phase", "slow_links").rows() == [
+        ("backward", []),
+        ("forward", []),
+    ]  # like nothing else there
+
+
+def test_what_a_program_did_not_wait_for_is_hidden() -> None:
+    tables = tables_of([Happened({0: 0, 1: 0}, 10 * MS), Happened({0: 50 * MS, 1: 50 * MS}, 10 * MS)])
+    waited = tables.events.with_columns(waited=pl.Series([10 * MS, 4 * MS, None, 11 * MS]))
+    total = Trace(replace(tables, events=waited)).skew(by="op").row(0, named=True)
+    assert (total["exposed"], total["hidden"], total["seen"]) == pytest.approx((0.025, 0.006, 3))

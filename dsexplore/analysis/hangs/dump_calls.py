@@ -81,7 +81,7 @@ def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Ca
         state=entry.state,
         sent=_elements(entry.input_sizes) if has_sizes else None,
         received=_elements(entry.output_sizes) if has_sizes else None,
-        dtype=(entry.input_dtypes or entry.output_dtypes or ("",))[0] if entry.op != "barrier" else "",
+        dtype=_dtype(entry),
         message_bytes=message_bytes(entry, len(group.ranks) or 1),
         pair=pair if entry.op in _MESSAGES else None,
         source=entry.source,
@@ -89,6 +89,14 @@ def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Ca
         created=entry.created,
         has_equal_parts=any(part in entry.raw_op for part in _OF_EQUAL_PARTS),
     )
+
+
+def _dtype(entry: RecorderEntry) -> str:
+    """The dtype of what is sent, and of what is got where that is another."""
+    if entry.op == "barrier":
+        return ""
+    sent, received = (next(iter(dtypes), "") for dtypes in (entry.input_dtypes, entry.output_dtypes))
+    return f"{sent}→{received}" if sent and received and sent != received else sent or received
 
 
 def _elements(sizes: Sizes) -> int | None:

@@ -11,7 +11,7 @@ from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job
 Signature = tuple[str, int | None, int | None, str]
 """Op, elements handed in, elements got, dtype: None and empty where ranks may differ, or where it is not known."""
 
-_REDUCED = frozenset({"all_reduce", "broadcast", "reduce"})
+_REDUCED = frozenset({"broadcast", "reduce"})
 _OF_ANY_SIZE = frozenset({"all_to_all", "gather", "scatter"})
 
 
@@ -70,6 +70,8 @@ def signature(call: Call) -> Signature:
         return (call.op, None, None, "")
     if call.op in _OF_ANY_SIZE:
         return (call.op, None, None, call.dtype if call.op == "all_to_all" else "")
+    if call.op == "all_reduce":
+        return (call.op, call.sent or call.received, call.received, call.dtype)
     if call.op in _REDUCED:
         size = call.sent if call.sent else call.received
         return (call.op, size, None, call.dtype)
@@ -89,7 +91,19 @@ def _field(instance: Instance) -> str:
         return "size"
     if _differ(one[3] or None for one in signatures):
         return "dtype"
-    return "size" if _sums_differ(instance) else ""
+    return "size" if _sums_differ(instance) or any(map(_is_torn, instance.pending)) else ""
+
+
+def _is_torn(call: Call) -> bool:
+    """Whether what a rank hands in does not fit what it gets, whatever the others call."""
+    parts, sent, received = len(call.group.ranks), call.sent, call.received
+    if sent is None or received is None:
+        return False
+    if call.op == "all_reduce":
+        return sent != received
+    if parts < 2 or not call.has_equal_parts or call.op not in ("all_gather", "reduce_scatter"):
+        return False
+    return sent * parts != received if call.op == "all_gather" else sent != received * parts
 
 
 def _differ(values: Iterable[object]) -> bool:

@@ -8,7 +8,7 @@ only where no two files say the same; what the dumps' groups have too goes first
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
         contents: what each file holds, None for an empty one.
 
     Raises:
-        TraceFileError: neither names nor contents say it.
+        TraceFileError: neither names nor contents say it, or all contents do and two say the same.
     """
     possible = {file: _possible(content) for file, content in contents.items()}
     stems = {file: _SUFFIX.sub("", file.name) for file in contents}
+    _check_written(contents, stems.values())
     most = max((len(re.findall(r"\d+", stem)) for stem in stems.values()), default=0)
     guesses: list[Callable[[Path], int | None]] = [
         lambda file: _written(contents[file]),
@@ -54,6 +55,21 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
         f"the names of {len(contents)} dumps, {name} first, do not say which rank each is from: rename them so that "
         "each ends in its rank, such as trace_3"
     )
+
+
+def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
+    """Raise where all files say their rank, two the same one, and their names do not say "rank" and other numbers."""
+    first: dict[int | None, Path] = {}
+    named = [_number(_AFTER_RANK.search(name)) for name in names]
+    written = {file: _written(content) for file, content in contents.items()}
+    if None in written.values() or (None not in named and len(set(named)) == len(named)):
+        return
+    for file, rank in written.items():
+        if first.setdefault(rank, file) is not file:
+            raise TraceFileError(
+                f"{first[rank].name} and {file.name} are both of rank {rank}: give one file of each rank, recorded "
+                "together"
+            )
 
 
 def _possible(content: Any) -> frozenset[int]:

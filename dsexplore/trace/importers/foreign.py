@@ -18,6 +18,11 @@ Kind = Literal["", "empty", "recorder", "profiler"]
 """``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``""``: neither."""
 
 _LOOKED_AT = 1 << 18
+_OF_PROFILER = (
+    b'"traceEvents"',
+    b'"ph"',
+    b'"distributedInfo"',
+)  # a list of thousands of groups may be all that is looked at
 
 
 def kind_of_file(file: Path) -> Kind:
@@ -37,7 +42,7 @@ def kind_of_file(file: Path) -> Kind:
         return "empty"
     if text[:1] not in (b"\x80", b"{", b"["):
         return ""
-    if b'"traceEvents"' in text or b'"ph"' in text:
+    if any(key in text for key in _OF_PROFILER):
         return "profiler"
     return "recorder" if any(key in text for key in (b"entries", b"pg_config", b"pg_status")) else ""
 

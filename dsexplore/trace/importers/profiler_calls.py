@@ -1,4 +1,4 @@
-"""The collectives of one rank's profiler trace: GPU kernels where there are some, else gloo's works.
+"""The collectives of one rank's profiler trace: GPU kernels and gloo's works; without either, the ops that issued them.
 
 What a kernel does is read, in this order, off its own arguments, off the CPU op that launched it (``External id``), and
 off its name. AMD's library has one kernel for all of it (``ncclDevKernel_Generic``), so that only the first two tell.
@@ -24,7 +24,7 @@ _KERNELS = (
     (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
     (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
     (re.compile(r"Broadcast"), "broadcast"),
-    (re.compile(r"(nccl|rccl)\w*_Reduce_"), "reduce"),
+    (re.compile(r"[nr]ccl(\w*_)?Reduce(?!_?Scatter)"), "reduce"),  # after all_reduce and reduce_scatter
 )
 _C10D = re.compile(r"c10d::_?(\w+?)_?$")
 _NOT_A_CALL = frozenset({"wait", "init", "destroy", "split", "startcoalescing", "endcoalescing", "coalesced"})
@@ -49,18 +49,27 @@ class ProfilerCall:
     """Which thread issued it; None where the launching op is not known."""
     issued: float
     """When that was, in the file's microseconds."""
+    is_kernel: bool = False
+    """Whether it was measured on a GPU."""
 
 
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     """The collectives in the order in which they began."""
-    kernels = [event for event in trace.events if _is_call(event)]
     launching = _launching(trace.events)
-    calls = [_of_kernel(event, launching, trace.base) for event in kernels] if kernels else list(_on_cpu(trace))
+    on_gpu = [_of_kernel(event, launching, trace.base) for event in trace.events if _is_call(event)]
+    on_cpu = [call for call in _on_cpu(trace) if not on_gpu or call.end is not None]
+    calls = [*on_gpu, *on_cpu]
     return sorted(calls, key=lambda call: call.start)
 
 
 def _is_call(event: Event) -> bool:
     return is_kernel(str(event.get("cat", "")))
+
+
+def _is_on_cpu(event: Event) -> bool:
+    """Whether an event was recorded on the CPU; the GPU has kernels, and the program's ranges once more."""
+    category = str(event.get("cat", ""))
+    return not is_kernel(category) and not category.startswith("gpu_")
 
 
 def _arguments(event: Event) -> dict[str, Any]:
@@ -75,8 +84,8 @@ def _launching(events: Iterable[Event]) -> dict[str, Event]:
         name = event["name"]
         if name != "record_param_comms" and not name.startswith(("c10d::", "nccl:")):
             continue
-        identity = _external_id(event)
-        if identity is not None and not _is_call(event) and (name == "record_param_comms" or identity not in found):
+        identity = _external_id(event) if _is_on_cpu(event) else None
+        if identity is not None and (name == "record_param_comms" or identity not in found):
             found[identity] = event
     return found
 
@@ -102,6 +111,7 @@ def _of_kernel(event: Event, launching: Mapping[str, Event], base: int) -> Profi
         tensors=_tensors(launch),
         thread=_thread(launch) if launch is not None else None,
         issued=float((launch or event)["ts"]),
+        is_kernel=True,
     )
 
 
@@ -148,7 +158,8 @@ def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
 
 
 def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
-    """The collectives of a trace without kernels: c10d's ops, each ended by gloo's work of the same op and shape."""
+    """The collectives on the CPU: c10d's ops, each ended by gloo's work of the same op and shape, and gloo's other
+    works, which old files have without an op."""
     issued = sorted((event for event in trace.events if event["name"].startswith("c10d::")), key=_when)
     described = _launching(event for event in trace.events if event["name"] == "record_param_comms")
     works: dict[object, list[Event]] = defaultdict(list)
@@ -174,8 +185,18 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
             thread=_thread(event),
             issued=float(event["ts"]),
         )
-    if not issued:
+    left = [work for waiting in works.values() for work in waiting]
+    yield from (_of_work(work, trace.base) for work in left)
+    if not issued and not left:
         yield from (_described(event, trace.base) for event in described.values())
+
+
+def _of_work(event: Event, base: int) -> ProfilerCall:
+    """A work of gloo's that nothing is known to have issued."""
+    start = nanoseconds(event["ts"], base)
+    end = start + nanoseconds(event.get("dur", 0), 0)
+    op = plain_op(event["name"].removeprefix("gloo:"))
+    return ProfilerCall(op, event["name"], start, end, {}, _tensors(event), _thread(event), float(event["ts"]))
 
 
 def _described(event: Event, base: int) -> ProfilerCall:

@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -21,15 +22,19 @@ from dsexplore.errors import TraceFileError
 Event = dict[str, Any]
 
 _COMMUNICATION = re.compile(
-    r"ccl(?!ude)|nvshmem|deep_?ep|multimem|cross_device_reduce|quickreduce|shot_all"
+    r"[nrxhmsu]ccl(?!ude)|oneccl|nvshmem|deep_?ep|multimem|cross_device_reduce|quickreduce|shot_all|userbuffers"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
 )
 """Found in the names of kernels that communicate, those of libraries that nobody described among them."""
-_NAMES = ("nn.Module: ", "record_param_comms", "c10d::", "gloo:", "nccl:", "autograd::engine::evaluate_function")
+_NAMES = (
+    *("nn.Module: ", "record_param_comms", "c10d::", "gloo:", "nccl:", "autograd::engine::evaluate_function"),
+    *("ProfilerStep#", "Optimizer."),  # whatever their category: old files have them among the ops
+)
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 _MARK = b'"ph":'
 _BLOCK = 1 << 23
+_NOT_A_NUMBER = re.compile(r"(:\s*)-?(?:inf|nan)\b")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
@@ -44,6 +49,8 @@ class ProfilerFile:
     """``distributedInfo``: rank, world size and groups; empty in files of earlier versions."""
     base: int
     """Nanoseconds since the epoch that every time counts from."""
+    damaged: int = 0
+    """How many events are no JSON, and are left out."""
 
 
 def read_profiler_file(file: Path) -> ProfilerFile:
@@ -55,14 +62,15 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     try:
         with _opened(file) as stream:
             head, kept, last = _cut(stream)
-        events = _parsed(head, kept, last)
+        events, damaged = _parsed(head, kept, last)
     except (OSError, EOFError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     except ValueError:
         return _parsed_whole(file)
     ends = head + last
     base = _BASE.search(ends)
-    return ProfilerFile(file, tuple(_complete(file, events)), _distributed(ends), int(base[1]) if base else 0)
+    when = int(base[1]) if base else 0
+    return ProfilerFile(file, tuple(_complete(file, events)), _distributed(ends), when, damaged)
 
 
 def _opened(file: Path) -> IO[bytes]:
@@ -119,11 +127,11 @@ def is_communication(name: str) -> bool:
     return _COMMUNICATION.search(name) is not None
 
 
-def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> list[Event]:
-    """The kept events and the last one.
+def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event], int]:
+    """The kept events and the last one; and how many of them are damaged, and left out.
 
     Raises:
-        ValueError: the file is not written as torch writes it.
+        ValueError: the file is not written as torch writes it, or its end is missing.
     """
     if b'"traceEvents"' not in head or not _squeezed(head).endswith(b"[{") or not last.rstrip().endswith(b"}"):
         raise ValueError("not as torch writes it")
@@ -132,10 +140,35 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> list[Event]:
         end = part.rfind(b"}") + 1
         if _squeezed(part[end:]) != b",{":
             raise ValueError("an event whose first key is not ph")
-        texts.append(b'{"ph":' + part[:end])
-    events: list[Event] = json.loads(b"[" + b",".join(texts) + b"]")
-    final = json.JSONDecoder().raw_decode('{"ph":' + last.decode(errors="replace"))[0]
-    return [*events, final] if _is_kept(final) else events
+        texts.append('{"ph":' + part[:end].decode(errors="replace"))
+    ending = '{"ph":' + last.decode(errors="replace")
+    final, end_of_final = json.JSONDecoder(strict=False).raw_decode(ending)
+    if not ending[end_of_final:].lstrip().startswith("]"):
+        raise ValueError("the list of events has no end")
+    events, damaged = _events(texts)
+    return [*events, final] if _is_kept(final) else events, damaged
+
+
+def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
+    """The events of these texts, and how many are no JSON: only where one is not is each parsed by itself.
+
+    Kineto writes ``inf`` and ``nan`` for what it divides by zero, such as the blocks per multiprocessor of a device
+    that it does not know.
+
+    Raises:
+        ValueError: most are no JSON.
+    """
+    try:
+        return json.loads(f"[{','.join(texts)}]", strict=False), 0
+    except ValueError:
+        events = []
+    for text in texts:
+        with suppress(ValueError):
+            events.append(json.loads(_NOT_A_NUMBER.sub(r"\1null", text), strict=False))
+    damaged = len(texts) - len(events)
+    if damaged > len(events):
+        raise ValueError(f"{damaged:,} of {len(texts):,} events are damaged")
+    return events, damaged
 
 
 def _squeezed(text: bytes) -> bytes:
@@ -145,7 +178,8 @@ def _squeezed(text: bytes) -> bytes:
 def _parsed_whole(file: Path) -> ProfilerFile:
     try:
         with _opened(file) as stream:
-            content = json.load(stream)
+            text = stream.read().decode("utf-8-sig", errors="replace")
+        content = _content(text)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     if isinstance(content, list):
@@ -156,6 +190,15 @@ def _parsed_whole(file: Path) -> ProfilerFile:
     distributed = content.get("distributedInfo") or {}
     base = int(content.get("baseTimeNanoseconds") or 0)
     return ProfilerFile(file, tuple(_complete(file, events)), distributed, base)
+
+
+def _content(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        if _NOT_A_NUMBER.search(text) is None:
+            raise
+    return json.loads(_NOT_A_NUMBER.sub(r"\1null", text), strict=False)
 
 
 def _is_kept(event: Event) -> bool:

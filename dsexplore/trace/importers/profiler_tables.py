@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import polars as pl
@@ -11,19 +11,13 @@ import torch
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.importers.op_names import plain_dtype
-from dsexplore.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call, listed
+from dsexplore.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call
 from dsexplore.trace.importers.profiler_file import ProfilerFile
+from dsexplore.trace.importers.profiler_groups import ProfilerGroups
 from dsexplore.trace.importers.profiler_places import Place, Places
 from dsexplore.trace.tables import Tables, TraceInfo
 
 _IN_WHOLE = ("all_reduce", "broadcast", "reduce", "send", "recv")
-
-
-def world_size_of_profile(trace: ProfilerFile) -> int:
-    """The number of ranks that a file names; 0 where it names none."""
-    groups = _groups_of(trace)
-    named = max((max(ranks) + 1 for _, _, ranks in groups.values() if ranks), default=0)
-    return max(int(trace.distributed.get("world_size") or 0), named)
 
 
 def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
@@ -36,12 +30,10 @@ def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables
     """
     calls = [call for call in calls_of(trace) if is_a_call(call)]
     places = Places(trace.events, {call.thread for call in calls if call.thread is not None})
-    groups = _groups_of(trace)
-    default = next(iter(groups)) if len(groups) == 1 else ""
     where = places.of([(call.thread, call.issued) for call in calls])
-    named = _Groups(groups, default)
+    named = ProfilerGroups(trace, rank, world_size)
     rows = [_row(rank, i, call, place, named) for i, (call, place) in enumerate(zip(calls, where, strict=True))]
-    notes = list(_notes(calls, trace))
+    notes = [*_notes(calls, trace), *named.notes()]
     return Tables(
         events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events"),
         modules=_modules(where),
@@ -59,52 +51,11 @@ def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile) -> Iterable[str]:
         yield f"{trace.file.name} has no collectives: was it recorded with ProfilerActivity.CUDA, or with gloo?"
     elif all(call.end is None for call in calls):
         yield f"{trace.file.name} has no kernels: its collectives have no durations"
+    if trace.damaged:
+        yield f"{trace.file.name}: {trace.damaged:,} events are damaged, and left out"
 
 
-class _Groups:
-    """The groups that a file names, and those that only its collectives name."""
-
-    def __init__(self, listed_groups: Mapping[str, tuple[str, str, tuple[int, ...]]], default: str) -> None:
-        self._listed = dict(listed_groups)
-        self._default = default
-        self._sizes: dict[str, int] = {}
-
-    def of(self, call: ProfilerCall) -> tuple[str, str, tuple[int, ...], int]:
-        """Name, axis, ranks and size of the group of a collective."""
-        arguments = call.arguments
-        name = str(arguments.get("Process Group Name", self._default if not arguments else ""))
-        described, backend, ranks = self._listed.get(name, ("", "", ()))
-        ranks = listed(arguments.get("Process Group Ranks")) or ranks
-        described = str(arguments.get("Process Group Description") or described)
-        size = int(arguments.get("Group size") or 0) or len(ranks) or 1
-        self._listed[name] = described, backend, ranks
-        self._sizes[name] = size
-        return name, _axis(described), ranks, size
-
-    def rows(self, calls: Sequence[ProfilerCall]) -> Iterable[tuple[Any, ...]]:
-        """Rows of the groups table."""
-        on_gpu = any("c10d" not in call.raw_op and call.end is not None for call in calls)
-        for name, (described, backend, ranks) in self._listed.items():
-            size = len(ranks) or self._sizes.get(name, 1)
-            yield name, _axis(described), "", list(ranks), size, backend, "cuda" if on_gpu else "work"
-
-
-def _axis(description: str) -> str:
-    return "" if description in ("default_pg", "undefined", "") else description.removeprefix("mesh_")
-
-
-def _groups_of(trace: ProfilerFile) -> dict[str, tuple[str, str, tuple[int, ...]]]:
-    """By name: description, backend and ranks of the groups in a file's ``distributedInfo``."""
-    found = {}
-    for group in trace.distributed.get("pg_config") or ():
-        if isinstance(group, dict):
-            name = str(group.get("pg_name", group.get("name", "")))
-            backend = str(group.get("backend_config", trace.distributed.get("backend", "")))
-            found[name] = str(group.get("pg_desc", "")), backend, listed(group.get("ranks")) or ()
-    return found
-
-
-def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: _Groups) -> tuple[Any, ...]:
+def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: ProfilerGroups) -> tuple[Any, ...]:
     name, axis, ranks, size = groups.of(call)
     sent, dtype, elements = _message(call, size)
     trigger = ".".join(place.modules)
@@ -136,7 +87,7 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     if not ins and not outs:
         elements = max((count for count, _ in call.tensors), default=0)
         if (
-            call.raw_op.startswith("c10d::")
+            call.raw_op.startswith(("c10d::", "gloo:"))
             and call.op in ("all_gather", "gather")
             and not call.raw_op.endswith("base_")
         ):

@@ -10,7 +10,8 @@ from dsexplore.progress import track
 from dsexplore.trace.importers.dump_ranks import ranks_of_files
 from dsexplore.trace.importers.many_objects import no_collection
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
-from dsexplore.trace.importers.profiler_tables import tables_of_profile, world_size_of_profile
+from dsexplore.trace.importers.profiler_groups import world_size_of_profile
+from dsexplore.trace.importers.profiler_tables import tables_of_profile
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
 

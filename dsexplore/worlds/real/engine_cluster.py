@@ -11,7 +11,7 @@ import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,19 @@ LOOK = 0.02
 """Seconds between two looks at the engines."""
 DESCRIBE_WAIT = 60.0
 """Seconds that engines get to answer at all."""
+ANSWER_WAIT = 2.0
+"""Seconds that engines get to answer which may be gone."""
 LOAD_WAIT = 300.0
 """Seconds that engines get to import torch and dsexplore, once."""
 INTERRUPT_WAIT = 1.0
 """Seconds that interrupted engines get to come back."""
 
 
-def _describe() -> tuple[int, int, str, int]:
+_Description = tuple[int, int, str, int]
+"""Rank, world size, host and pid."""
+
+
+def _describe() -> _Description:
     """An engine's ``RANK`` and ``WORLD_SIZE`` (−1 where no launcher set them), its host and its pid."""
     import os  # on the engine, where this module is not imported
     import socket
@@ -116,6 +122,10 @@ class Cluster:
         self.is_open = False
         self._client: Any = None
         self._ranks: list[EngineRank] = []
+        self._described: dict[int, _Description] = {}
+        """What each engine that has answered said."""
+        self._seen: set[int] = set()
+        """The engines that there were when ranks were last looked for."""
 
     def __str__(self) -> str:
         return f"{self.size} engines of {self.profile}"
@@ -146,30 +156,74 @@ class Cluster:
         self.is_open = True
 
     def _find_ranks(self) -> None:
+        """Find out which engine is which rank; one that is known and no longer answers gives way to a newer one.
+
+        Raises:
+            UsageError: an engine has no rank, two have the same, or a rank has none.
+        """
         engines = list(self._client.ids)
         if not engines:
             raise UsageError(f"the cluster {self.profile!r} has no engines: start them as docs/cluster.md says")
-        found = [self._client[engine].apply_async(_describe) for engine in engines]
-        described = {engine: answer.get(timeout=DESCRIBE_WAIT) for engine, answer in zip(engines, found, strict=True)}
-        by_rank: dict[int, int] = {}
-        for engine, (rank, _, host, pid) in described.items():
+        known = {engine: self._described[engine] for engine in engines if engine in self._described}
+        described = {**known, **self._ask([engine for engine in engines if engine not in known], DESCRIBE_WAIT)}
+        if not described:
+            raise UsageError(
+                f"none of the {len(engines)} engines of {self.profile!r} answers within {DESCRIBE_WAIT:.0f} s: start "
+                "their job again"
+            )
+        by_rank: dict[int, list[int]] = {}
+        for engine, (rank, _, host, pid) in sorted(described.items()):
             if rank < 0:
                 raise UsageError(
                     f"engine {engine} (process {pid} on {host}) has no RANK: start engines with torchrun, srun or "
                     "mpirun, as docs/cluster.md says"
                 )
-            if rank in by_rank:
-                raise UsageError(f"engines {by_rank[rank]} and {engine} are both rank {rank}: stop the older one")
-            by_rank[rank] = engine
-        self.size = next(iter(described.values()))[1]
+            by_rank.setdefault(rank, []).append(engine)
+        self._check_older(by_rank, known)
+        self.size = described[max(described)][1]
         missing = sorted(set(range(self.size)) - by_rank.keys())
         if missing:
             raise UsageError(f"{format_ranks(missing)} of {self.size} has no engine: start its job again")
         resolve(self.size, self.mesh or None, 0)
-        loading = [self._client[engine].apply_async(_load) for engine in engines]
+        before = {one.engine: one for one in self._ranks}
+        ranks = [before.get(by_rank[rank][-1]) or EngineRank(rank, by_rank[rank][-1]) for rank in range(self.size)]
+        loading = [self._client[one.engine].apply_async(_load) for one in ranks if one.engine not in before]
         for answer in loading:
             answer.get(timeout=LOAD_WAIT)
-        self._ranks = [EngineRank(rank, by_rank[rank]) for rank in range(self.size)]
+        self._ranks, self._described, self._seen = ranks, described, set(engines)
+
+    def _check_older(self, by_rank: Mapping[int, Sequence[int]], known: Mapping[int, _Description]) -> None:
+        """Make sure that of several engines of one rank only the newest lives, as controllers learn late of the others.
+
+        Raises:
+            UsageError: an older one answers.
+        """
+        older = {engine: engines[-1] for engines in by_rank.values() for engine in engines[:-1]}
+        alive = self._ask([engine for engine in older if engine in known], ANSWER_WAIT)
+        for engine, newest in older.items():
+            if engine in alive or engine not in known:
+                rank = next(rank for rank, engines in by_rank.items() if engine in engines)
+                raise UsageError(f"engines {engine} and {newest} are both rank {rank}: stop the older one")
+
+    def _ask(self, engines: Sequence[int], seconds: float) -> dict[int, _Description]:
+        """What engines say of themselves, without those that do not answer in time.
+
+        Where the others are all ranks of a world, these get `ANSWER_WAIT`: they are gone, and are not listed for long.
+        """
+        asked = {engine: self._client[engine].apply_async(_describe) for engine in engines}
+        found: dict[int, _Description] = {}
+        until = time.monotonic() + seconds
+        is_whole = False
+        while asked and time.monotonic() < until:
+            for engine in [engine for engine, answer in asked.items() if answer.ready()]:
+                answer = asked.pop(engine)
+                if answer.successful():
+                    found[engine] = answer.get(timeout=0)
+            if found and not is_whole:
+                is_whole = len({rank for rank, *_ in found.values()}) == next(iter(found.values()))[1]
+                until = min(until, time.monotonic() + ANSWER_WAIT) if is_whole else until
+            time.sleep(LOOK)
+        return found
 
     def close(self) -> None:
         """Disconnect; the engines go on, with all that they hold."""
@@ -217,11 +271,8 @@ class Cluster:
         Raises:
             UsageError: a rank has no engine, or is busy.
         """
-        if {rank.engine for rank in self._ranks} - set(self._client.ids):
-            busy = {rank.rank: rank.answer for rank in self._ranks}
+        if set(self._client.ids) != self._seen:
             self._find_ranks()
-            for rank in self._ranks:
-                rank.answer = busy.get(rank.rank)
         waiting = [rank.rank for rank in self._ranks if rank.answer is not None and not rank.answer.ready()]
         if waiting:
             raise UsageError(

@@ -84,6 +84,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>", True),
         ("void deep_ep::intranode::dispatch<8, 768, 8192>", True),
         ("void multimem_all_reduce_kernel<c10::BFloat16>", True),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", True),
+        ("mscclKernel_Sum_half_Simple_false(x)", True),
+        ("void transformer_engine::userbuffers_fp16_sum_inplace_gpu_rr_rs<8>", True),
+        ("triton_poi_fused_occlusion_0", False),
         ("void at::native::reduce_kernel<512, 1>", False),
         ("nvjet_tst_128x256_64x4", False),
         ("void at::native::vectorized_elementwise_kernel<4, include>", False),
@@ -92,3 +96,37 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 )
 def test_kernels_that_communicate(kernel: str, communicates: bool) -> None:
     assert is_communication(kernel) == communicates
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_numbers_that_are_none_are_read(tmp_path: Path, sort: bool) -> None:
+    """Kineto divides by the number of multiprocessors, which is 0 for a device that it does not know."""
+    file = written(tmp_path / "trace.json", WHOLE, sort=sort)
+    file.write_text(file.read_text().replace('"a": 1', '"a": inf, "b": -nan'))
+    read = read_profiler_file(file)
+    assert [event["name"] for event in read.events] == KEPT
+    assert (read.events[1]["args"]["grid"][2], read.damaged) == ({"a": None, "b": None}, 0)
+
+
+def test_an_event_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
+    more = [{**EVENTS[4], "name": f"ncclKernel_{i}(x)"} for i in range(3)]
+    file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [*more, *EVENTS]})
+    file.write_text(file.read_text().replace('"ncclKernel_1(x)"', '"ncclKernel_1(x)" "'))
+    read = read_profiler_file(file)
+    assert [event["name"] for event in read.events] == ["ncclKernel_0(x)", "ncclKernel_2(x)", *KEPT]
+    assert read.damaged == 1
+
+
+def test_text_that_is_no_utf8_is_read(tmp_path: Path) -> None:
+    for name, sort in (("torch.json", False), ("other.json", True)):
+        file = written(tmp_path / name, WHOLE, sort=sort)
+        file.write_bytes(file.read_bytes().replace(b"Net_0", b"N\xe9t_0\t"))
+        assert [event["name"] for event in read_profiler_file(file).events] == ["nn.Module: N�t_0\t", KEPT[1]]
+
+
+def test_a_list_of_events_without_its_end_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "cut.json"
+    text = json.dumps({"traceEvents": EVENTS})
+    file.write_text(text[: text.rindex("]")])  # behind the last event
+    with pytest.raises(TraceFileError, match=r"cut\.json cannot be read"):
+        read_profiler_file(file)

@@ -169,3 +169,121 @@ def test_many_events_are_read_fast(tmp_path: Path) -> None:
     begin = time.process_time()
     assert len(load(tmp_path / "t")) == ranks * count // 40
     assert time.process_time() - begin < 5.0 * ranks / 64 * 2  # twice the bound, for machines that are busy
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op"),
+    [
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),
+        ("ncclReduceScatterRingLLKernel_sum_f16(ncclColl)", "reduce_scatter"),
+        ("ncclBroadcastRingLLKernel_copy_i8(ncclColl)", "broadcast"),
+        ("ncclReduceRingLLKernel_sum_f32(ncclColl)", "reduce"),
+        ("ncclKernel_Reduce_RING_LL_Sum_float(ncclWorkElem)", "reduce"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce"),
+        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)", "all_gather"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "unknown:ncclDevKernel_SendRecv"),
+    ],
+)
+def test_kernels_of_all_versions_of_nccl(tmp_path: Path, kernel: str, op: str) -> None:
+    assert load(trace_of([event(kernel)], tmp_path / "t")).events["op"].to_list() == [op]
+
+
+def test_a_group_of_all_ranks_is_listed_without_its_ranks(tmp_path: Path) -> None:
+    listed = [
+        {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "ranks": [], "group_size": 8},
+        {"pg_name": "5", "pg_desc": "mesh_tp", "backend_config": "cuda:nccl", "ranks": [0, 1], "group_size": 2},
+    ]
+    cut = {**NEW, "Process Group Name": "0", "Process Group Description": "default_pg"}
+    cut["Process Group Ranks"] = "[0, 1, ..., 7]"  # torch cuts the text of many ranks
+    kernel = {**event("ncclDevKernel_AllGather_RING_LL(x)"), "args": cut}
+    info = {"backend": "nccl", "rank": 0, "world_size": 8, "pg_config": listed}
+    trace = load(trace_of([kernel], tmp_path / "t", None, distributedInfo=info))
+    assert trace.groups.select("group", "axis", "ranks", "size").rows() == [
+        ("0", "", list(range(8)), 8),
+        ("5", "tp", [0, 1], 2),
+    ]
+    assert trace.events["wire_bytes"].to_list() == [57344]
+
+
+def test_files_that_say_the_size_of_a_group_and_not_its_name(tmp_path: Path) -> None:
+    sized = {key: value for key, value in NEW.items() if not key.startswith("Process Group")}
+    for rank in (0, 1, 2, 3):
+        kernels = [
+            {**event("ncclDevKernel_AllGather(x)", ts=100 * size), "args": {**sized, "Group size": size}}
+            for size in (8, 2)
+        ]
+        folder = trace_of(kernels, tmp_path / "t", rank)
+    trace = load(folder)
+    assert trace.events.filter(rank=1).select("group", "group_size").rows() == [("2 ranks, of rank 1", 2), ("", 8)]
+    assert trace.groups.filter(group="")["ranks"].to_list() == [list(range(8))]
+    assert trace.skew()["ranks"].to_list() == [[0, 1, 2, 3]]  # not of the groups of two, whose ranks nobody knows
+
+
+def test_files_that_name_no_group_are_of_all_ranks_and_say_so(tmp_path: Path) -> None:
+    for rank in range(2):
+        folder = trace_of([event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "Kernel")], tmp_path / "t", rank)
+    trace = load(folder)
+    assert trace.events["group_size"].to_list() == [8, 8]
+    assert "trace.1.json names no groups: its collectives are taken to be of all 8 ranks" in trace.info.notes
+
+
+def test_old_files_of_gloo_have_works_and_no_ops(tmp_path: Path) -> None:
+    """As torch 1.9 wrote them: also beside compute kernels, and beside NCCL's in one file."""
+    works = [
+        event("gloo:broadcast", "cpu_op", ts=16, dur=38, tid=3, External_id=165),
+        event("gloo:all_reduce", "cpu_op", ts=120, dur=36, tid=4, External_id=166),
+    ]
+    for work in works:
+        work["args"] |= {"Input Dims": [[53120]], "Input type": ["float"]}
+    compute = event("void at::native::vectorized_elementwise_kernel", "Kernel", ts=30)
+    trace = load(trace_of([*works, compute], tmp_path / "gloo"))
+    assert trace.events.select("op", "message_bytes", "start", "end").rows() == [
+        ("broadcast", 212480, BASE + 16_000, BASE + 54_000),
+        ("all_reduce", 212480, BASE + 120_000, BASE + 156_000),
+    ]
+    assert trace.groups["timing"].to_list() == ["work"]
+    kernel = event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "Kernel", ts=300)
+    both = load(trace_of([*works, kernel], tmp_path / "both"))
+    assert both.events["raw_op"].to_list() == [
+        "gloo:broadcast",
+        "gloo:all_reduce",
+        "ncclKernel_AllReduce_RING_LL_Sum_float",
+    ]
+
+
+def test_old_files_have_steps_among_the_ops(tmp_path: Path) -> None:
+    events = [
+        event("ProfilerStep#3", "Operator", ts=0, dur=200, tid=3),
+        event("ProfilerStep#4", "Operator", ts=200, dur=200, tid=3),
+        event("Optimizer.step#SGD.step", "Operator", ts=250, dur=50, tid=3),
+        event("c10d::allreduce_", "Operator", ts=260, tid=3, External_id=1),
+        event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "Kernel", ts=270, external_id=1),
+    ]
+    trace = load(trace_of(events, tmp_path / "t"))
+    assert trace.events.select("step", "phase").rows() == [(1, "optimizer")]
+
+
+def test_a_range_of_the_gpu_does_not_say_who_issued_a_kernel(tmp_path: Path) -> None:
+    """Kineto writes what the program named once more, on the GPU's stream, with the same number."""
+    on_gpu = event("nccl:all_reduce", "gpu_user_annotation", ts=99, dur=20, tid=20, External_id=7)
+    module = event("nn.Module: Net_0", "python_function", ts=10, dur=80, tid=3)
+    on_cpu = event("nccl:all_reduce", "user_annotation", ts=50, dur=5, tid=3, External_id=7)
+    kernel = event("ncclDevKernel_Generic(x)", External_id=7)
+    trace = load(trace_of([on_gpu, module, on_cpu, kernel], tmp_path / "t"))
+    assert trace.events.select("op", "trigger").rows() == [("all_reduce", "Net_0")]
+
+
+def test_two_files_of_one_rank_are_named(tmp_path: Path) -> None:
+    folder = trace_of([event("ncclDevKernel_AllReduce(x)")], tmp_path / "t", 1)
+    (folder / "step_20.json").write_text((folder / "trace.1.json").read_text())
+    with pytest.raises(TraceFileError, match=r"step_20\.json and trace\.1\.json are both of rank 1: give one file"):
+        load(folder)
+
+
+def test_damaged_events_are_said(tmp_path: Path) -> None:
+    folder = trace_of([event(f"ncclDevKernel_AllReduce_{i}(x)") for i in range(4)], tmp_path / "t")
+    file = folder / "trace.0.json"
+    file.write_text(file.read_text().replace('"ncclDevKernel_AllReduce_2(x)"', '"ncclDevKernel_AllReduce_2(x)" "'))
+    trace = load(folder)
+    assert len(trace) == 3
+    assert "trace.0.json: 1 events are damaged, and left out" in trace.info.notes

@@ -48,42 +48,65 @@ def wait_until(holds: Callable[[], bool], seconds: float = 200) -> None:
         time.sleep(0.1)
 
 
+class Site:
+    """What starts the processes of a cluster, each in a session of its own."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.port = 0
+
+    def start(self, module: str, *options: str, **variables: str) -> None:
+        command = [sys.executable, "-m", f"ipyparallel.{module}", "--profile=ranks", *options]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.started.append(subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True, **quiet))
+
+    def start_engines(self, in_order: bool) -> None:
+        """Two of one world.
+
+        Args:
+            in_order: whether rank 1 is to register first, and rank 0 next.
+        """
+        self.port = free_port()
+        client = ipyparallel.Client(profile="ranks")
+        before = set(client.ids)
+        for number, rank in enumerate(("1", "0")):
+            self.start("engine", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_PORT=str(self.port))
+            wait_until(lambda number=number: len(set(client.ids) - before) == number + 1 or not in_order)
+        wait_until(lambda: len(set(client.ids) - before) == 2)
+        client.close()
+
+    def end(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self.started.remove(process)
+
+
 @pytest.fixture
-def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A controller and two engines; the one that registers first is rank 1."""
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A controller and two engines."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of engines that are killed while they run a cell
     for name, value in {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(module: str, *options: str, **variables: str) -> None:
-        command = [sys.executable, "-m", f"ipyparallel.{module}", "--profile=ranks", *options]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        started.append(subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True, **quiet))
-
-    start("controller", "--ip=127.0.0.1")
+    site = Site()
+    site.start("controller", "--ip=127.0.0.1")
     files = [tmp_path / "profile_ranks" / "security" / f"ipcontroller-{side}.json" for side in ("engine", "client")]
     wait_until(lambda: all(file.exists() and file.stat().st_size for file in files))
-    port = str(free_port())
-    client = ipyparallel.Client(profile="ranks")
-    for number, rank in enumerate(("1", "0")):
-        start("engine", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_PORT=port)
-        wait_until(lambda number=number: len(client.ids) == number + 1)
-    client.close()
-    yield "ranks"
-    for process in reversed(started):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    site.start_engines(in_order=True)
+    yield site
+    site.end(site.started[::-1])
 
 
-def test_engines_are_ranks(profile: str) -> None:
-    cluster = Cluster(profile, mesh="dp=2")
+def test_engines_are_ranks(site: Site) -> None:
+    cluster = Cluster("ranks", mesh="dp=2")
     cluster.open()
     try:
         assert [rank.engine for rank in cluster._ranks] == [1, 0]
         check_cells(cluster)
         check_errors(cluster)
+        check_other_engines(cluster, site)
+        check_lost_engine(cluster)
     finally:
         cluster.close()
 
@@ -116,6 +139,23 @@ def check_errors(cluster: Cluster) -> None:
     waiting = cluster.run(cell_of("if rank == 0:\n    dist.all_reduce(x)"), timeout=0.5)
     assert [outcome.status for outcome in waiting.outcomes] == ["stuck", "ok"]
     with pytest.raises(UsageError, match="rank 0 is still busy with an earlier cell"):
+        cluster.run(cell_of(""))
+
+
+def check_other_engines(cluster: Cluster, site: Site) -> None:
+    """The job is started again, long before the controller knows that its engines are gone, one inside a collective."""
+    site.end(site.started[:0:-1])
+    site.start_engines(in_order=False)
+    assert cluster.run(cell_of(START, "x[0].item()"), timeout=120).values == [3.0, 3.0]
+    assert {rank.engine for rank in cluster._ranks} == {2, 3}
+
+
+def check_lost_engine(cluster: Cluster) -> None:
+    body = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+    lost = cluster.run(cell_of(body))
+    assert [outcome.status for outcome in lost.outcomes] == ["error", "died"]
+    assert lost.first_failure == 1
+    with pytest.raises(UsageError, match="rank 1 of 2 has no engine: start its job again"):
         cluster.run(cell_of(""))
 
 

@@ -1,0 +1,86 @@
+"""How long a program stands still in ``wait_tensor`` for a functional collective, as DTensor issues them.
+
+``Work.wait`` is not called there: torch keeps the work by the storage of the tensor that the collective returned, and
+waits for it in C++. So a kernel stands in front of ``wait_tensor``, put there when the first functional collective that
+takes time is met: a simulation pays nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dsexplore.capture.substrate import BEHIND, FRONT
+from dsexplore.capture.timing import Timed
+from dsexplore.capture.uncompiled import leave_to_python
+
+_WAITS = ("wait_tensor", "wait_tensors")
+"""torch 2.13 has only the first."""
+
+
+class TensorWaits:
+    """Functional collectives that the program has not waited for, by the storage of each tensor that they returned.
+
+    Args:
+        ticks: nanoseconds of a clock that does not jump.
+    """
+
+    def __init__(self, ticks: Callable[[], int]) -> None:
+        self._ticks = ticks
+        self._events: dict[int, Timed] = {}
+        self._library: torch.library.Library | None = None
+        self._lock = threading.Lock()
+
+    def expect(self, event: Timed, returned: Any) -> None:
+        """Fill in ``event.waited`` when the program waits for a tensor of what the collective returned."""
+        if self._library is None:
+            self._install()
+        for tensor in returned if isinstance(returned, (list, tuple)) else (returned,):
+            if isinstance(tensor, torch.Tensor):
+                self._events[tensor.untyped_storage()._cdata] = event
+
+    def _install(self) -> None:
+        with self._lock:
+            if self._library is not None:
+                return
+            library = torch.library.Library("_c10d_functional", "IMPL")
+            try:
+                for name in _WAITS:
+                    if hasattr(torch.ops._c10d_functional, name):
+                        op = getattr(torch.ops._c10d_functional, name).default
+                        library.impl(name, self._measured(op._handle.redispatch_boxed), FRONT.name, with_keyset=True)
+            except BaseException:
+                library._destroy()
+                raise
+            self._library = library
+
+    def _measured(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel that measures how long the original takes for a tensor that is expected."""
+        events, ticks = self._events, self._ticks
+
+        def wait(keys: Any, awaited: Any) -> Any:
+            event = None
+            if events:
+                for tensor in awaited if isinstance(awaited, (list, tuple)) else (awaited,):
+                    event = events.pop(tensor.untyped_storage()._cdata, None) or event
+            if event is None:
+                return redispatch(keys & BEHIND, awaited)
+            begun = ticks()
+            try:
+                return redispatch(keys & BEHIND, awaited)
+            finally:
+                event.waited = (event.waited or 0) + ticks() - begun
+
+        leave_to_python(wait.__code__)
+        return wait
+
+    def release(self) -> None:
+        """Remove the kernel, and expect nothing any more."""
+        with self._lock:
+            self._events.clear()
+            if self._library is not None:
+                self._library._destroy()
+                self._library = None

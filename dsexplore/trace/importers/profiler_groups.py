@@ -1,0 +1,114 @@
+"""The process groups of a profiled rank: those that its file lists, and those that only its collectives name.
+
+What files of several versions of torch say of a collective's group differs:
+
+| file | group of a collective |
+|---|---|
+| since 2.3 | its name and ranks; of many ranks the text is cut, and the file's list of groups has them |
+| 2.1, 2.2 | its number of ranks: known where one listed group has so many, or where that is all ranks |
+| before | nothing: taken for all ranks where the file lists no group, or only groups of all ranks |
+
+A group whose ranks are not known is named after the rank, so that it is not taken for another rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dsexplore.trace.importers.profiler_calls import ProfilerCall, listed
+from dsexplore.trace.importers.profiler_file import ProfilerFile
+
+Ranks = tuple[int, ...]
+
+
+class _Group(NamedTuple):
+    description: str = ""
+    backend: str = ""
+    ranks: Ranks = ()
+    size: int = 0
+    """0 where it is not known."""
+
+
+def world_size_of_profile(trace: ProfilerFile) -> int:
+    """The number of ranks that a file names; 0 where it names none."""
+    named = max((max(group.ranks) + 1 for group in _listed(trace, 0).values() if group.ranks), default=0)
+    return max(int(trace.distributed.get("world_size") or 0), named)
+
+
+class ProfilerGroups:
+    """The groups of one rank.
+
+    Args:
+        trace: of that rank.
+        rank: its number.
+        world_size: of the job.
+    """
+
+    def __init__(self, trace: ProfilerFile, rank: int, world_size: int) -> None:
+        self._known = _listed(trace, world_size)
+        self._file = trace.file.name
+        self._rank = rank
+        self._world = tuple(range(world_size))
+        self._assumed = 0
+
+    def of(self, call: ProfilerCall) -> tuple[str, str, Ranks, int]:
+        """Name, axis, ranks and size of the group of a collective."""
+        arguments = call.arguments
+        size = int(arguments.get("Group size") or 0)
+        name = str(arguments["Process Group Name"]) if "Process Group Name" in arguments else self._unnamed(size)
+        known = self._known.get(name, _Group())
+        ranks = listed(arguments.get("Process Group Ranks")) or known.ranks
+        if not ranks and size == len(self._world):
+            ranks = self._world
+        description = str(arguments.get("Process Group Description") or known.description)
+        self._known[name] = _Group(description, known.backend, ranks, size or len(ranks) or known.size or 1)
+        return name, axis_of(description), ranks, self._known[name].size
+
+    def _unnamed(self, size: int) -> str:
+        """The name of the group of a collective that says its size at most."""
+        if not size and not self._known and len(self._world) > 1:
+            self._assumed += 1
+            size = len(self._world)
+        fitting = {name: group.ranks for name, group in self._known.items() if not size or group.size == size}
+        if fitting and len(set(fitting.values())) == 1:
+            return next(iter(fitting))
+        if size and size == len(self._world):
+            self._known.setdefault("", _Group(ranks=self._world, size=size))
+            return ""
+        return f"{size} ranks, of rank {self._rank}" if size else f"a group of rank {self._rank}"
+
+    def rows(self, calls: Sequence[ProfilerCall]) -> Iterable[tuple[Any, ...]]:
+        """Rows of the groups table."""
+        on_gpu = any(call.is_kernel for call in calls)
+        for name, group in self._known.items():
+            timing = "cuda" if on_gpu else "work"
+            size = len(group.ranks) or group.size or 1
+            yield name, axis_of(group.description), "", list(group.ranks), size, group.backend, timing
+
+    def notes(self) -> Iterable[str]:
+        """What is not in the file, and was taken for granted."""
+        if self._assumed:
+            yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
+
+
+def axis_of(description: str) -> str:
+    """A mesh axis, of a group that a mesh made; what the program calls the group; empty where it says nothing."""
+    if description in ("default_pg", "undefined", ""):
+        return ""
+    return description.removeprefix("mesh_")
+
+
+def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
+    """By name: the groups in a file's ``distributedInfo``, which lists no ranks for a group of all ranks."""
+    found = {}
+    for group in trace.distributed.get("pg_config") or ():
+        if isinstance(group, dict):
+            name = str(group.get("pg_name", group.get("name", "")))
+            backend = str(group.get("backend_config", trace.distributed.get("backend", "")))
+            ranks = listed(group.get("ranks")) or ()
+            size = len(ranks) or int(group.get("group_size") or group.get("pg_size") or 0)
+            if not ranks and size and size == world_size:
+                ranks = tuple(range(size))
+            found[name] = _Group(str(group.get("pg_desc", "")), backend, ranks, size)
+    return found
