@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsexplore.capture.source_lines import source_texts
+from dsexplore.comm.rank_logs import has_one_size, is_matched
 from dsexplore.comm.ranks_alike import alike
 from dsexplore.comm.records import Record, is_collective
-from dsexplore.comm.straggler import has_one_size, is_matched
 from dsexplore.units import format_bytes
 
 CHUNK = 1024
@@ -71,7 +71,7 @@ def calls_made(records: Iterable[Record], dropped: Mapping[GroupKey, int]) -> di
     """A rank's calls by group.
 
     Args:
-        records: the lines that the log still has.
+        records: the lines that the log still has, without those out of their places (`Earlier.out_of_place`).
         dropped: how many calls on each group before those it no longer has.
     """
     by_group: dict[GroupKey, list[Record]] = defaultdict(list)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dsexplore.capture.issued import Issued
 from dsexplore.comm.compare import GroupKey
+from dsexplore.comm.rank_logs import Key, is_matched, key_of
 from dsexplore.comm.records import is_collective, records_of
-from dsexplore.comm.straggler import Key, is_matched, key_of
 from dsexplore.comm.summary import Line, LineKey, add_up
 
 
@@ -22,14 +22,25 @@ class Earlier:
         """By group and name: how many are matched between ranks."""
         self.compared: Counter[GroupKey] = Counter()
         """By group: how many are compared between ranks."""
+        self.out_of_place: set[Issued] = set()
+        """Those that are still in the log, as they have not ended, and count as earlier: newer ones are dropped."""
 
-    def add(self, issued: Sequence[Issued]) -> None:
-        """Add finished collectives, which the log drops, to the sums."""
-        for one in issued:
+    def add(self, over: Sequence[Issued], running: Sequence[Issued] = ()) -> None:
+        """Add finished collectives, which the log drops, to the sums.
+
+        Args:
+            over: what the log drops.
+            running: what it keeps of the time before the last of them, as it has not ended.
+        """
+        for one in over:
             one.read_clock()
-        records = list(records_of(issued))
-        add_up(records, self.lines)
-        for record in filter(is_matched, records):
+        add_up(records_of(over), self.lines)
+        self._count(one for one in (*over, *running) if one not in self.out_of_place)
+        self.out_of_place.difference_update(over)
+        self.out_of_place.update(running)
+
+    def _count(self, issued: Iterable[Issued]) -> None:
+        for record in filter(is_matched, records_of(issued)):
             self.matched[key_of(record)] += 1
             if is_collective(record.issued):
                 self.compared[record.group.name, record.group.ranks] += 1

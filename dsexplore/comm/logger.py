@@ -22,13 +22,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as td
 
@@ -37,24 +35,14 @@ from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorder import Recorder, in_use
 from dsexplore.capture.timing import fail
-from dsexplore.comm import compare
-from dsexplore.comm.bandwidth import bandwidth, plain_op, rate_text
+from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.constants import COMMS_LOGGER
-from dsexplore.comm.earlier import Earlier
 from dsexplore.comm.layers import caller_of
+from dsexplore.comm.log_content import LogContent
 from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.comm.meeting import exchange, meet, register
-from dsexplore.comm.ranks import is_initialized
-from dsexplore.comm.records import MOST_CALLS, OWN_OP, Call, LogRecording, Record, recorded_of, records_of
+from dsexplore.comm.meeting import register
+from dsexplore.comm.records import MOST_CALLS, OWN_OP, Call, LogRecording
 from dsexplore.comm.spellings import Spelling
-from dsexplore.comm.straggler import StragglerReport, bounded, rank_log, straggler_report
-from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
-from dsexplore.errors import MismatchError, UsageError
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def _setting(name: str) -> Any:
@@ -72,11 +60,9 @@ def _setting(name: str) -> Any:
 
 
 _HERE = str(Path(__file__).parent) + os.sep
-_NOTE = "From the log of dsexplore.comm."
-_printing = threading.Lock()
 
 
-class CommsLogger:
+class CommsLogger(LogContent):
     """Records collectives with their sizes, groups and times. `dsexplore.comm.comms_logger` is the one in use.
 
     Args:
@@ -102,8 +88,7 @@ class CommsLogger:
         self.clock = clock
         self.epoch = time.time_ns() - clock() if epoch is None else epoch
         self._config = CommsLoggerConfig()
-        self._earlier = Earlier()
-        self._recording = LogRecording(1, False, "", most=most, forget=self._forget, label_of=self.label_of)
+        super().__init__(LogRecording(1, False, "", most=most, label_of=self.label_of))
         self._follows_calls = follows_calls
         self._recorder: Recorder | None = None
         self._calls: dict[tuple[str, ...], Call] = {}
@@ -125,6 +110,8 @@ class CommsLogger:
             register()
         elif not config.enabled:
             self.close()
+        if not config.verbose:
+            self._printer.print_rest()
         self._config = config
         self._calls = {}
         self.is_on = config.enabled
@@ -136,6 +123,7 @@ class CommsLogger:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop(self._recording)
+        self._printer.print_rest()
 
     enabled = _setting("enabled")
     prof_all = _setting("prof_all")
@@ -190,6 +178,8 @@ class CommsLogger:
         """
         if self._config.debug:
             log_name = f"{log_name} | [Caller Func: {caller or _calling_function()}]"
+        if self._config.verbose:
+            self._printer.print_over()
         wanted = self.wants(spelling, log_name, prof)
         return Call(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
 
@@ -219,6 +209,11 @@ class CommsLogger:
             call = Call(spelling, name, self.wants(spelling, name, prof), False, layer, reduction)
             self._calls[key] = call
             register()  # the world may have begun after the log
+        if self._config.verbose:
+            issued.label = call
+            self._printer.print_over()
+            if call.is_wanted:
+                self._printer.follow(issued)
         return call
 
     def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
@@ -240,8 +235,13 @@ class CommsLogger:
     def end(self, call: Call) -> None:
         """Record that a call has returned, and that what it issued is over."""
         in_use().end_label(call)
+        self._print(call)
+
+    def _print(self, call: Call) -> None:
+        """Print the lines of a call that is over, and of what other layers issued meanwhile, in a verbose log."""
         if self._config.verbose:
-            self.print_call(call)
+            self._printer.print_over()
+            self._printer.print_call(call)
 
     def fail(self, call: Call, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
         """Record that a call raised, or that its handle did: counted as a call, and not timed.
@@ -258,6 +258,7 @@ class CommsLogger:
             self._recording.add(issued)
         for issued in call.issued:
             fail(issued, error)
+        self._print(call)
 
     def append(
         self, raw_name: str, record_name: str, latency: float, msg_size: int, group_size: int | None = None
@@ -280,168 +281,7 @@ class CommsLogger:
         call.issued.append(issued)
         issued.label = call
         self._recording.add(issued)
-        if self._config.verbose:
-            self.print_call(call)
-
-    @property
-    def records(self) -> list[Record]:
-        """The lines of the log, in the order of issue."""
-        in_use().stopwatch.settle()
-        return list(records_of(list(self._recording.issued)))
-
-    @property
-    def most(self) -> int:
-        """How many calls are kept one by one; of those before them the summary alone has the sums."""
-        return self._recording.most
-
-    @most.setter
-    def most(self, calls: int) -> None:
-        if calls < 1:
-            raise UsageError(f"most={calls} keeps no call: give 1 or more")
-        self._recording.most = calls
-
-    def _forget(self, issued: Sequence[Issued]) -> None:
-        self._earlier.add(issued)
-
-    def reset_data(self) -> None:
-        """Forget all records; ops that are under way end without one."""
-        self._recording.issued = []
-        self._earlier = Earlier()
-
-    def has_data(self) -> bool:
-        """Whether anything was recorded."""
-        return bool(self._recording.issued or self._earlier.lines)
-
-    def get_operation_names(self) -> list[str]:
-        """The names that ops were logged under, in order of first appearance."""
-        earlier = (line.name for line in self._earlier.lines.values())
-        return list(dict.fromkeys([*earlier, *(record.name for record in self.records)]))
-
-    def get_total_operations(self) -> int:
-        """How many calls were recorded; of a coalesced call its members."""
-        return self._earlier.count + len(self.records)
-
-    def summary(self) -> CommsSummary:
-        """The log as a table: one row per op, group and message size."""
-        return CommsSummary(self.records, self._earlier.lines)
-
-    def to_frame(self) -> pl.DataFrame:
-        """The table of `summary` as a polars frame."""
-        return self.summary().to_frame()
-
-    def figure(self, **options: Any) -> Any:
-        """A plotly figure of `summary`."""
-        return self.summary().figure(**options)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return self.summary()._repr_mimebundle_(include, exclude)
-
-    def trace(self) -> Trace:
-        """The log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
-        recorded = list(recorded_of(list(self._recording.issued)))
-        notes = [_NOTE]
-        if self._earlier.count:
-            notes.append(f"The {self._earlier.count:,} calls before these are in the log's summary alone.")
-        recording = replace(self._recording, issued=recorded, notes=notes)
-        return Trace(in_use().tables(recording))
-
-    def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
-        """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's.
-
-        The count is that of all calls, the lists are those of the last `most`.
-        """
-        return raw_data(self.records, self._earlier.lines.values())
-
-    @property
-    def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
-        """`get_raw_data` as of now, by the name that it has in DeepSpeed's logger."""
-        return self.get_raw_data()
-
-    def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
-        """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
-        return operation_summaries(self.records, self._earlier.lines.values()).get(operation_name)
-
-    def log_all(
-        self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
-    ) -> Mapping[str, Any] | None:
-        """Print the log, return it as a dict, or both.
-
-        Args:
-            print_log: print the table.
-            show_straggler: add what ranks waited for each other. Every rank of the world must then make this call.
-            return_dict: return ``{"summary": {name: {S: {...}}}, "straggler_analysis": ..., "metadata": ...}``, in
-                DeepSpeed's shape. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
-                and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
-        """
-        records = self.records
-        rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
-        stragglers = self.stragglers() if show_straggler else None
-        if print_log:
-            print(CommsSummary(records, self._earlier.lines).text())
-            if stragglers is not None:
-                print(stragglers.text())
-        if not return_dict:
-            return None
-        return {
-            "summary": operation_summaries(records, self._earlier.lines.values()),
-            "straggler_analysis": None if stragglers is None else stragglers.by_name(rank),
-            "differences": None if stragglers is None else list(stragglers.differences),
-            "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
-        }
-
-    def stragglers(self) -> StragglerReport:
-        """What ranks waited for each other, and where their logs differ. Every rank of the world must make this call.
-
-        Raises:
-            TimeoutError: some ranks have not made it; the error names them.
-        """
-        records = self.records
-        meet("log_summary(show_straggler=True)")
-        logs = exchange(rank_log(records, td.get_rank() if is_initialized() else 0, self._earlier.matched))
-        found = straggler_report(list(logs.values()))
-        return replace(found, differences=(*self._differences(records), *found.differences))
-
-    def check(self) -> None:
-        """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
-
-        Every rank of the world must make this call. On gloo, ranks whose dtypes, reductions or order differ may get
-        wrong values and no error.
-
-        Raises:
-            MismatchError: the first call of each group that differs, with what each rank made of it and its line.
-            TimeoutError: some ranks have not made this call; the error names them.
-            UsageError: no rank has logged anything.
-        """
-        records = self.records
-        meet("check()")
-        if not any(exchange(bool(records)).values()):
-            raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
-        found = self._differences(records)
-        if found:
-            raise MismatchError("the ranks did not make the same calls: " + "; ".join(bounded(found)))
-
-    def _differences(self, records: Sequence[Record]) -> list[str]:
-        """Texts on where the ranks' calls differ; every rank of the world must make this call. See `compare`."""
-        made = compare.calls_made(records, self._earlier.compared)
-        chunks = compare.chunks_to_compare(exchange(compare.digests(made)))
-        if not chunks:
-            return []
-        return compare.differences(chunks, exchange(compare.calls_of_chunk(made, chunks)))
-
-    def print_call(self, call: Call) -> None:
-        """Print a line for each message of a call that is over, on rank 0; the first to say that it is over counts."""
-        with _printing:
-            if call.is_printed or not call.is_wanted:
-                return
-            call.is_printed = True
-        if td.is_initialized() and td.get_rank() != 0:
-            return
-        for record in records_of(call.issued[:1] if call.spelling.is_object else call.issued):
-            if record.seconds is not None:
-                algbw, busbw = bandwidth(record.op, record.bytes, record.seconds, record.group.size)
-                size, took = format_bytes(record.bytes), f"{record.seconds * 1e3:.3f} ms"
-                rates = f"algbw {rate_text(algbw)} | busbw {rate_text(busbw)}"
-                print(f"{record.name} | group {record.group.name} | {size} | {took} | {rates}")
+        self._print(call)
 
 
 def _call_of_another_layer(*_: Any) -> None:

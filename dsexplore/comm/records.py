@@ -88,8 +88,8 @@ class LogRecording(Recording):
 
     most: int = MOST_CALLS
     """How many collectives to keep one by one; those before them are dropped."""
-    forget: Callable[[Sequence[Issued]], None] = lambda _issued: None
-    """Called with the oldest collectives before they are dropped."""
+    forget: Callable[[Sequence[Issued], Sequence[Issued]], None] = lambda _over, _running: None
+    """Called with the oldest collectives: those that are to be dropped, and those between them that are kept."""
     label_of: Callable[[Issued], Call | None] = lambda _issued: None
     """The label of a collective that has none, called while its op runs; None for one that is not to be logged."""
 
@@ -114,9 +114,10 @@ class LogRecording(Recording):
             oldest = self.issued[:_DROPPED_AT_ONCE]
             if len(self.issued) < self.most + _DROPPED_AT_ONCE:
                 return  # another thread has dropped them meanwhile
-            over = [one for one in oldest if one.is_over]
-            self.issued[: len(oldest)] = [one for one in oldest if not one.is_over]
-            self.forget(over)
+            running = [one for one in oldest if not one.is_over]
+            kept = set(running)
+            self.issued[: len(oldest)] = running
+            self.forget([one for one in oldest if one not in kept], running)
 
 
 @contextmanager

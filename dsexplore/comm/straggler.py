@@ -7,31 +7,30 @@ matched: a send on one rank is a recv on another.
 The logs are brought together in one gather of plain numbers, whatever they hold, so ranks that recorded
 different ops get a report that says so and cannot hang. Of each op the last `MOST_CALLS` calls are compared, which
 bounds what a thousand ranks send each other.
+
+Who was late is decided from the waits alone, as clocks of two machines differ: all ranks leave a collective together,
+so the one that waited least began last. The rule is that of `Trace.skew`: a log and a trace name the same ranks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.analysis.skew import LATE, LATE_SHARE
+from dsexplore.comm.rank_logs import Floats, Key, RankLog, Series
 from dsexplore.comm.ranks_alike import alike
-from dsexplore.comm.records import Record
 from dsexplore.comm.summary import trimmed_mean
 from dsexplore.display import Displayable
 from dsexplore.units import format_bytes
 
-MOST_CALLS = 2_000
-_POINT_TO_POINT = ("send", "recv")
 _MOST_ROWS, _MOST_RANKS, _MOST_DIFFERENCES = 30, 4, 20
-Key = tuple[str, tuple[int, ...], str]
-"""A group's name, its ranks, and an op's name in the log."""
-Floats = npt.NDArray[np.float64]
 
 COLUMNS: dict[str, pl.DataType] = {
     "op": pl.String(),  # what the op was logged under
@@ -43,35 +42,56 @@ COLUMNS: dict[str, pl.DataType] = {
     "communication_ms": pl.Float64(),  # mean per call of the rank that waited least
     "waiting_ms": pl.Float64(),  # mean per call that this rank took beyond that
     "last": pl.Int64(),  # how often this rank was the last to arrive
+    "late": pl.Int64(),  # how often the others waited for this rank for longer than processes take to wake up
     "kept_waiting_ms": pl.Float64(),  # what the other ranks waited for this one, on average over them, added up
 }
 
 
 @dataclass(frozen=True)
-class Series:
-    """The calls of one op on one group that a rank logged, in order of issue."""
+class Matched:
+    """The calls of one name on one group that are in the logs of all its ranks, each in one column."""
 
+    ranks: tuple[int, ...]
+    """The ranks of the group whose logs there are, in the order of the rows."""
+    first: int
+    """The number of the call in the first column."""
     sizes: npt.NDArray[np.int64]
-    """Message bytes."""
+    """(ranks, calls) message bytes."""
     seconds: Floats
-    """NaN for a call that was not timed."""
-    is_even: bool = True
-    """Whether all ranks send messages of one size."""
-    first: int = 0
-    """The number of the first one; those before are no longer in the log, or are too many to be compared."""
+    """(ranks, calls); NaN where a call was not timed."""
 
     @property
-    def end(self) -> int:
-        """The number of the call after the last."""
-        return self.first + len(self.sizes)
+    def timed(self) -> npt.NDArray[np.bool_]:
+        """(calls,) whether every rank has a time."""
+        untimed: npt.NDArray[np.bool_] = np.isnan(self.seconds).any(axis=0)
+        return ~untimed
+
+    @property
+    def shortest(self) -> Floats:
+        """(calls,) the seconds of the rank that waited least: those of the communication."""
+        least: Floats = self.seconds.min(axis=0)
+        return least
+
+    @property
+    def waits(self) -> Floats:
+        """(ranks, calls) the seconds beyond that."""
+        return self.seconds - self.shortest
 
 
-@dataclass(frozen=True)
-class RankLog:
-    """One rank's log, small enough to send."""
+def late_ranks(shortest: Floats, waits: Floats) -> npt.NDArray[np.bool_]:
+    """(ranks, calls) whether the others waited for a rank: it began in the later half, as `Trace.skew` has it.
 
-    rank: int
-    series: Mapping[Key, Series]
+    Nobody was late where no rank waited for longer than `LATE`, and `LATE_SHARE` of the communication.
+
+    Worked example: waits of 30, 29 and 0 ms → the third rank; 0.02, 0.01 and 0 ms → none.
+
+    Args:
+        shortest: (calls,) seconds of the communication.
+        waits: (ranks, calls) seconds beyond that.
+    """
+    longest = waits.max(axis=0)
+    late: npt.NDArray[np.bool_] = (waits < longest / 2) & (longest > np.maximum(LATE, LATE_SHARE * shortest))
+    return late
 
 
 @dataclass(frozen=True)
@@ -118,6 +138,12 @@ class Straggling:
         return dict(zip(self.ranks, total.tolist(), strict=True))
 
     @property
+    def late(self) -> dict[int, int]:
+        """How often the others waited for each rank; see `late_ranks`."""
+        times = late_ranks(self.shortest, self.waits).sum(axis=1)
+        return dict(zip(self.ranks, times.tolist(), strict=True))
+
+    @property
     def worst(self) -> list[int]:
         """The ranks that kept others waiting, the worst first."""
         kept = self.kept_waiting_ms
@@ -131,6 +157,8 @@ class StragglerReport(Displayable):
     ops: tuple[Straggling, ...]
     differences: tuple[str, ...]
     ranks: tuple[int, ...]
+    matched: Mapping[Key, Matched] = field(default_factory=dict)
+    """The calls, by group and name."""
 
     def text(self) -> str:
         """A table with one line per op, group and message size, the worst first; then the differences."""
@@ -154,23 +182,28 @@ class StragglerReport(Displayable):
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
         for op in self.ops:
-            waiting, last, kept = op.waiting_ms, op.last, op.kept_waiting_ms
+            waiting, last, late, kept = op.waiting_ms, op.last, op.late, op.kept_waiting_ms
             of_op = (op.name, op.group, op.group_size, op.message_bytes, op.count)
             for rank in sorted(op.ranks, key=lambda rank: (-kept[rank], rank)):
                 means = op.communication_ms / op.count, waiting[rank] / op.count
-                yield (*of_op, rank, *means, last[rank], kept[rank])
+                yield (*of_op, rank, *means, last[rank], late[rank], kept[rank])
 
     def by_name(self, rank: int) -> dict[str, dict[int, dict[str, Any]]]:
-        """``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's shape."""
-        calls: dict[str, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-        for op in self.ops:
-            if rank in op.ranks:
-                waits = op.waits[op.ranks.index(rank)]
-                calls[op.name][op.message_bytes] += zip(op.shortest.tolist(), waits.tolist(), strict=True)
-        return {
-            name: {size: _deepspeed_figures(size, pairs) for size, pairs in sorted(sizes.items())}
-            for name, sizes in calls.items()
-        }
+        """``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's shape; S is the size that this rank sent."""
+        calls: dict[tuple[str, int], list[tuple[float, float, list[int]]]] = defaultdict(list)
+        for (_, _, name), matched in self.matched.items():
+            if rank not in matched.ranks:
+                continue
+            row, ranks = matched.ranks.index(rank), np.array(matched.ranks)
+            shortest, waits = matched.shortest, matched.waits
+            late = late_ranks(shortest, waits)
+            for call in np.flatnonzero(matched.timed).tolist():
+                seen = float(shortest[call]), float(waits[row, call]), ranks[late[:, call]].tolist()
+                calls[name, int(matched.sizes[row, call])].append(seen)
+        found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        for (name, size), of_size in sorted(calls.items()):
+            found[name][size] = _deepspeed_figures(size, of_size)
+        return dict(found)
 
 
 _HEAD = ("op", "group", "ranks", "message", "count", "communication", "waiting", "kept others waiting")
@@ -197,57 +230,19 @@ def bounded(texts: Sequence[str]) -> list[str]:
     return [*texts[:_MOST_DIFFERENCES], *([f"… and {more:,} more"] if more > 0 else [])]
 
 
-def _deepspeed_figures(size: int, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    shortest, waits = ([value * 1e3 for value in column] for column in zip(*pairs, strict=True))
+def _deepspeed_figures(size: int, calls: Sequence[tuple[float, float, list[int]]]) -> dict[str, Any]:
+    shortest, waits = [seconds * 1e3 for seconds, _, _ in calls], [seconds * 1e3 for _, seconds, _ in calls]
+    late = Counter(rank for *_, ranks in calls for rank in ranks)
     return {
-        "count": len(pairs),
+        "count": len(calls),
         "total_comm_lat_ms": sum(shortest),
         "total_straggler_ms": sum(waits),
         "avg_comm_lat_ms": trimmed_mean(shortest),
         "avg_straggler_ms": trimmed_mean(waits),
+        "late_ranks": dict(late.most_common()),
         "msg_size_bytes": size,
         "msg_size_str": format_bytes(size),
     }
-
-
-def rank_log(records: Iterable[Record], rank: int, dropped: Mapping[Key, int] | None = None) -> RankLog:
-    """What a rank sends of its log to the others.
-
-    Args:
-        records: the lines that the log still has.
-        rank: whose.
-        dropped: how many lines before those it no longer has.
-    """
-    calls: dict[Key, list[tuple[int, float]]] = defaultdict(list)
-    uneven: set[Key] = set()
-    for record in records:
-        if is_matched(record):
-            if not has_one_size(record):
-                uneven.add(key_of(record))
-            seconds = record.seconds
-            calls[key_of(record)].append((record.bytes, float("nan") if seconds is None else seconds))
-    series = {}
-    for key, pairs in calls.items():
-        last = pairs[-MOST_CALLS:]
-        sizes, times = zip(*last, strict=True)
-        first = (dropped or {}).get(key, 0) + len(pairs) - len(last)
-        series[key] = Series(np.array(sizes, np.int64), np.array(times, np.float64), key not in uneven, first)
-    return RankLog(rank, series)
-
-
-def is_matched(record: Record) -> bool:
-    """Whether a line is one of a collective, which all ranks of its group make."""
-    return record.op not in _POINT_TO_POINT and not record.switched_off
-
-
-def has_one_size(record: Record) -> bool:
-    """Whether all ranks of the group send a message of that size; objects and the parts of an all_to_all may differ."""
-    return record.op != "all_to_all" and not record.is_object
-
-
-def key_of(record: Record) -> Key:
-    """The group and the name of a line."""
-    return record.group.name, record.group.ranks, record.name
 
 
 def straggler_report(logs: Sequence[RankLog]) -> StragglerReport:
@@ -255,6 +250,7 @@ def straggler_report(logs: Sequence[RankLog]) -> StragglerReport:
     by_rank = {log.rank: log for log in logs}
     ops: list[Straggling] = []
     differences: list[str] = []
+    found: dict[Key, Matched] = {}
     nothing = Series(np.empty(0, np.int64), np.empty(0))
     for key in sorted({key for log in logs for key in log.series}):
         group, ranks, name = key
@@ -263,27 +259,42 @@ def straggler_report(logs: Sequence[RankLog]) -> StragglerReport:
         if len(set(counts.values())) > 1:
             logged = alike(counts)
             differences.append(f"{name} on group {group} was logged {logged} times; the first calls are compared")
-        ops += _match(key, series, differences)
+        matched = _match(series)
+        if matched is not None:
+            found[key] = matched
+            if all(each.is_even for each in series.values()):
+                differences += _unequal_sizes(key, matched)
+            ops += _by_size(key, matched)
     ops.sort(key=lambda op: -float(op.waits.sum()))
-    return StragglerReport(tuple(ops), tuple(differences), tuple(by_rank))
+    return StragglerReport(tuple(ops), tuple(differences), tuple(by_rank), found)
 
 
-def _match(key: Key, series: Mapping[int, Series], differences: list[str]) -> Iterator[Straggling]:
-    group, ranks, name = key
+def _match(series: Mapping[int, Series]) -> Matched | None:
+    """The calls that all ranks have, by their numbers; None for none."""
     first, end = max(each.first for each in series.values()), min(each.end for each in series.values())
     if end <= first:
-        return
+        return None
     sizes = np.array([each.sizes[first - each.first : end - each.first] for each in series.values()])
     times = np.array([each.seconds[first - each.first : end - each.first] for each in series.values()])
+    return Matched(tuple(series), first, sizes, times)
+
+
+def _unequal_sizes(key: Key, matched: Matched) -> Iterator[str]:
+    group, _, name = key
+    sizes = matched.sizes
     unequal = np.flatnonzero((sizes != sizes[0]).any(axis=0))
-    if len(unequal) and all(each.is_even for each in series.values()):
+    if len(unequal):
         number = int(unequal[0])
-        sent = alike(dict(zip(series, sizes[:, number].tolist(), strict=True)), lambda size: f"{size} B")
+        sent = alike(dict(zip(matched.ranks, sizes[:, number].tolist(), strict=True)), lambda size: f"{size} B")
         more = f", and {len(unequal) - 1:,} later calls" if len(unequal) > 1 else ""
-        differences.append(f"{name} on group {group}, call {first + number}: sizes differ: {sent}{more}")
-    timed = ~np.isnan(times).any(axis=0)
-    largest = sizes.max(axis=0)
+        yield f"{name} on group {group}, call {matched.first + number}: sizes differ: {sent}{more}"
+
+
+def _by_size(key: Key, matched: Matched) -> Iterator[Straggling]:
+    """One for each message size, the largest over the ranks."""
+    group, ranks, name = key
+    timed, largest = matched.timed, matched.sizes.max(axis=0)
+    shortest, waits = matched.shortest, matched.waits
     for size in np.unique(largest[timed]).tolist():
-        chosen = times[:, timed & (largest == size)]
-        shortest = chosen.min(axis=0)
-        yield Straggling(name, group, len(ranks), size, tuple(series), shortest, chosen - shortest)
+        chosen = timed & (largest == size)
+        yield Straggling(name, group, len(ranks), size, matched.ranks, shortest[chosen], waits[:, chosen])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -17,7 +17,7 @@ from dsexplore.capture.groups import Group
 from dsexplore.comm.bandwidth import bandwidth, rate_text
 from dsexplore.comm.records import SWITCHED_OFF, Record
 from dsexplore.display import Displayable
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_seconds
 
 COLUMNS: dict[str, pl.DataType] = {
     "name": pl.String(),  # what the op was logged under
@@ -34,13 +34,38 @@ COLUMNS: dict[str, pl.DataType] = {
     "max_ms": pl.Float64(),
     "algbw_gb_per_s": pl.Float64(),  # of the total time; 1 GB = 1e9 bytes
     "busbw_gb_per_s": pl.Float64(),
+    "waiting_ms": pl.Float64(),  # mean per call that this rank waited for others; null where ranks were not compared
+    "late_ranks": pl.List(pl.Int32()),  # those that the others waited for, the most often late first; null as before
 }
 
 _TRIMMED = 0.1  # share that DeepSpeed's averages drop at either end
+_MOST_LATE = 4  # ranks in a cell
 
 
 LineKey = tuple[str, str, str, str, int, int]
 """Name, op, layer, group's name and size, message bytes."""
+
+
+@dataclass
+class Waiting:
+    """What the other ranks' logs say of the calls of one line."""
+
+    count: int = 0
+    """How many calls were found on all ranks of the group with times."""
+    seconds: float = 0.0
+    """What this rank waited in them, added up."""
+    late: Counter[int] = field(default_factory=Counter)
+    """By rank: in how many of them the others waited for it."""
+
+    @property
+    def mean(self) -> float:
+        """Seconds per call."""
+        return self.seconds / self.count
+
+    @property
+    def late_ranks(self) -> list[int]:
+        """The ranks that the others waited for, those first for which they did most often."""
+        return [rank for rank, _ in sorted(self.late.items(), key=lambda item: (-item[1], item[0]))]
 
 
 @dataclass
@@ -58,6 +83,8 @@ class Line:
     total: float = 0.0
     fastest: float = math.inf
     slowest: float = 0.0
+    waiting: Waiting | None = None
+    """What the other ranks' logs say of it, where they were compared."""
 
     def add(self, seconds: float | None) -> None:
         """Add a call that took so long; None for one that was not timed."""
@@ -100,29 +127,43 @@ class Line:
             "max_ms": slowest,
             "algbw_gb_per_s": rates[0],
             "busbw_gb_per_s": rates[1],
+            "waiting_ms": self.waiting.mean * 1e3 if self.waiting is not None else None,
+            "late_ranks": self.waiting.late_ranks if self.waiting is not None else None,
         }
+
+
+def line_key(record: Record) -> LineKey:
+    """The line that a record belongs to."""
+    group = record.group
+    return record.name, record.op, record.layer, group.name, group.size, record.bytes
 
 
 def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
     """Add records to the lines that they belong to."""
     for record in records:
-        group = record.group
-        key = record.name, record.op, record.layer, group.name, group.size, record.bytes
+        key = line_key(record)
         line = lines.get(key)
         if line is None:
-            line = lines[key] = Line(record.name, record.op, record.layer, group, record.bytes)
+            line = lines[key] = Line(record.name, record.op, record.layer, record.group, record.bytes)
         line.add(record.seconds)
 
 
-def lines_of(records: Iterable[Record], earlier: Mapping[LineKey, Line] | None = None) -> list[Line]:
+def lines_of(
+    records: Iterable[Record],
+    earlier: Mapping[LineKey, Line] | None = None,
+    waiting: Mapping[LineKey, Waiting] | None = None,
+) -> list[Line]:
     """Add records up; names in order of first appearance, then groups, then sizes.
 
     Args:
         records: of one log, or several.
         earlier: what has been added up before them.
+        waiting: what the other ranks' logs say of the lines.
     """
     found = {key: copy(line) for key, line in (earlier or {}).items()}
     add_up(records, found)
+    for key, of_line in (waiting or {}).items():
+        found[key].waiting = of_line
     order: dict[tuple[str, ...], int] = {}
     for key in found:
         order.setdefault(key[:3], len(order))
@@ -135,10 +176,18 @@ class CommsSummary(Displayable):
     Args:
         records: of one logger, or several.
         earlier: what has been added up before them.
+        waiting: what the other ranks' logs say of the lines; the table then has two columns more.
     """
 
-    def __init__(self, records: Sequence[Record], earlier: Mapping[LineKey, Line] | None = None) -> None:
-        self.lines = lines_of(records, earlier)
+    def __init__(
+        self,
+        records: Sequence[Record],
+        earlier: Mapping[LineKey, Line] | None = None,
+        waiting: Mapping[LineKey, Waiting] | None = None,
+    ) -> None:
+        self.lines = lines_of(records, earlier, waiting)
+        self.is_compared = waiting is not None
+        """Whether the ranks' logs were compared."""
 
     def to_frame(self) -> pl.DataFrame:
         """The table; columns: `COLUMNS`."""
@@ -146,19 +195,35 @@ class CommsSummary(Displayable):
 
     def text(self) -> str:
         """The table as text, with the unit of each column."""
-        head = ("op", "layer", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw", "busbw")
-        rows = [_cells(line) for line in self.lines]
+        head: tuple[str, ...] = _HEAD + (WAITING_HEAD if self.is_compared else ())
+        rows = [_cells(line) + (waiting_cells(line) if self.is_compared else ()) for line in self.lines]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = []
         for row in [head, *rows]:
-            left, right = row[:3], row[3:]
-            cells = [text.ljust(width) for text, width in zip(left, widths, strict=False)]
-            cells += [text.rjust(width) for text, width in zip(right, widths[3:], strict=True)]
+            cells = [
+                text.ljust(width) if i in _LEFT else text.rjust(width)
+                for i, (text, width) in enumerate(zip(row, widths, strict=True))
+            ]
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines) if rows else "nothing was logged"
 
     def __len__(self) -> int:
         return len(self.lines)
+
+
+_HEAD = ("op", "layer", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw", "busbw")
+WAITING_HEAD = ("waiting", "late ranks")
+_LEFT = (0, 1, 2, 11)
+
+
+def waiting_cells(line: Line) -> tuple[str, str]:
+    """``("21.9 ms", "rank 3 in 13, rank 1 in 4")``: a call's mean wait, and in how many calls each rank was late."""
+    waiting = line.waiting
+    if waiting is None:
+        return "–", "–"
+    shown = ", ".join(f"rank {rank} in {waiting.late[rank]:,}" for rank in waiting.late_ranks[:_MOST_LATE])
+    more = len(waiting.late) - _MOST_LATE
+    return format_seconds(waiting.mean), f"{shown} … and {more:,} more" if more > 0 else shown or "–"
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -1,15 +1,13 @@
-"""Beginning and ending a world, adopting one, groups and meshes, the straggler report, recordings beside the log."""
+"""Beginning and ending a world, adopting one, groups and meshes, recordings beside the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsexplore import run_ranks
-from dsexplore.comm.straggler import RankLog, Series, straggler_report
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]
@@ -124,108 +122,6 @@ def mpi_environment() -> list[int]:
 
 def test_ranks_that_mpirun_started_find_each_other() -> None:
     assert run_ranks(mpi_environment, 2, backend=None).values == [[0, 2, 0], [1, 2, 1]]
-
-
-def uneven_logs() -> dict[str, Any]:
-    import contextlib
-    import io
-
-    import torch
-
-    import dsexplore.comm as dist
-
-    dist.configure(enabled=True)
-    rank = dist.get_rank()
-    for _ in range(3):
-        dist.all_reduce(torch.ones(16))
-    if rank == 1:  # logged by one rank only
-        dist.comms_logger.append("all_reduce", "extra", 1.0, 64)
-    dist.comms_logger.enabled = rank == 0
-    dist.all_reduce(torch.ones(16))
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        result = dist.log_summary(show_straggler=True, return_dict=True)
-    assert result is not None
-    return {**result, "shown": shown.getvalue()}
-
-
-def test_ranks_that_logged_different_ops_get_a_report_that_says_so(ranks: Ranks) -> None:
-    first, second = ranks(2, uneven_logs)
-    assert first["differences"][0].startswith("call 3 on group 0 differs: rank 0 all_reduce SUM of 64 B float32 at ")
-    assert first["differences"].pop(0).endswith(", rank 1 made no such call")
-    second["differences"].pop(0)
-    wanted = [
-        "all_reduce on group 0 was logged rank 0 4, rank 1 3 times; the first calls are compared",
-        "extra on group 0 was logged rank 0 0, rank 1 1 times; the first calls are compared",
-    ]
-    assert first["differences"] == second["differences"] == wanted
-    assert first["straggler_analysis"]["all_reduce"][64]["count"] == 3
-    together = [seen["straggler_analysis"]["all_reduce"][64] for seen in (first, second)]
-    assert together[0]["total_comm_lat_ms"] == together[1]["total_comm_lat_ms"] > 0
-    assert "difference: all_reduce on group 0" in first["shown"]
-    assert second["shown"] == ""
-
-
-def series(*calls: tuple[int, float], first: int = 0) -> Series:
-    """Calls of these sizes in bytes and times in seconds."""
-    sizes, seconds = zip(*calls, strict=True)
-    return Series(np.array(sizes), np.array(seconds, float), first=first)
-
-
-def test_waiting_is_what_a_rank_took_beyond_the_last_to_arrive() -> None:
-    key = ("0", (0, 1, 2), "all_reduce")
-    logs = [
-        RankLog(0, {key: series((8, 5e-3), (8, 2e-3), (16, 1e-3))}),
-        RankLog(1, {key: series((8, 1e-3), (8, 6e-3), (16, np.nan))}),
-        RankLog(2, {key: series((8, 2e-3), (8, 4e-3), (32, 1e-3))}),
-    ]
-    report = straggler_report(logs)
-    (op,) = report.ops
-    assert (op.count, op.communication_ms) == (2, pytest.approx(3.0))
-    assert op.waiting_ms == pytest.approx({0: 4.0, 1: 4.0, 2: 3.0})
-    assert op.last == {0: 1, 1: 1, 2: 0}
-    assert op.kept_waiting_ms == pytest.approx({0: 3.0, 1: 2.5, 2: 0.0})
-    assert op.worst == [0, 1]
-    assert report.differences == ("all_reduce on group 0, call 2: sizes differ: ranks 0–1 16 B, rank 2 32 B",)
-    mine = report.by_name(rank=2)["all_reduce"][8]
-    assert (mine["count"], mine["total_comm_lat_ms"], mine["total_straggler_ms"]) == (
-        2,
-        pytest.approx(3),
-        pytest.approx(3),
-    )
-    assert report.text().splitlines() == [
-        "Waiting for each other, 3 ranks (communication: the rank that waited least)",
-        "op          group  ranks  message  count  communication   waiting  kept others waiting",
-        "all_reduce  0          3      8 B      2       1.500 ms  1.833 ms  rank 0: 1 × 3 ms, rank 1: 1 × 2.5 ms",
-        "difference: all_reduce on group 0, call 2: sizes differ: ranks 0–1 16 B, rank 2 32 B",
-    ]
-    rows = report.to_frame().select("message_bytes", "rank", "waiting_ms", "last", "kept_waiting_ms").rows()
-    assert rows == [(8, 0, 2.0, 1, pytest.approx(3.0)), (8, 1, 2.0, 1, pytest.approx(2.5)), (8, 2, 1.5, 0, 0.0)]
-
-
-def test_calls_are_matched_by_their_number_where_a_rank_no_longer_has_all() -> None:
-    key = ("0", (0, 1), "broadcast")
-    whole = RankLog(0, {key: series((8, 9.0), (8, 9.0), (8, 3e-3))})
-    (op,) = straggler_report([whole, RankLog(1, {key: series((8, 1e-3), first=2)})]).ops
-    assert (op.count, op.waiting_ms) == (1, {0: pytest.approx(2.0), 1: 0.0})
-
-
-def test_a_report_of_a_thousand_ranks_is_short_and_its_worst_ranks_come_first() -> None:
-    world = tuple(range(1024))
-    keys = [("0", world, f"op {number}") for number in range(40)]
-    logs = []
-    for rank in world:
-        late = rank in (7, 900)
-        calls = series(*[(1024 * (1 + i % 2), 1e-3 if late and i % 7 == rank % 7 else 1e-2) for i in range(50)])
-        logs.append(RankLog(rank, dict.fromkeys(keys, calls)))
-    del logs[5].series[keys[0]]  # type: ignore[attr-defined]
-    report = straggler_report(logs)
-    assert len(report.ops) == 2 * 39
-    assert set(report.ops[0].worst[:2]) == {7, 900}
-    text = report.text()
-    assert len(text) < 8_000
-    assert "… and 48 more lines: to_frame() has all" in text
-    assert "op 0 on group 0 was logged ranks 0–4, 6–1023 50, rank 5 0 times" in text
-    assert report.to_frame().height == 2 * 39 * 1024
 
 
 def beside_a_recording() -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.comm.bandwidth import rate_text
-from dsexplore.comm.summary import CommsSummary, Line, shown_name
+from dsexplore.comm.summary import WAITING_HEAD, CommsSummary, Line, shown_name, waiting_cells
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
@@ -21,6 +21,7 @@ STYLE = """
 HEAD = ("op", "layer", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
 KINDS = ("time", "bandwidth")
 _MARGIN = {"l": 8, "r": 8, "t": 24, "b": 8}
+_WAITING_NOTE = "waiting: the part of the mean in which this rank waited for others"
 _MOST_LINES = 200
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
 
@@ -32,6 +33,7 @@ class CommsSummaryView(View):
 
     def __init__(self, summary: CommsSummary) -> None:
         self._lines = summary.lines
+        self._is_compared = summary.is_compared
         self._text = summary.text()
 
     def text(self) -> str:
@@ -47,13 +49,19 @@ class CommsSummaryView(View):
         if not self._lines:
             return html.fragment("<p><b>Comms log</b> nothing was logged</p>")
         longest = max(line.total for line in self._lines)
-        rows = [_row(line, longest) for line in self._lines[:most]]
+        rows = [_row(line, longest) + self._waiting(line) for line in self._lines[:most]]
         more = len(self._lines) - len(rows)
         text = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
         rest = f'<p class="dim">{text}</p>' if more else ""
         note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
-        table = html.table(HEAD, rows, left=(0, 1, 2, 6))
+        if self._is_compared:
+            note = note.replace("</p>", f"; {_WAITING_NOTE}</p>")
+        head = HEAD + (WAITING_HEAD if self._is_compared else ())
+        table = html.table(head, rows, left=(0, 1, 2, 6, 14))
         return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
+
+    def _waiting(self, line: Line) -> list[str]:
+        return [html.escape(cell, 200) for cell in waiting_cells(line)] if self._is_compared else []
 
     def page(self, **options: Any) -> str:
         """A document with many more rows than a notebook's output holds."""

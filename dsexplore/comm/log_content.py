@@ -1,0 +1,190 @@
+"""What a log holds, and what is made of it: lines, tables, a trace, DeepSpeed's shapes, and a comparison of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as td
+
+from dsexplore.capture.groups import own_rank
+from dsexplore.capture.issued import Issued
+from dsexplore.capture.recorder import in_use
+from dsexplore.comm import between_ranks
+from dsexplore.comm.earlier import Earlier
+from dsexplore.comm.printing import Printer
+from dsexplore.comm.ranks import is_initialized
+from dsexplore.comm.records import LogRecording, Record, recorded_of, records_of
+from dsexplore.comm.straggler import StragglerReport
+from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
+from dsexplore.comm.waiting import waiting_of_lines
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_NOTE = "From the log of dsexplore.comm."
+
+
+class LogContent:
+    """The calls of a log, the last ones one by one and those before them as sums.
+
+    Args:
+        recording: keeps the calls.
+    """
+
+    def __init__(self, recording: LogRecording) -> None:
+        self._recording = recording
+        self._recording.forget = self._forget
+        self._earlier = Earlier()
+        self._printer = Printer()
+
+    @property
+    def records(self) -> list[Record]:
+        """The lines of the log, in the order of issue."""
+        in_use().stopwatch.settle()
+        return list(records_of(list(self._recording.issued)))
+
+    @property
+    def most(self) -> int:
+        """How many calls are kept one by one; of those before them the summary alone has the sums."""
+        return self._recording.most
+
+    @most.setter
+    def most(self, calls: int) -> None:
+        if calls < 1:
+            raise UsageError(f"most={calls} keeps no call: give 1 or more")
+        self._recording.most = calls
+
+    def _forget(self, over: Sequence[Issued], running: Sequence[Issued]) -> None:
+        self._earlier.add(over, running)
+
+    def reset_data(self) -> None:
+        """Forget all records; ops that are under way end without one."""
+        self._recording.issued = []
+        self._earlier = Earlier()
+
+    def has_data(self) -> bool:
+        """Whether anything was recorded."""
+        return bool(self._recording.issued or self._earlier.lines)
+
+    def get_operation_names(self) -> list[str]:
+        """The names that ops were logged under, in order of first appearance."""
+        earlier = (line.name for line in self._earlier.lines.values())
+        return list(dict.fromkeys([*earlier, *(record.name for record in self.records)]))
+
+    def get_total_operations(self) -> int:
+        """How many calls were recorded; of a coalesced call its members."""
+        return self._earlier.count + len(self.records)
+
+    def summary(self, show_straggler: bool = False) -> CommsSummary:
+        """The log as a table: one row per op, layer, group and message size.
+
+        Args:
+            show_straggler: with what this rank waited in each line's calls, and which ranks were late. Every rank of
+                the world must then make this call.
+        """
+        return self._compared()[0] if show_straggler else CommsSummary(self.records, self._earlier.lines)
+
+    def _compared(self) -> tuple[CommsSummary, StragglerReport]:
+        """The table beside the logs of the other ranks, and what is to be said of all of them."""
+        records, in_place = self.records, self._in_place()
+        report = between_ranks.stragglers(in_place, self._earlier)
+        waiting = waiting_of_lines(in_place, self._earlier.matched, report, own_rank())
+        return CommsSummary(records, self._earlier.lines, waiting), report
+
+    def _in_place(self) -> list[Record]:
+        """The lines that can be compared with those of other ranks by their numbers."""
+        in_use().stopwatch.settle()
+        elsewhere = self._earlier.out_of_place
+        return list(records_of([one for one in self._recording.issued if one not in elsewhere]))
+
+    def to_frame(self) -> pl.DataFrame:
+        """The table of `summary` as a polars frame."""
+        return self.summary().to_frame()
+
+    def figure(self, **options: Any) -> Any:
+        """A plotly figure of `summary`."""
+        return self.summary().figure(**options)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.summary()._repr_mimebundle_(include, exclude)
+
+    def trace(self) -> Trace:
+        """The log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
+        recorded = list(recorded_of(list(self._recording.issued)))
+        notes = [_NOTE]
+        if self._earlier.count:
+            notes.append(f"The {self._earlier.count:,} calls before these are in the log's summary alone.")
+        recording = replace(self._recording, issued=recorded, notes=notes)
+        return Trace(in_use().tables(recording))
+
+    def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
+        """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's.
+
+        The count is that of all calls, the lists are those of the last `most`.
+        """
+        return raw_data(self.records, self._earlier.lines.values())
+
+    @property
+    def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
+        """`get_raw_data` as of now, by the name that it has in DeepSpeed's logger."""
+        return self.get_raw_data()
+
+    def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
+        """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
+        return operation_summaries(self.records, self._earlier.lines.values()).get(operation_name)
+
+    def log_all(
+        self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
+    ) -> Mapping[str, Any] | None:
+        """Print the log, return it as a dict, or both.
+
+        Args:
+            print_log: print the table.
+            show_straggler: add what ranks waited for each other: beside each line, and as a table of its own. Every
+                rank of the world must then make this call.
+            return_dict: return ``{"summary": {name: {S: {...}}}, "straggler_analysis": ..., "metadata": ...}``, in
+                DeepSpeed's shape. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
+                and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
+        """
+        records = self.records
+        rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
+        summary, stragglers = self._compared() if show_straggler else (self.summary(), None)
+        self._printer.print_over()
+        if print_log:
+            print(summary.text())
+            if stragglers is not None:
+                print(stragglers.text())
+        if not return_dict:
+            return None
+        return {
+            "summary": operation_summaries(records, self._earlier.lines.values()),
+            "straggler_analysis": None if stragglers is None else stragglers.by_name(rank),
+            "differences": None if stragglers is None else list(stragglers.differences),
+            "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
+        }
+
+    def stragglers(self) -> StragglerReport:
+        """What ranks waited for each other, and where their logs differ. Every rank of the world must make this call.
+
+        Raises:
+            TimeoutError: some ranks have not made it; the error names them.
+        """
+        return between_ranks.stragglers(self._in_place(), self._earlier)
+
+    def check(self) -> None:
+        """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
+
+        Every rank of the world must make this call. On gloo, ranks whose dtypes, reductions or order differ may get
+        wrong values and no error.
+
+        Raises:
+            MismatchError: the first call of each group that differs, with what each rank made of it and its line.
+            TimeoutError: some ranks have not made this call; the error names them.
+            UsageError: no rank has logged anything.
+        """
+        between_ranks.check(self._in_place(), self._earlier)
