@@ -63,8 +63,7 @@ class Matched:
     @property
     def timed(self) -> npt.NDArray[np.bool_]:
         """(calls,) whether every rank has a time."""
-        untimed: npt.NDArray[np.bool_] = np.isnan(self.seconds).any(axis=0)
-        return ~untimed
+        return np.isfinite(self.shortest)
 
     @property
     def shortest(self) -> Floats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -115,10 +114,8 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path, monkeypatch: pytest.Mon
         return receive(self)
 
     monkeypatch.setattr(Worker, "receive", interrupted)
-    begun = time.monotonic()
     result = sweep(tmp_path, **{**QUICK, "seconds": 60}, processes=2)  # type: ignore[arg-type]
     assert result.interrupted
-    assert result.measured
+    assert 0 < len(result.measured) <= 8
     assert children() == before
-    assert time.monotonic() - begun < 30
     assert AioConfig() in {m.sample.config for m in result.measured} | {AioConfig()}

@@ -22,6 +22,7 @@ from dsexplore.comm.printing import Printer
 from dsexplore.comm.records import Call, Record
 from dsexplore.comm.spellings import ALL_REDUCE
 from dsexplore.errors import UsageError
+from tests.comm.every_op import every_op
 
 Ranks = Callable[..., list[Any]]
 
@@ -71,25 +72,8 @@ def message_bytes_of_every_op() -> dict[str, tuple[int, ...]]:
 
     import dsexplore.comm as dist
 
-    n, rank = dist.get_world_size(), dist.get_rank()
     dist.configure(enabled=True)
-    part, whole = torch.ones(6), torch.ones(6 * n)
-    parts = [torch.ones(6) for _ in range(n)]
-    dist.all_reduce(part)
-    dist.broadcast(part, 0)
-    dist.reduce(part, 0)
-    dist.all_gather(parts, part)
-    dist.all_gather_into_tensor(whole, part)
-    dist.reduce_scatter(part, parts)
-    dist.reduce_scatter_tensor(part, whole)
-    dist.all_to_all_single(torch.empty(6 * n), whole)
-    dist.all_to_all([torch.empty(6) for _ in range(n)], parts)
-    dist.gather(part, parts if rank == 0 else None, 0)
-    dist.scatter(part, parts if rank == 0 else None, 0)
-    dist.barrier()
-    uneven = torch.ones(n * (n + 1) // 2)
-    sends, takes = [k + 1 for k in range(n)], [rank + 1] * n
-    dist.all_to_all_single(torch.empty(sum(takes)), uneven, takes, sends, log_name="uneven")
+    every_op(dist)
     dist.all_reduce_coalesced([torch.ones(5), torch.ones(7)], log_name="coalesced")
     found: dict[str, list[int]] = {}
     for record in dist.comms_logger.records:
@@ -104,19 +88,19 @@ def test_message_bytes_are_the_whole_buffer(ranks: Ranks, n: int) -> None:
     for rank, sizes in enumerate(ranks(n, message_bytes_of_every_op)):
         tensor, whole = 24, 24 * n
         assert sizes == {
-            "all_reduce": (tensor,),
-            "broadcast": (tensor,),
+            "all_reduce": (tensor, tensor),
+            "broadcast": (tensor, tensor),
             "reduce": (tensor,),
             "all_gather": (whole,),
-            "all_gather_into_tensor": (whole,),
+            "all_gather_single": (whole,),
             "reduce_scatter": (whole,),
-            "reduce_scatter_tensor": (whole,),
-            "all_to_all_single": (whole,),
+            "reduce_scatter_single": (whole,),
+            "all_to_all_single": (whole, 4 * max(n * (n + 1) // 2, n * (rank + 1))),
             "all_to_all": (whole,),
             "gather": (whole,),
             "scatter": (whole,),
             "barrier": (0,),
-            "uneven": (4 * max(n * (n + 1) // 2, n * (rank + 1)),),
+            **{0: {"send": (tensor,)}, 1: {"recv": (tensor,)}}.get(rank, {}),
             "coalesced": (20, 28),
         }
 

@@ -19,9 +19,10 @@ from dsexplore.capture import substrate
 from dsexplore.capture.labels import current
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import is_recording
-from dsexplore.comm.straggler import rank_log
+from dsexplore.comm.rank_logs import rank_log
 from dsexplore.trace import schema
 from dsexplore.worlds.simulate import simulate
+from tests.comm.every_op import every_op
 
 Ranks = Callable[..., list[Any]]
 _OF_THE_CALL = {"step", "seq", "source", "batch", "start", "end", "waited"}
@@ -119,30 +120,6 @@ def test_objects_are_pickled_once_and_counted_by_what_is_sent() -> None:
     assert line.bytes == trace.events["message_bytes"].sum() > 8
     assert trace.events["is_object"].all()
     assert line.times == (trace.events["start"].min(), trace.events["end"].max())
-
-
-def every_op(module: Any) -> None:
-    """Each op that one of torch's functions issues, by the names of that module."""
-    n, rank = td.get_world_size(), td.get_rank()
-    part, whole, parts = torch.ones(6), torch.ones(6 * n), [torch.ones(6) for _ in range(n)]
-    module.all_reduce(part)
-    module.broadcast(part, 0)
-    module.reduce(part, 0)
-    module.all_gather(parts, part)
-    module.all_gather_single(whole, part)
-    module.reduce_scatter(part, parts)
-    module.reduce_scatter_single(part, whole)
-    module.all_to_all_single(torch.empty(6 * n), whole)
-    module.all_to_all([torch.empty(6) for _ in range(n)], parts)
-    module.gather(part, parts if rank == 0 else None, 0)
-    module.scatter(part, parts if rank == 0 else None, 0)
-    module.barrier()
-    uneven = torch.ones(n * (n + 1) // 2)
-    takes = [rank + 1] * n
-    module.all_to_all_single(torch.empty(sum(takes)), uneven, takes, [k + 1 for k in range(n)])
-    module.send(part, 1) if rank == 0 else module.recv(part, 0)
-    for work in (module.all_reduce(part, async_op=True), module.broadcast(part, 0, async_op=True)):
-        work.wait()
 
 
 def logged_and_traced() -> list[Any]:
