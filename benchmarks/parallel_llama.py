@@ -320,7 +320,7 @@ def _pipeline(
     is_first, is_last = 0 in stages, count - 1 in stages
 
     def compute() -> None:
-        schedule.step(*((whole,) if is_first else ()), **({"target": whole} if is_last else {}))
+        schedule.step(*((whole,) if is_first else ()), **({"target": whole} if is_last else {}), return_outputs=False)
 
     return compute
 

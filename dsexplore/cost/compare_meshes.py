@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,25 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.cost.cluster import Cluster, Link
 from dsexplore.cost.estimate import Range
 from dsexplore.cost.prediction import Prediction, as_cluster, predict
+from dsexplore.cost.traced_rank import Build, trace_rank
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace.files import load as load_tables
+from dsexplore.trace.files import save as save_tables
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.real.packing import pack_program
-from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.tracing import commtrace
-
-Build = Callable[[DeviceMesh], Callable[[], Any]]
-"""Takes a mesh with all the axes, some of size 1, and returns a function that trains one step."""
 
 _COMPARED = 3
 """How many of the fastest meshes are looked at for ties."""
@@ -306,14 +301,7 @@ def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
 def _trace_one(build: Build, job: _Job) -> None:
     """Trace one rank into its file; where the program cannot use the mesh, the reason into a text beside it."""
     try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            simulate(mesh=dict(job.sizes), rank=job.rank, fake=True) as mesh,
-        ):
-            step = build(mesh)
-            with commtrace(costs=True) as trace:
-                step()
-        trace.save(job.file)
+        save_tables(trace_rank(build, job.sizes, job.rank), job.file)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         job.file.with_suffix(".txt").write_text(f"{type(error).__name__}: {first}", encoding="utf-8")

@@ -12,6 +12,7 @@ import polars as pl
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import slowed_by_communication
 from dsexplore.cost.estimate import Range
+from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
 from dsexplore.cost.rank_program import Collective, Options, Program, programs
 from dsexplore.cost.schedules import Placed, Schedule, place, read_schedule
@@ -75,7 +76,7 @@ class Prediction(Displayable):
     def step(self) -> Range:
         """Seconds of the step."""
         low, expected, high = self._slowest.step
-        return Range(low, expected, high)
+        return _range([low, expected, high])
 
     @property
     def compute(self) -> Range:
@@ -231,25 +232,33 @@ class Prediction(Displayable):
             ranks_per_node: another number; 0 for the cluster's own.
             overlap: whether communication may run beside compute.
             compiled: whether modules run compiled.
-            batch: times as many samples; anything but 1 needs a new trace.
-            sequence: times as long sequences; the same.
+            batch: times as many samples: of a 1F1B pipeline so many times as many microbatches, which are repeated; of
+                anything else a new trace is needed.
+            sequence: times as long sequences; anything but 1 needs a new trace.
 
         Raises:
             UsageError: what changes the program's shapes, and so what it computes, stores and sends.
         """
-        for name, factor in (("batch", batch), ("sequence", sequence)):
-            if factor != 1:
-                raise UsageError(
-                    f"{name}={factor}: other shapes need a new trace, as products, memory and messages do not all grow "
-                    f"with the {name}: trace the program with {factor} times the {name}, and predict that"
-                )
+        tables = self.tables if batch == 1 else self._with_batch(batch)
+        if sequence != 1:
+            raise _needs_trace("sequence", sequence)
         options = replace(
             self.options,
             ranks_per_node=self.options.ranks_per_node if ranks_per_node is None else ranks_per_node or None,
             overlap=self.options.overlap if overlap is None else overlap,
             compiled=self.options.compiled if compiled is None else compiled,
         )
-        return Prediction(self.tables, self.cluster if cluster is None else as_cluster(cluster), options)
+        return Prediction(tables, self.cluster if cluster is None else as_cluster(cluster), options)
+
+    def _with_batch(self, batch: float) -> Tables:
+        """The tables of a step with so many times as many microbatches."""
+        count = self.schedule.microbatches * batch if self.schedule is not None else 0
+        if self.schedule is None or count != round(count) or count < self.schedule.stages:
+            raise _needs_trace("batch", batch)
+        scaled = with_microbatches(self.tables, round(count))
+        if scaled is None:
+            raise _needs_trace("batch", batch)
+        return scaled
 
     def __repr__(self) -> str:
         return f"<Prediction: {self.step} per step on {self.cluster.name}, {self.memory / 2**30:.1f} GiB>"
@@ -313,6 +322,13 @@ def predict(
     if ranks_per_node is not None and ranks_per_node < 1:
         raise UsageError(f"ranks_per_node={ranks_per_node} is no number of ranks: give 1 or more")
     return Prediction(tables, as_cluster(cluster), Options(ranks_per_node, compiled, overlap, step))
+
+
+def _needs_trace(name: str, factor: float) -> UsageError:
+    return UsageError(
+        f"{name}={factor}: other shapes need a new trace, as products, memory and messages do not all grow "
+        f"with the {name}: trace the program with {factor} times the {name}, and predict that"
+    )
 
 
 def as_cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:

@@ -1,0 +1,127 @@
+"""Traces of pipelines with more or fewer microbatches than were run: equal, row by row, to those of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from dsexplore.cost.microbatches import with_microbatches
+from dsexplore.cost.prediction import predict
+from dsexplore.cost.traced_rank import trace_rank
+from dsexplore.errors import UsageError
+from dsexplore.trace.tables import Tables
+
+SIZES = {"pp": 3, "dp": 2}
+WIDTH = 64
+
+
+def build(
+    mesh: DeviceMesh, *, microbatches: int = 11, schedule: type = Schedule1F1B, keeps: bool = False
+) -> Callable[[], None]:
+    """Three stages of two layers under FSDP2, whose last layer is checkpointed by nobody."""
+    number = mesh["pp"].get_local_rank()
+    stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=False)
+    example, given = (torch.empty(4, WIDTH, requires_grad=needed) for needed in (True, number > 0))
+    made = PipelineStage(
+        stage, number, 3, torch.device("cpu"), input_args=(given,), output_args=(example,), group=mesh.get_group("pp")
+    )
+    whole = torch.randn(4 * microbatches, WIDTH)
+    run = schedule(made, n_microbatches=microbatches, loss_fn=F.mse_loss)
+    optimizer = torch.optim.AdamW(stage.parameters())
+
+    def step() -> None:
+        losses: list[torch.Tensor] = []
+        given: dict[str, Any] = {"target": whole, "losses": losses} if number == 2 else {}
+        run.step(*((whole,) if number == 0 else ()), **given, return_outputs=keeps)
+        if losses:
+            torch.stack(losses).mean()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def numbered(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with process groups by number: each run of a program makes groups with names of their own."""
+    if "fused_bytes" in frame.columns:  # outputs and losses that repeat others share their memory
+        after = (pl.col("module") == "") & pl.col("op").is_in(["cat", "stack", "mean"])
+        frame = frame.with_columns(fused_bytes=pl.when(after).then(0).otherwise("fused_bytes"))
+    return frame.with_columns(pl.col("group").rle_id()) if "group" in frame.columns else frame
+
+
+def same(one: Tables, other: Tables) -> None:
+    for name in ("events", "kernels", "memory", "parameters", "groups", "modules"):
+        left, right = (numbered(getattr(tables, name)) for tables in (one, other))
+        assert left.height == right.height, name
+        different = [column for column in left.columns if not left[column].equals(right[column], null_equal=True)]
+        assert not different, (name, different)
+    assert one.info == other.info
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_few_microbatches_give_the_trace_of_all(stage: int, keeps: bool) -> None:
+    program = partial(build, keeps=keeps)
+    rank = stage * SIZES["dp"]
+    same(trace_rank(program, SIZES, rank), trace_rank(program, SIZES, rank, every_microbatch=True))
+
+
+def without_losses(kernels: pl.DataFrame) -> pl.DataFrame:
+    """The kernels but for those that read as many losses as there are microbatches."""
+    return kernels.filter(~pl.col("op").is_in(["stack", "mean"]))
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_microbatches_are_left_out_too(stage: int) -> None:
+    many = trace_rank(partial(build, microbatches=14), SIZES, stage * 2, every_microbatch=True)
+    fewer = with_microbatches(many, 9)
+    assert fewer is not None
+    whole = trace_rank(partial(build, microbatches=9), SIZES, stage * 2, every_microbatch=True)
+    same(
+        replace(fewer, kernels=without_losses(fewer.kernels), memory=fewer.memory.clear()),
+        replace(
+            whole,
+            kernels=without_losses(whole.kernels),
+            memory=whole.memory.clear(),
+            info=replace(whole.info, schedule=fewer.info.schedule),
+        ),
+    )
+
+
+def test_microbatches_that_are_not_alike_are_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.cost.microbatches._Rows.is_alike", lambda _rows: False)
+    tables = trace_rank(build, SIZES, 0)
+    assert tables.events.filter(op="send").height == 12  # and the vote
+    assert with_microbatches(tables, 12) is None
+
+
+def test_other_schedules_run_all() -> None:
+    tables = trace_rank(partial(build, schedule=ScheduleGPipe), SIZES, 0)
+    assert tables.events.filter(op="send").height == 12  # and the vote
+    assert with_microbatches(tables, 22) is None
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_twice_the_batch_of_a_pipeline_needs_no_new_trace(stage: int) -> None:
+    prediction = predict(trace_rank(build, SIZES, stage * 2))
+    twice = predict(trace_rank(partial(build, microbatches=22), SIZES, stage * 2))
+    scaled = prediction.what_if(batch=2)
+    assert scaled.step.expected == pytest.approx(twice.step.expected, rel=1e-6)
+    assert scaled.schedule == twice.schedule
+    targets = 11 * 4 * WIDTH * 4 if stage == 2 else 0  # bytes of the samples themselves, which the program holds
+    assert scaled.memory + targets == twice.memory
+    for factor in (1.05, 0.3, 0):
+        with pytest.raises(UsageError, match=rf"batch={factor}: .*new trace"):
+            prediction.what_if(batch=factor)
