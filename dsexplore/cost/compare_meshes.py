@@ -327,7 +327,7 @@ def _merged(parts: Sequence[Tables]) -> Tables:
 
 
 def _expected(one: MeshCandidate) -> float:
-    return one.prediction.step.expected if one.prediction is not None else float("inf")
+    return one.prediction.expected_step if one.prediction is not None else float("inf")
 
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
@@ -347,7 +347,7 @@ def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
     one, two = first.prediction, other.prediction
     assert one is not None
     assert two is not None
-    gap = two.step.expected - one.step.expected
+    gap = two.expected_step - one.expected_step
     pairs = ((one.compute, two.compute), (one.exposed, two.exposed), (one.idle, two.idle))
     reach = _WRONG * sum(abs(a.expected - b.expected) for a, b in pairs)
     if gap <= reach:
@@ -355,7 +355,7 @@ def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
     if gap > 3 * reach + _WRONG * gap:
         return False  # far beyond what parts that move apart by a tenth can make up
     return any(
-        one.what_if(cluster=cluster).step.expected >= two.what_if(cluster=cluster).step.expected
+        one.what_if(cluster=cluster).expected_step >= two.what_if(cluster=cluster).expected_step
         for cluster in moved_constants(one.cluster)
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
 
 import polars as pl
 
@@ -21,23 +22,31 @@ from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 
+LOW, EXPECTED, HIGH = range(3)
+"""The ends of a range, and what is expected."""
 RESERVED = 1.5 * 2**30
 """Bytes that the driver, its libraries and the communication library take of a GPU beside the program's tensors."""
 
 
-@dataclass(frozen=True)
 class _RankTimes:
-    """One rank's step, once for each end of the range."""
+    """One rank's step, once for each end of the range; an end is simulated when it is first asked for."""
 
-    program: Program
-    played: tuple[Played, Played, Played]
-    bubble: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Seconds that it waits for other stages of its pipeline."""
+    def __init__(self, program: Program, slowdown: float, overlap: bool) -> None:
+        self.program = program
+        self._how = slowdown, overlap
+        self._played: dict[int, Played] = {}
+        self.bubble: Callable[[int], float] = lambda _end: 0.0
+        """Seconds that it waits for other stages of its pipeline, by the end."""
 
-    @property
-    def step(self) -> tuple[float, float, float]:
-        low, expected, high = (_busy(played) + wait for played, wait in zip(self.played, self.bubble, strict=True))
-        return low, expected, high
+    def played(self, end: int) -> Played:
+        """The simulation of one end: 0 low, 1 expected, 2 high."""
+        if end not in self._played:
+            self._played[end] = play(self.program.items, end, *self._how)
+        return self._played[end]
+
+    def step(self, end: int) -> float:
+        """Seconds of the step."""
+        return _busy(self.played(end)) + self.bubble(end)
 
 
 class Prediction(Displayable):
@@ -53,57 +62,52 @@ class Prediction(Displayable):
         self.tables, self.cluster, self.options = tables, cluster, options
         read = programs(tables, cluster, options)
         slowdown = slowed_by_communication(cluster) if options.overlap else 0.0
-        ranks = [
-            _RankTimes(
-                program,
-                (
-                    play(program.items, 0, slowdown, options.overlap),
-                    play(program.items, 1, slowdown, options.overlap),
-                    play(program.items, 2, slowdown, options.overlap),
-                ),
-            )
-            for program in read
-        ]
+        self._ranks = [_RankTimes(program, slowdown, options.overlap) for program in read]
         self.schedule = read_schedule(tables.info.schedule)
         self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
+        self._placed: dict[int, list[Placed]] = {}
         if self.schedule is not None:
-            ranks = self._in_pipeline(ranks, self.schedule)
-        self._ranks = ranks
-        self._slowest = max(ranks, key=lambda one: one.step[1])
+            self._join_pipeline(self.schedule)
+        self._slowest = max(self._ranks, key=lambda one: one.step(EXPECTED))
         self.rank = self._slowest.program.rank
 
     @property
     def step(self) -> Range:
         """Seconds of the step."""
-        low, expected, high = self._slowest.step
-        return _range([low, expected, high])
+        return self._range_of(self._slowest.step)
 
     @property
     def compute(self) -> Range:
         """Seconds that the compute stream is busy."""
-        return _range([played.compute for played in self._slowest.played])
+        return self._range_of(lambda end: self._slowest.played(end).compute)
 
     @property
     def exposed(self) -> Range:
         """Seconds of communication that no compute hides."""
-        return _range([_exposed(played) for played in self._slowest.played])
+        return self._range_of(lambda end: _exposed(self._slowest.played(end)))
 
     @property
     def idle(self) -> Range:
         """Seconds that the compute stream waits for the CPU that launches kernels, or for other stages."""
-        return _range(
-            [played.idle + wait for played, wait in zip(self._slowest.played, self._slowest.bubble, strict=True)]
-        )
+        return self._range_of(lambda end: self._slowest.played(end).idle + self._slowest.bubble(end))
 
     @property
     def bubble(self) -> Range:
         """Seconds that the rank waits for other stages of its pipeline; part of `idle`."""
-        return _range(list(self._slowest.bubble))
+        return self._range_of(self._slowest.bubble)
 
     @property
     def communication(self) -> Range:
         """Seconds that collectives run, hidden or not."""
-        return _range([played.sum("communication") for played in self._slowest.played])
+        return self._range_of(lambda end: self._slowest.played(end).sum("communication"))
+
+    @property
+    def expected_step(self) -> float:
+        """Expected seconds of the step, without its range, which takes three times as long to find."""
+        return self._slowest.step(EXPECTED)
+
+    def _range_of(self, value: Callable[[int], float]) -> Range:
+        return _range([value(end) for end in (LOW, EXPECTED, HIGH)])
 
     @cached_property
     def peak(self) -> PeakMemory:
@@ -140,9 +144,7 @@ class Prediction(Displayable):
         Columns: ``module``, ``phase``, ``compute``, ``communication``, ``exposed``, ``idle``, and ``_low`` and
         ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
         """
-        parts = [
-            _per_module(played, wait) for played, wait in zip(self._slowest.played, self._slowest.bubble, strict=True)
-        ]
+        parts = [_per_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)]
         low, expected, high = parts
         rows = [
             {
@@ -164,7 +166,7 @@ class Prediction(Displayable):
     def by_axis(self) -> pl.DataFrame:
         """Seconds per mesh axis and op: ``axis``, ``op``, ``count``, ``communication``, ``exposed``."""
         totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-        for span in self._slowest.played[1].spans:
+        for span in self._slowest.played(EXPECTED).spans:
             if span.kind == "communication":
                 total = totals[span.axis, span.op]
                 total[0] += 1
@@ -188,10 +190,10 @@ class Prediction(Displayable):
         rows = [
             (
                 one.program.rank,
-                one.step[1],
-                one.played[1].compute,
-                _exposed(one.played[1]),
-                one.played[1].idle + one.bubble[1],
+                one.step(EXPECTED),
+                one.played(EXPECTED).compute,
+                _exposed(one.played(EXPECTED)),
+                one.played(EXPECTED).idle + one.bubble(EXPECTED),
             )
             for one in self._ranks
         ]
@@ -203,13 +205,13 @@ class Prediction(Displayable):
         step, ``kind``, ``module``, ``phase``, ``op``, ``axis``. Waiting for other stages is not in it: see
         `stages`."""
         names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
-        rows = [tuple(getattr(span, name) for name in names) for span in self._slowest.played[1].spans]
+        rows = [tuple(getattr(span, name) for name in names) for span in self._slowest.played(EXPECTED).spans]
         types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
         return pl.DataFrame(rows, schema=types, orient="row")
 
     def stages(self) -> list[Placed]:
         """When each stage of the pipeline computes which microbatch, predicted; empty without a pipeline."""
-        return self._placed[1] if self.schedule is not None else []
+        return self._stages_at(EXPECTED) if self.schedule is not None else []
 
     def to_frame(self) -> pl.DataFrame:
         """`by_module`."""
@@ -263,26 +265,31 @@ class Prediction(Displayable):
     def __repr__(self) -> str:
         return f"<Prediction: {self.step} per step on {self.cluster.name}, {self.memory / 2**30:.1f} GiB>"
 
-    def _in_pipeline(self, ranks: list[_RankTimes], schedule: Schedule) -> list[_RankTimes]:
-        """The ranks with the time that each waits for other stages."""
+    def _join_pipeline(self, schedule: Schedule) -> None:
+        """Make each rank wait for the stages of others."""
         size = len(schedule.order)
-        positions = [_position(self.tables, one.program, size) for one in ranks]
-        if len(set(positions)) < size:
+        self._positions = [_position(self.tables, one.program, size) for one in self._ranks]
+        if len(set(self._positions)) < size:
             self._notes.append(
-                f"{len(set(positions))} of {size} stages of the pipeline are traced: the others are taken to be like "
-                "the nearest of these; trace one rank of each stage for stages that differ"
+                f"{len(set(self._positions))} of {size} stages of the pipeline are traced: the others are taken to be "
+                "like the nearest of these; trace one rank of each stage for stages that differ"
             )
-        bubbles: list[list[float]] = [[] for _ in ranks]
-        self._placed: list[list[Placed]] = []
-        for end in range(3):
-            forward, backward = self._stage_times(ranks, positions, schedule, end)
-            placed = place(schedule, forward, backward, _transfer(ranks[0].program, end))
-            self._placed.append(placed)
-            last = max(one.end for one in placed)
-            for position, waits in zip(positions, bubbles, strict=True):
-                busy = sum(action.end - action.start for action in placed if action.rank == position)
-                waits.append(last - busy)
-        return [replace(one, bubble=(waits[0], waits[1], waits[2])) for one, waits in zip(ranks, bubbles, strict=True)]
+        for one, position in zip(self._ranks, self._positions, strict=True):
+            one.bubble = partial(self._bubble, position)
+
+    def _stages_at(self, end: int) -> list[Placed]:
+        """The actions of all ranks of the pipeline."""
+        assert self.schedule is not None
+        if end not in self._placed:
+            forward, backward = self._stage_times(self._ranks, self._positions, self.schedule, end)
+            transfer = _transfer(self._ranks[0].program, end)
+            self._placed[end] = place(self.schedule, forward, backward, transfer)
+        return self._placed[end]
+
+    def _bubble(self, position: int, end: int) -> float:
+        """Seconds that a rank of the pipeline waits for other stages."""
+        placed = self._stages_at(end)
+        return max(one.end for one in placed) - sum(one.end - one.start for one in placed if one.rank == position)
 
     def _stage_times(
         self, ranks: list[_RankTimes], positions: list[int], schedule: Schedule, end: int
@@ -291,7 +298,7 @@ class Prediction(Displayable):
         of_position = {}
         for one, position in zip(ranks, positions, strict=True):
             each = schedule.microbatches * schedule.stages_per_rank
-            ahead, back = _phases(one.played[end])
+            ahead, back = _phases(one.played(end))
             of_position[position] = ahead / each, back / each
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}

@@ -139,6 +139,13 @@ def _listed(numbers: pl.Series) -> str:
     return ", ".join(map(str, numbers.unique().sort()))
 
 
+_COSTS = (
+    *("kind", "op", "dtype", "shape", "count", "flops", "read_bytes", "written_bytes", "fused_bytes", "fused_count"),
+    *("compiled", "phase"),
+)
+"""The columns that the seconds of a row depend on."""
+
+
 class _Reader:
     """Makes items of the rows of a trace's tables."""
 
@@ -147,6 +154,7 @@ class _Reader:
         self.groups = {row["group"]: row["ranks"] for row in tables.groups.iter_rows(named=True)}
         self.per_node = options.ranks_per_node or cluster.ranks_per_node
         self._times: dict[tuple[Any, ...], Times] = {}
+        self._costs: dict[tuple[Any, ...], tuple[Times, float]] = {}
         self.notes: dict[str, None] = {}
 
     def program(self, rank: int, step: int) -> Program:
@@ -160,27 +168,29 @@ class _Reader:
         issued = {one.seq for one in collectives}
         items: list[Item] = []
         position = 0
-        for row in kernels.iter_rows(named=True):
-            while position < len(collectives) and collectives[position].seq < row["before"]:
+        places = ("before", "kind", "waits_for", "module", "phase")
+        for place, cost in zip(kernels.select(places).iter_rows(), kernels.select(_COSTS).iter_rows(), strict=True):
+            before, kind, waits_for, module, phase = place
+            while position < len(collectives) and collectives[position].seq < before:
                 items.append(collectives[position])
                 position += 1
-            if row["kind"] == "wait":
-                if row["waits_for"] in issued:
-                    items.append(Wait(row["waits_for"]))
+            if kind == "wait":
+                if waits_for in issued:
+                    items.append(Wait(waits_for))
             else:
-                items.append(self._kernels(row))
+                seconds, host = self._cost(cost)
+                items.append(Kernels(seconds, host, module, phase, kind))
         return Program(rank, step, [*items, *collectives[position:]], list(self.notes))
 
-    def _kernels(self, row: Mapping[str, Any]) -> Kernels:
-        compiled = self.options.compiled if self.options.compiled is not None else row["compiled"]
-        low, expected, high = (kernel_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
-        return Kernels(
-            (low, expected, high),
-            host_seconds(row, self.cluster, compiled),
-            row["module"],
-            row["phase"],
-            row["kind"],
-        )
+    def _cost(self, row: tuple[Any, ...]) -> tuple[Times, float]:
+        """Seconds of a row and of its launch; rows of other layers and microbatches with the same costs share them."""
+        key = (*row[:3], tuple(row[3] or ()), *row[4:])
+        if key not in self._costs:
+            named = dict(zip(_COSTS, row, strict=True))
+            compiled = self.options.compiled if self.options.compiled is not None else named["compiled"]
+            low, expected, high = (kernel_seconds(named, self.cluster, speed, compiled) for speed in SPEEDS)
+            self._costs[key] = (low, expected, high), host_seconds(named, self.cluster, compiled)
+        return self._costs[key]
 
     def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:
         ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
