@@ -56,9 +56,8 @@ def main() -> None:
         each.ru_utime + each.ru_stime
         for each in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
-    print(
-        f"{time.perf_counter() - start:.0f} s; processors were busy with this for {used:.0f} s, load {os.getloadavg()[0]:.1f}"
-    )
+    seconds, load = time.perf_counter() - start, os.getloadavg()[0]
+    print(f"{seconds:.0f} s; processors were busy with this for {used:.0f} s, load {load:.1f}")
 
 
 if __name__ == "__main__":
