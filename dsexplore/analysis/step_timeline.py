@@ -6,11 +6,12 @@ recorded; and where several were, the rounds in which they can run (`waiting_ord
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import polars as pl
 
+from dsexplore.analysis.message_ties import TIES, message_ties
 from dsexplore.analysis.waiting_order import rounds
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
@@ -20,9 +21,11 @@ from dsexplore.trace.trace import Trace
 
 LaneKind = Literal["phase", "axis", "module", "op", "rank"]
 ColourKind = Literal["phase", "axis", "op", "rank"]
-Order = Literal["measured", "program order", "rounds", "predicted"]
+Sizes = Literal["wire", "message"]
+Order = Literal["measured", "program order", "rounds", "predicted", "slots"]
 """``measured``: seconds since the first start; ``program order``: the number of the collective; ``rounds``: see
-`waiting_order`; ``predicted``: seconds since the step began, on a cluster."""
+`waiting_order`; ``predicted``: seconds since the step began, on a cluster; ``slots``: of a pipeline's schedule, as long
+as one forward of one microbatch."""
 
 SPANS: dict[str, pl.DataType] = {
     "lane": pl.String(),
@@ -30,10 +33,15 @@ SPANS: dict[str, pl.DataType] = {
     "end": pl.Float64(),
     "mark": pl.String(),  # what its colour says: a phase, an axis, …
     "name": pl.String(),  # the op
-    "bytes": pl.Int64(),  # message bytes; null for what moves none
+    "bytes": pl.Int64(),  # wire or message bytes; null for what moves none
     "row": pl.UInt32(),  # of the trace's events; null for what is no event
+    "label": pl.String(),  # stands on its box; null for the letter of its mark
 }
 NO_AXIS, NO_MODULE = "no axis", "outside any module"
+WAITING, WARM_UP = "waiting", "warm-up"
+"""Marks of a pipeline's stages: a gap (of the bubble), and the time before the stage's first backward."""
+_MOST_IN_ROUNDS = 300_000
+"""Events of simulated ranks whose rounds are found: they take 2 µs each. More of them stand in program order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +59,12 @@ class Timeline(Displayable):
     """``phase``, ``axis``, …: what `marks` are."""
     tables: Tables
     """The trace that was drawn."""
+    sizes: Sizes = "wire"
+    """Which bytes the spans have."""
+    ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
+    """What is sent from one lane to another. Columns: `message_ties.TIES`."""
+    note: str = ""
+    """What the drawing shows beside its key, such as how large the bubble of a pipeline is."""
 
     def __repr__(self) -> str:
         return f"<Timeline: {self.spans.height:,} spans in {len(self.lanes)} lanes, {self.order}>"
@@ -75,7 +89,9 @@ class Timeline(Displayable):
         return Trace(replace(self.tables, events=events))
 
 
-def timeline_of(tables: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None) -> Timeline:
+def timeline_of(
+    tables: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None, sizes: Sizes = "wire"
+) -> Timeline:
     """The timeline of a trace.
 
     Args:
@@ -83,9 +99,10 @@ def timeline_of(tables: Tables, lanes: LaneKind | None = None, colours: ColourKi
         lanes: what has a lane of its own: phase, axis, module (the blocks that the model repeats), op or rank. None:
             ranks where there are several, else phases.
         colours: what the colours say: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
+        sizes: which bytes the spans have, wire or message.
 
     Raises:
-        UsageError: no such lanes or colours.
+        UsageError: no such lanes, colours or sizes.
     """
     events = tables.events
     several = events["rank"].n_unique() > 1
@@ -93,6 +110,7 @@ def timeline_of(tables: Tables, lanes: LaneKind | None = None, colours: ColourKi
     colours = colours or ("axis" if lanes == "phase" else "phase")
     _check("lanes", lanes, LaneKind)
     _check("colours", colours, ColourKind)
+    _check("sizes", sizes, Sizes)
     order, begin, end = _places(tables, several)
     spans = (
         events.with_row_index("row")
@@ -102,13 +120,16 @@ def timeline_of(tables: Tables, lanes: LaneKind | None = None, colours: ColourKi
             end.alias("end"),
             _key(colours, False).alias("mark"),
             pl.col("op").alias("name"),
-            pl.col("message_bytes").alias("bytes"),
+            pl.col(f"{sizes}_bytes").alias("bytes"),
             "row",
+            pl.lit(None, pl.String).alias("label"),
         )
         .cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
         .sort("begin", maintain_order=True)
     )
-    return Timeline(spans, _in_order(spans["lane"], lanes), _in_order(spans["mark"], colours), order, colours, tables)
+    ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
+    marks = _axes(events) if colours == "axis" else _in_order(spans["mark"], colours)
+    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colours, tables, sizes, ties)
 
 
 def _check(name: str, given: str, kind: Any) -> None:
@@ -121,7 +142,7 @@ def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, 
     events = tables.events
     if timeline.is_timed(events):
         return "measured", timeline.begin(events) / 1e9, timeline.end(events) / 1e9
-    if several:
+    if several and events.height <= _MOST_IN_ROUNDS:
         at = pl.Series(rounds(tables), dtype=pl.Float64)
         return "rounds", at, at + 1
     return "program order", pl.col("seq").cast(pl.Float64), pl.col("seq").cast(pl.Float64) + 1
@@ -144,9 +165,16 @@ def _block() -> pl.Expr:
     return pl.when(pl.col("owner") == "").then(pl.lit(NO_MODULE)).otherwise(block.fill_null(top))
 
 
+def _axes(events: pl.DataFrame) -> tuple[str, ...]:
+    """The axes, most wire bytes in steps first: the order of their colours in every view of a trace."""
+    in_steps = pl.when(pl.col("phase") != "start-up").then(pl.col("wire_bytes")).otherwise(0)
+    totals = events.group_by("axis").agg(in_steps.sum().alias("size")).sort("size", "axis", descending=[True, False])
+    return tuple(axis or NO_AXIS for axis in totals["axis"])
+
+
 def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
     """Distinct names: phases in the order of a step, ranks by number, else as they first appear."""
-    found = list(dict.fromkeys(names.to_list()))
+    found = names.unique(maintain_order=True).to_list()
     if kind == "phase":
         place = {phase: i for i, phase in enumerate(schema.PHASES)}
         return tuple(sorted(found, key=lambda name: (_rank_of(name), place.get(name.rpartition(" · ")[2], len(place)))))
@@ -158,3 +186,9 @@ def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
 def _rank_of(name: str) -> int:
     number = name.removeprefix("rank ").partition(" ")[0]
     return int(number) if name.startswith("rank ") and number.isdigit() else -1
+
+
+def with_sizes(timeline: Timeline, sizes: Sizes) -> Timeline:
+    """The same timeline of a trace with wire or message bytes."""
+    column = timeline.tables.events[f"{sizes}_bytes"].gather(timeline.spans["row"]).cast(SPANS["bytes"])
+    return replace(timeline, spans=timeline.spans.with_columns(column.alias("bytes")), sizes=sizes)

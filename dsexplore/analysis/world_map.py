@@ -8,26 +8,31 @@ point goes to its peer. What is sent at start-up is left out, and the rest is pe
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
 INSIDE, BETWEEN = "inside a node", "between nodes"
 NO_AXIS = "no axis"
+FLOW = ("rank", "axis", "group", "peer")
+"""Events that agree in these columns go over the same links."""
 LINKS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),  # a recorded rank
     "axis": pl.String(),
     "level": pl.String(),  # INSIDE or BETWEEN
     "peers": pl.Int32(),  # ranks that it sends to
-    "wire_bytes": pl.Int64(),  # to all of them, per step
+    "bytes": pl.Int64(),  # to all of them, per step
     "events": pl.Int64(),  # collectives and messages, per step
 }
 
@@ -42,11 +47,15 @@ class WorldMap(Displayable):
     steps: int
     """Steps recorded: all bytes here are per step."""
     received: dict[str, npt.NDArray[np.float64]]
-    """By axis: (world,) wire bytes that the recorded ranks together send to each rank, per step."""
+    """By axis: (world,) bytes that the recorded ranks together send to each rank, per step."""
     groups: dict[str, tuple[tuple[int, ...], ...]]
     """By axis: the groups of the recorded ranks."""
     links: pl.DataFrame
     """Columns: `LINKS`."""
+    sizes: Sizes = "wire"
+    """Which bytes these are."""
+    axis: str | None = None
+    """The axis whose groups are outlined; None for none."""
 
     def __repr__(self) -> str:
         return f"<WorldMap: {self.world_size:,} ranks on {self.nodes:,} nodes of {self.ranks_per_node}>"
@@ -62,11 +71,14 @@ class WorldMap(Displayable):
         return tuple(sorted(self.received, key=lambda axis: (-float(self.received[axis].sum()), axis)))
 
     def to_frame(self) -> pl.DataFrame:
-        """A row per recorded rank, axis and level of link; columns: `LINKS`."""
-        return self.links
+        """A row per recorded rank, axis and level of link.
+
+        Columns: `LINKS`; ``bytes`` is called ``wire_bytes`` or ``message_bytes``.
+        """
+        return self.links.rename({"bytes": f"{self.sizes}_bytes"})
 
     def to_each(self, axis: str | None = None) -> npt.NDArray[np.float64]:
-        """(world,) wire bytes that the recorded ranks send to each rank, per step.
+        """(world,) bytes that the recorded ranks send to each rank, per step.
 
         Args:
             axis: over this axis alone; None for all.
@@ -87,37 +99,118 @@ class WorldMap(Displayable):
         """
         if not 0 <= rank < self.world_size:
             raise UsageError(f"talks_to({rank}): ranks are 0 to {self.world_size - 1}")
-        members = {name: set(held) for name, held in self.tables.groups.select("group", "ranks").iter_rows()}
-        with_rank = [name for name, held in members.items() if rank in held]
-        alone = pl.col("peer").is_null()
-        shared = pl.col("group").is_in(with_rank) & (alone | (pl.col("peer") == rank) | (pl.col("rank") == rank))
-        chosen = shared if axis is None else shared & (_axis() == axis)
-        return Trace(replace(self.tables, events=self.tables.events.filter(chosen)))
+        flows = self._flows()
+        return self._events_of(flows.filter(flows_with(self.tables, flows, [rank], axis)))
+
+    def sent_over(self, axis: str, level: str) -> Trace:
+        """The events that a recorded rank sends over an axis, to any rank at that level, as a `Trace`.
+
+        Args:
+            axis: one of `axes`.
+            level: `INSIDE` a node or `BETWEEN` nodes.
+        """
+        flows = self._flows()
+        return self._events_of(flows.filter(flows_over(self.tables, flows, self.ranks_per_node, axis, level)))
+
+    def _flows(self) -> pl.DataFrame:
+        return self.tables.events.select(FLOW).unique()
+
+    def _events_of(self, flows: pl.DataFrame) -> Trace:
+        events = self.tables.events.join(flows, on=FLOW, how="semi", nulls_equal=True, maintain_order="left")
+        return Trace(replace(self.tables, events=events))
+
+    def group_of_each(self) -> dict[int, int]:
+        """The number of the group of `axis` that each rank is in: of all ranks where the mesh is known."""
+        if self.axis is None:
+            return {}
+        mesh = parse_mesh(self.tables.info.mesh)
+        if self.axis in mesh.axes and mesh.size == self.world_size:
+            place = mesh.axes.index(self.axis)
+            ranks = np.moveaxis(np.arange(mesh.size).reshape(mesh.shape), place, -1).reshape(-1, mesh.shape[place])
+            return {int(rank): number for number, held in enumerate(ranks) for rank in held}
+        return {rank: number for number, held in enumerate(self.groups.get(self.axis, ())) for rank in held}
 
 
-def world_map(tables: Tables, ranks_per_node: int = 8) -> WorldMap:
+def flows_with(tables: Tables, flows: pl.DataFrame, ranks: Iterable[int], axis: str | None = None) -> pl.Series:
+    """(n,) whether a flow is one in which one of some ranks takes part together with the recorded rank.
+
+    Args:
+        tables: the trace.
+        flows: n of them; columns `FLOW`.
+        ranks: the ranks.
+        axis: only flows over this axis; None for all.
+    """
+    wanted = sorted(set(ranks))
+    with_rank = tables.groups.filter(pl.col("ranks").list.set_intersection(wanted).list.len() > 0)["group"]
+    is_end = pl.col("peer").is_in(wanted) | pl.col("rank").is_in(wanted)
+    together = pl.col("group").is_in(with_rank.implode()) & (pl.col("peer").is_null() | is_end)
+    return flows.select(together if axis is None else together & (_axis() == axis)).to_series()
+
+
+def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: str, level: str) -> pl.Series:
+    """(n,) whether a flow goes over an axis to any rank inside the node of its own, or to any on another node.
+
+    Args:
+        tables: the trace.
+        flows: n of them; columns `FLOW`.
+        ranks_per_node: ranks on each node.
+        axis: one of `WorldMap.axes`.
+        level: `INSIDE` or `BETWEEN`.
+    """
+    members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
+
+    def goes(rank: int, own: str, group: str, peer: int | None) -> bool:
+        others = members.get(group, ()) if peer is None else (peer,)
+        return own == axis and any(_level(rank, one, ranks_per_node) == level for one in others if one != rank)
+
+    found = [goes(*flow) for flow in flows.select("rank", _axis().alias("axis"), "group", "peer").iter_rows()]
+    return pl.Series(found, dtype=pl.Boolean)
+
+
+def _level(rank: int, other: int, ranks_per_node: int) -> str:
+    return INSIDE if rank // ranks_per_node == other // ranks_per_node else BETWEEN
+
+
+def world_map(tables: Tables, ranks_per_node: int = 8, sizes: Sizes = "wire", axis: str | None = None) -> WorldMap:
     """The map of a trace's world.
 
     Args:
         tables: the trace.
         ranks_per_node: ranks on each node; consecutive ones share a node.
+        sizes: which bytes it shows, wire or message.
+        axis: the one whose groups are outlined; None for none.
 
     Raises:
-        UsageError: fewer than one rank per node.
+        UsageError: fewer than one rank per node, or no such sizes or axis.
     """
     if not isinstance(ranks_per_node, int) or ranks_per_node < 1:
         raise UsageError(f"world_map(ranks_per_node={ranks_per_node!r}): give the ranks on each node, such as 8")
-    events = tables.events.filter(pl.col("phase") != "start-up")
+    if sizes not in get_args(Sizes):
+        raise UsageError(f"world_map(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
+    events = tables.events.filter(pl.col("phase") != "start-up").with_columns(_axis().alias("axis"))
+    known = sorted(set(events["axis"]))
+    if axis is not None and axis not in known:
+        raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(known)}")
+    totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum().alias("bytes"), pl.len().alias("events"))
     steps = max(1, events["step"].n_unique())
+    return replace(map_of(tables, totals.sort(FLOW), ranks_per_node, steps), sizes=sizes, axis=axis)
+
+
+def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int) -> WorldMap:
+    """The map of some events of a trace.
+
+    Args:
+        tables: the trace.
+        totals: of the events, columns `FLOW`, bytes and events.
+        ranks_per_node: ranks on each node.
+        steps: in how many of them that was sent.
+    """
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
     world = max(tables.info.world_size, 1 + max((max(held, default=0) for held in members.values()), default=0))
-    keys = ("rank", "axis", "group", "peer")
-    sent = events.with_columns(_axis().alias("axis")).group_by(keys)
-    totals = sent.agg(pl.col("wire_bytes").sum(), pl.len().alias("events")).sort(keys)
     received: dict[str, npt.NDArray[np.float64]] = {}
     groups: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
     links: dict[tuple[int, str, str], list[Any]] = {}
-    for rank, axis, group, peer, size, count in totals.iter_rows():
+    for rank, axis, group, peer, size, count in totals.select(*FLOW, "bytes", "events").iter_rows():
         peers = [peer] if peer is not None else [other for other in members.get(group, ()) if other != rank]
         if group in members:
             groups[axis][tuple(members[group])] = None
@@ -125,7 +218,7 @@ def world_map(tables: Tables, ranks_per_node: int = 8) -> WorldMap:
             continue
         received.setdefault(axis, np.zeros(world))[peers] += size / len(peers) / steps
         for level in (INSIDE, BETWEEN):
-            there = [one for one in peers if (one // ranks_per_node == rank // ranks_per_node) == (level == INSIDE)]
+            there = [one for one in peers if _level(rank, one, ranks_per_node) == level]
             if there:
                 link = links.setdefault((rank, axis, level), [set(), 0.0, 0])
                 link[0] |= set(there)

@@ -205,9 +205,14 @@ class Prediction(Displayable):
         step, ``kind``, ``module``, ``phase``, ``op``, ``axis``. Waiting for other stages is not in it: see
         `stages`."""
         names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
-        rows = [tuple(getattr(span, name) for name in names) for span in self._slowest.played(EXPECTED).spans]
+        rows = [tuple(getattr(span, name) for name in names) for span in self.spans]
         types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
         return pl.DataFrame(rows, schema=types, orient="row")
+
+    @property
+    def spans(self) -> list[Span]:
+        """What `timeline` has in a table."""
+        return self._slowest.played(EXPECTED).spans
 
     def stages(self) -> list[Placed]:
         """When each stage of the pipeline computes which microbatch, predicted; empty without a pipeline."""

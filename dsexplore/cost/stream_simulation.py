@@ -37,6 +37,7 @@ class Span:
         phase: of the step.
         op: of a collective; empty for kernels.
         axis: of a collective.
+        seq: the number of a collective in the trace; −1 for kernels and gaps.
     """
 
     stream: str
@@ -47,6 +48,7 @@ class Span:
     phase: str
     op: str = ""
     axis: str = ""
+    seq: int = -1
 
     @property
     def seconds(self) -> float:
@@ -182,7 +184,7 @@ class _Streams:
             self.links.setdefault(item.link, []).append((start, end))
             self.running.append((start, end))
             self.played.spans.append(
-                Span(item.stream, start, end, "communication", item.module, item.phase, item.op, item.axis)
+                Span(item.stream, start, end, "communication", item.module, item.phase, item.op, item.axis, item.seq)
             )
         self.unfinished[item.seq] = None
         if item.rule == "fsdp reduce":

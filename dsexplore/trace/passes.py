@@ -19,6 +19,7 @@ PASSES = {
     "world_map": "dsexplore.analysis.world_map:world_map",
     "parameter_day": "dsexplore.analysis.parameter_day:parameter_day",
     "timeline": "dsexplore.analysis.step_timeline:timeline_of",
+    "predicted_timeline": "dsexplore.cost.predicted_timeline:predicted_timeline",
     # the methods of TraceDiff, with the other trace's Tables as ``after``
     "diff headline": "dsexplore.analysis.plan_difference:plan_difference",
     "diff timeline": "dsexplore.analysis.joint_timeline:joint_timeline",

@@ -185,32 +185,48 @@ class Trace(Displayable):
         """
         return run_pass("headline", self.tables)
 
-    def timeline(self, lanes: str | None = None, colours: str | None = None) -> Any:
+    def timeline(
+        self,
+        lanes: str | None = None,
+        colours: str | None = None,
+        *,
+        sizes: str = "wire",
+        cluster: Cluster | str | os.PathLike[str] | None = None,
+    ) -> Any:
         """What was sent when, in lanes: a `dsexplore.analysis.step_timeline.Timeline`.
 
-        Times are measured ones where the ranks were real. Simulated ranks have none: one is shown in program order,
-        several in the earliest order in which they can run, given that they wait for one another.
+        Times are measured ones where the ranks were real, and predicted ones where a cluster is given. Simulated ranks
+        have none: one is shown in program order, several in the earliest order in which they can run, given that they
+        wait for one another.
 
         Args:
             lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op`` or ``rank``. None: ranks where
-                there are several, else phases.
+                there are several, else phases. ``stage``: the schedule of a pipeline. With a cluster: ``stream``, the
+                compute stream and a communication stream per axis (None is the same), or ``stage``.
             colours: what the colours say: ``phase``, ``axis``, ``op`` or ``rank``.
+            sizes: which bytes the spans have, ``wire`` or ``message``.
+            cluster: the one that a step is predicted on, as `predict` takes it.
 
         Raises:
-            UsageError: no such lanes or colours.
+            UsageError: no such lanes, colours, sizes or cluster; no pipeline; a cluster without ``costs=True``.
         """
-        return run_pass("timeline", self.tables, lanes=lanes, colours=colours)
+        if cluster is not None or lanes == "stage":
+            options = {"lanes": lanes, "colours": colours, "sizes": sizes, "cluster": cluster}
+            return run_pass("predicted_timeline", self.tables, **options)
+        return run_pass("timeline", self.tables, lanes=lanes, colours=colours, sizes=sizes)
 
-    def world_map(self, ranks_per_node: int = 8) -> Any:
+    def world_map(self, ranks_per_node: int = 8, *, sizes: str = "wire", axis: str | None = None) -> Any:
         """Which ranks the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
 
         Args:
             ranks_per_node: ranks on each node; consecutive ones share a node.
+            sizes: which bytes it shows, ``wire`` or ``message``.
+            axis: the mesh axis whose groups are outlined.
 
         Raises:
-            UsageError: fewer than one rank per node.
+            UsageError: fewer than one rank per node, or no such sizes or axis.
         """
-        return run_pass("world_map", self.tables, ranks_per_node=ranks_per_node)
+        return run_pass("world_map", self.tables, ranks_per_node=ranks_per_node, sizes=sizes, axis=axis)
 
     def parameter_day(self, name: str) -> Any:
         """Where one parameter lies, and what is sent for it in a step: `dsexplore.analysis.parameter_day.ParameterDay`.

@@ -22,7 +22,7 @@ def trace() -> Trace:
 
 
 def test_one_simulated_rank_is_in_program_order(trace: Trace) -> None:
-    timeline = trace.timeline(lanes="axis")
+    timeline = trace.timeline(lanes="axis", sizes="message")
     assert (timeline.order, timeline.lanes) == ("program order", ("tp", "dp", "no axis"))
     assert timeline.spans.select("lane", "begin", "end", "bytes").rows() == [
         ("tp", 0.0, 1.0, 1024),
@@ -84,3 +84,25 @@ def test_several_simulated_ranks_wait_for_one_another() -> None:
 def test_other_lanes_and_colours_are_refused(trace: Trace, given: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="they are phase, axis"):
         trace.timeline(**given)
+
+
+def test_a_send_is_tied_to_its_receive() -> None:
+    def of(rank: int) -> Trace:
+        with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
+            for _ in range(2):
+                if rank == 0:
+                    dist.send(torch.ones(1), 1)
+                else:
+                    dist.recv(torch.ones(1), 0)
+        return trace
+
+    ties = Trace.merge([of(0), of(1)]).timeline().ties
+    assert ties.rows() == [("rank 0", 1.0, "rank 1", 1.0), ("rank 0", 2.0, "rank 1", 2.0)]
+    assert of(0).timeline().ties.is_empty()
+
+
+def test_sizes_are_wire_bytes_unless_asked(trace: Trace) -> None:
+    assert trace.timeline().spans["bytes"].to_list() == trace.events["wire_bytes"].to_list()
+    assert trace.timeline(sizes="message").spans["bytes"].to_list() == trace.events["message_bytes"].to_list()
+    with pytest.raises(UsageError, match="they are wire, message"):
+        trace.timeline(sizes="all")

@@ -12,15 +12,19 @@ from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
 from dsexplore.views.widgets.timeline_widget import TimelineWidget
 
 pytestmark = pytest.mark.browser
-STATE = ("title", "lanes", "marks", "ticks", "axis", "texts", "brush", "status", "zoomed")
 
 STUB = """
 async ([source, state]) => {
   const listeners = {};
   window.state = state;
   const put = (changes) => {
-    if (changes.boxes) changes.boxes = Object.fromEntries(Object.entries(changes.boxes).map(
+    const drawn = changes.timeline;
+    drawn.boxes = Object.fromEntries(Object.entries(drawn.boxes).map(
       ([name, text]) => [name, new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer)]));
+    // As a comm does, only what changed is told.
+    const before = window.told;
+    window.told = JSON.stringify({ ...drawn, boxes: 0 });
+    if (window.told === before) delete changes.timeline;
     Object.assign(state, changes);
     for (const name of Object.keys(changes)) (listeners["change:" + name] || []).forEach((f) => f());
   };
@@ -28,8 +32,8 @@ async ([source, state]) => {
   const model = {
     get: (name) => state[name],
     set(name, value) { state[name] = value; (listeners["change:" + name] || []).forEach((f) => f()); },
-    async save_changes() { put(await window.kernel({ brush: state.brush })); },
-    async send(message) { put(await window.kernel({ message })); },
+    async save_changes() {},
+    async send(message) { put(await window.kernel(message)); },
     on(name, f) { (listeners[name] ||= []).push(f); },
     off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
   };
@@ -42,8 +46,8 @@ async ([source, state]) => {
 def state_of(widget: TimelineWidget) -> dict[str, Any]:
     import base64
 
-    boxes = {name: base64.b64encode(column).decode() for name, column in widget.boxes.items()}
-    return {**{name: getattr(widget, name) for name in STATE}, "boxes": boxes}
+    boxes = {name: base64.b64encode(column).decode() for name, column in widget.timeline["boxes"].items()}
+    return {"timeline": {**widget.timeline, "boxes": boxes}, "brushed": widget.brushed}
 
 
 @pytest.fixture
@@ -54,10 +58,7 @@ def draw(page: Any) -> Callable[..., TimelineExplorer]:
         explorer: TimelineExplorer = trace.timeline(**options).explore()
 
         def kernel(sent: dict[str, Any]) -> dict[str, Any]:
-            if "message" in sent:
-                explorer._on_event(sent["message"])
-            else:
-                explorer.widget.brush = sent["brush"]
+            explorer._on_event(sent)
             return state_of(explorer.widget)
 
         page.expose_function("kernel", kernel)
@@ -100,18 +101,23 @@ def test_the_keyboard_alone_reaches_selects_and_zooms(
     page.focus("canvas")
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
-    assert status(page).startswith("reduce_scatter · backward · 4 KiB message")
+    assert status(page).startswith("reduce_scatter · backward · 3 KiB on the wire")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => window.state.status !== ''")
+    page.wait_for_function("() => window.state.brushed.status !== ''")
     assert explorer.selection.events["axis"].to_list() == ["tp"]
     page.keyboard.press("+")
-    page.wait_for_function("() => window.state.zoomed")
+    page.wait_for_function("() => window.state.timeline.zoomed")
     assert explorer.window == pytest.approx((2.4, 21.6))
     page.keyboard.press("Home")
-    page.wait_for_function("() => !window.state.zoomed")
+    page.wait_for_function("() => !window.state.timeline.zoomed")
     page.keyboard.press("Escape")
-    page.wait_for_function("() => window.state.status === ''")
+    page.wait_for_function("() => window.state.brushed.status === ''")
     assert len(explorer.selection) == 24
+    page.keyboard.press("ArrowRight")
+    for _ in range(2):
+        page.keyboard.press("Shift+ArrowRight")
+    page.wait_for_function("() => window.state.brushed.status.startsWith('7 collectives from 0 to 7')")
+    assert len(explorer.selection) == 7
 
 
 def test_a_wheel_turned_with_control_zooms_at_the_pointer(
@@ -127,7 +133,7 @@ def test_a_wheel_turned_with_control_zooms_at_the_pointer(
         page.mouse.wheel(0, -100)
         page.wait_for_timeout(50)
     page.keyboard.up("Control")
-    page.wait_for_function("() => window.state.zoomed")
+    page.wait_for_function("() => window.state.timeline.zoomed")
     begin, end = explorer.window
     assert begin > 4500
     assert end > 8900

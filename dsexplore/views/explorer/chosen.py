@@ -7,11 +7,13 @@ from functools import cached_property
 
 import polars as pl
 
+from dsexplore.analysis.parameter_day import ParameterDay
 from dsexplore.units import format_bytes
 from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.page import html
+from dsexplore.views.parameter_day.parameter_day_view import day_html
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.pivot import Mask
@@ -28,6 +30,8 @@ class Chosen:
     passed: Passed
     picked: Picked | None = None
     """The clicked mark, where that is chosen and not a row."""
+    day: ParameterDay | None = None
+    """The parameter that is followed through a step."""
 
     def filter(self, filters: Filters) -> None:
         """Choose what passes these filters; a mark that was clicked is forgotten."""
@@ -37,6 +41,11 @@ class Chosen:
     def inside(self, rows: list[int]) -> Mask:
         """The events that pass, inside some modules; all that pass where ``rows`` is empty."""
         return self.passed.mask & self.codes.inside(rows) if rows else self.passed.mask
+
+    def around(self, part: str) -> Mask:
+        """The events that the part of the explorer shows: what is picked in it is no filter of its own."""
+        mask = self.passed.without(part) if part in self.passed.filters.picks else self.passed.mask
+        return mask & self.codes.inside(self.rows.chosen) if self.rows.chosen else mask
 
     @property
     def mask(self) -> Mask:
@@ -70,13 +79,15 @@ class Chosen:
         """The line above the tree: how much is chosen, and the filters that no control shows."""
         place = f" in {html.name(self.title, 200)}" if self.title else ""
         over = f'<span class="dsx-dim"> – {self._over}</span>'
-        return f"<span>{self.summary}{place}</span>{over}{self._filters_without_list()}{self._unknown_module()}"
+        more = f"{self._filters_without_list()}{self._picks()}{self._unknown_module()}"
+        return f"<span>{self.summary}{place}</span>{over}{more}"
 
     @property
     def details(self) -> str:
         """The tables below: collectives with cause and source line, parameters, redistributes."""
         mask = self.mask
-        body = self._collectives(mask) if self.title else ""
+        body = "" if self.day is None else f"<div>{day_html(self.day)}</div>"
+        body += self._collectives(mask) if self.title else ""
         body += causes_part(self.codes.causes(mask, MOST_CAUSES), not self.title, clickable=True)
         return f'<div class="dsx">{body}</div>' if body else ""
 
@@ -89,6 +100,15 @@ class Chosen:
             if name not in listed
         ]
         return f'<span class="dsx-dim"> – only {", ".join(named)}</span>' if named else ""
+
+    def _picks(self) -> str:
+        """What is picked in other parts, each with a button that drops it."""
+        named = [(part, html.escape(one.title, 120)) for part, one in self.passed.filters.picks.items()]
+        return "".join(
+            f'<span class="dsx-dim"> – only {title}</span>'
+            f'<button class="dsx-drop" data-drop="{part}" aria-label="drop: {title}">drop</button>'
+            for part, title in named
+        )
 
     def _unknown_module(self) -> str:
         if self.passed.is_known:
@@ -103,7 +123,8 @@ class Chosen:
         if self.picked is not None:
             return title + body
         first, *others = self.rows.names
-        held = parameters_html(first, self.codes.tables.parameters.filter(pl.col("module") == first))
+        own = self.codes.tables.parameters.filter(pl.col("module") == first)
+        held = parameters_html(first, own, clickable=True)
         body = f'<p class="dim">All {len(others) + 1:,} together:</p>{body}' if others and every else body
         many = f"Each of the {len(others) + 1:,} holds this; named here: {html.name(first)}" if others and held else ""
         return title + body + (f'<p class="dim">{many}</p>' if many else "") + held

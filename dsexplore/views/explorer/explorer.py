@@ -1,29 +1,34 @@
-"""`Explorer`: a module tree, a figure and tables that follow one another.
+"""`Explorer`: a module tree, a figure, a timeline, a world map and tables that follow one another.
 
 A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are drawn
-anew in one message. Only the figure in sight is made. `Explorer.selection` is the chosen part of the trace.
+anew in one message. Only the figure in sight and the parts that are open are made. `Explorer.selection` is the chosen
+part of the trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import polars as pl
 from IPython.display import display
 
 from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.parameter_day import parameter_day
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema, timeline
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
+from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.filters import FACETS, Filters, Passed, choices, chosen, lists, several
+from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.picking import Picked, Shown, picked
+from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import EventCodes
@@ -42,6 +47,9 @@ _TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
 }  # fmt: skip
+PARTS = (timeline_panel.PART, map_panel.PART)
+"""What is shown below the tree where it is open."""
+_PARAMETER = "parameter"
 _ABSENT = (
     "<style>.jp-OutputArea-child:has(.dsx-twin)+.jp-OutputArea-child"
     ":has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-explorer)){display:none}</style>"
@@ -76,16 +84,29 @@ class Explorer:
         figure: the figure shown first, a key of `dsexplore.views.trace.figures.KINDS`.
         height: of the tree, in pixels.
         sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
+        opened: the parts that are open at first, of ``"timeline"`` and ``"map"``.
     """
 
-    def __init__(self, trace: Trace, figure: str = "modules", height: int = 420, sizes: str = WIRE) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        figure: str = "modules",
+        height: int = 420,
+        sizes: str = WIRE,
+        opened: Collection[str] = (timeline_panel.PART,),
+    ) -> None:
         if figure not in KINDS:
             raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
         if not isinstance(height, int) or height < 1:
             raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
+        for part in [opened] if isinstance(opened, str) else opened:
+            if part not in PARTS:
+                raise UsageError(f"explore(opened={opened!r}): no such part; give several of {', '.join(PARTS)}")
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables, sizes=sizes)
         self._headline = Headline(self._trace.tables)
+        self._lanes = TimelinePanel(self._trace.tables, sizes)
+        self._map = MapPanel(self._codes)
         self._tops: dict[tuple[str, str], float] = {}
         self._window: tuple[float, float] | None = None
         self._quiet = False
@@ -97,6 +118,7 @@ class Explorer:
             kind=figure,
             sizes=sizes,
             height=height,
+            opened=[part for part in PARTS if part in opened],
             headline=_headline_of(self._headline, self._codes.tree.axes),
             **rows_of(self._codes),
         )
@@ -104,6 +126,7 @@ class Explorer:
         self._chosen = Chosen(self._codes, self._rows, Passed(self._codes, Filters()))
         self._rows.fill(self._chosen.passed.sums)
         self._draw()
+        self._draw_parts()
         self._describe()
         self._follow()
         self._codes.prepare()
@@ -118,7 +141,9 @@ class Explorer:
     def selection(self) -> Trace:
         """The chosen events as a `Trace`.
 
-        Those of the clicked mark, else of the selected row (of all modules that it stands for), that pass the filters.
+        Those of the clicked mark, else of the selected row (of all modules that it stands for), that pass the filters
+        and lie in the range of the timeline, go to the rank or over the link of the map, and belong to the parameter
+        that were picked.
         """
         tables = self._trace.tables
         return Trace(replace(tables, events=self._events(self._chosen.mask)))
@@ -141,7 +166,7 @@ class Explorer:
 
     @_in_one_message
     def filter(self, *, module: str = "", implicit: bool = False, **facets: Any) -> None:
-        """Show only some events, in place of the filters before.
+        """Show only some events, in place of the filters before and of what was picked.
 
         Args:
             module: a shell pattern, as in `Trace.where`.
@@ -159,8 +184,48 @@ class Explorer:
             if name == "phase" and not set(several(wanted)) <= set(schema.PHASES):
                 raise UsageError(f"filter(phase={wanted!r}): no such phase; they are {', '.join(schema.PHASES)}")
         filters = Filters(dict(facets), module, implicit)
+        self._forget()
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
         self._set_filters(filters)
+
+    @_in_one_message
+    def between(self, begin: float, end: float) -> None:
+        """Show only the events of which some part lies in a range of the timeline.
+
+        Args:
+            begin: in the unit of the timeline: seconds, rounds or places in program order.
+            end: later than ``begin``.
+
+        Raises:
+            UsageError: an empty range.
+        """
+        if not begin < end:
+            raise UsageError(f"between({begin!r}, {end!r}): the end must be later than the begin")
+        self._set_pick(timeline_panel.PART, self._lanes.range(begin, end))
+
+    @_in_one_message
+    def talks_to(self, *ranks: int) -> None:
+        """Show only the events in which one of some ranks takes part with a recorded one.
+
+        Raises:
+            UsageError: no such rank, or none.
+        """
+        if not ranks:
+            raise UsageError("talks_to(): give one rank or several")
+        self._set_pick(map_panel.PART, self._map.with_ranks(ranks))
+
+    @_in_one_message
+    def parameter(self, name: str) -> None:
+        """Show only what is sent for one parameter in a step, and list it in order; see `Trace.parameter_day`.
+
+        Raises:
+            UsageError: no such parameter, or several that end so.
+        """
+        day = parameter_day(self._trace.tables, name)
+        mask: Mask = np.zeros(len(self._codes), bool)
+        mask[day.moments["row"].drop_nulls().to_list()] = True
+        self._chosen.day = day
+        self._set_pick(_PARAMETER, Picked(mask, f"what is sent for {day.name} in a step"))
 
     # What the browser changes
 
@@ -174,6 +239,7 @@ class Explorer:
             "folding": self._on_folding,
             "kind": self._draw_again,
             "sizes": self._on_sizes,
+            "opened": self._draw_parts,
         }.items():
             self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
 
@@ -189,18 +255,37 @@ class Explorer:
     @_in_one_message
     def _on_filters(self) -> None:
         page = self.widget
-        self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit))
+        picks = self._chosen.passed.filters.picks
+        self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit, picks))
+
+    def _set_pick(self, part: str, found: Picked | None) -> None:
+        """Filter by what is picked in a part, in place of what was picked there; by nothing with None."""
+        before = self._chosen.passed.filters
+        kept = {name: one for name, one in before.picks.items() if name != part}
+        self._set_filters(replace(before, picks=kept if found is None else {**kept, part: found}))
+
+    def _forget(self, *parts: str) -> None:
+        """Draw nothing as picked in some parts; in all of them where none is named."""
+        for part in parts or (*PARTS, _PARAMETER):
+            if part == timeline_panel.PART:
+                self._lanes.forget()
+            elif part == map_panel.PART:
+                self._map.forget()
+            else:
+                self._chosen.day = None
 
     def _set_filters(self, filters: Filters) -> None:
         self._chosen.filter(filters)
         self._draw()
         self._rows.fill(self._chosen.passed.sums)
+        self._draw_parts()
         self._describe()
 
     @_in_one_message
     def _on_selected(self) -> None:
         self._chosen.picked = None
         self._draw()
+        self._draw_parts()
         self._describe()
 
     @_in_one_message
@@ -213,6 +298,7 @@ class Explorer:
     def _on_sizes(self) -> None:
         """Show the other of wire and message bytes, in every part."""
         self._codes.use(str(self.widget.sizes))
+        self._lanes.use(str(self.widget.sizes))
         self._set_filters(self._chosen.passed.filters)
 
     @_in_one_message
@@ -225,9 +311,48 @@ class Explorer:
             self._lead(int(event["index"]))
         elif event["type"] == "again":
             self._on_selected()
+        elif event["type"] in self._PICKING:
+            self._PICKING[event["type"]](self, event)
+        elif timeline_panel.PART in self.widget.opened and self._lanes.state.react(event):
+            self._draw_timeline()
         elif event["type"] == "clear":
             self._quietly(selected=-1)
             self.filter()
+
+    def _on_brush(self, event: dict[str, Any]) -> None:
+        self.between(*self._lanes.state.range_of(event))
+
+    def _on_box(self, event: dict[str, Any]) -> None:
+        found = self._lanes.state.picked(int(event["box"]))
+        if found is not None:
+            self._choose(Picked(*found))
+
+    def _on_cell(self, event: dict[str, Any]) -> None:
+        ranks = self._map.cell(str(event["place"]))
+        self._set_pick(map_panel.PART, self._map.with_ranks(ranks))
+
+    def _on_link(self, event: dict[str, Any]) -> None:
+        self._set_pick(map_panel.PART, self._map.over(*self._map.link(int(event["index"]))))
+
+    def _on_drop(self, event: dict[str, Any]) -> None:
+        self._forget(str(event["part"]))
+        self._set_pick(str(event["part"]), None)
+
+    def _on_lanes(self, event: dict[str, Any]) -> None:
+        self._lanes.arrange(str(event["kind"]))
+        self._draw_timeline()
+
+    _PICKING: ClassVar[dict[str, Callable[[Explorer, dict[str, Any]], None]]] = {
+        "brush": _on_brush,
+        "unbrush": lambda self, _: self._on_drop({"part": timeline_panel.PART}),
+        "pick": _on_box,
+        "cell": _on_cell,
+        "link": _on_link,
+        "parameter": lambda self, event: self.parameter(str(event["name"])),
+        "drop": _on_drop,
+        "lanes": _on_lanes,
+    }
+    """Message of the browser: what is picked with it."""
 
     def _zoom(self, extent: list[float] | None) -> None:
         scale = 1e6 if timeline.is_timed(self._events(self._chosen.inside(self._drawn_rows))) else 1.0
@@ -238,8 +363,11 @@ class Explorer:
         """Choose a clicked mark: select the module that sent most of it, and list the mark's events."""
         mask = self._chosen.mask if click.get("kind") == "cause" else self._chosen.inside(self._drawn_rows)
         found = picked(Shown(self._codes, self.widget.spec, mask, self._window), click)
-        if found is None:
-            return
+        if found is not None:
+            self._choose(found)
+
+    def _choose(self, found: Picked) -> None:
+        """Choose some events: select the module that sent most of them, and list them."""
         self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
         self._chosen.picked = found
         self._describe()
@@ -290,9 +418,28 @@ class Explorer:
         part = Tables(events=events, groups=tables.groups, info=tables.info)
         return figure_of(part, kind, self._window, sizes, self._tops[kind, sizes])
 
+    @_in_one_message
+    def _draw_parts(self) -> None:
+        """Draw the timeline and the map, where they are open."""
+        if timeline_panel.PART in self.widget.opened:
+            self._draw_timeline()
+        if map_panel.PART in self.widget.opened:
+            axis = self._chosen.passed.filters.facets.get("axis")
+            outlined = axis if isinstance(axis, str) and axis else None
+            self.widget.map = self._map.html(self._chosen.around(map_panel.PART), outlined)
+
+    def _draw_timeline(self) -> None:
+        self.widget.timeline = self._lanes.drawn(self._chosen.around(timeline_panel.PART))
+        self._describe_range()
+
     def _describe(self) -> None:
-        """Write the line above the tree and the tables below it."""
+        """Write the line above the tree, the tables below it, and what the timeline's range holds."""
         self.widget.status, self.widget.details = self._chosen.status, self._chosen.details
+        self._describe_range()
+
+    def _describe_range(self) -> None:
+        if timeline_panel.PART in self.widget.opened:
+            self.widget.brushed = self._lanes.brushed(self._chosen.mask)
 
     def _ipython_display_(self) -> None:
         twin = _ABSENT + twin_html(self._codes, self._headline)

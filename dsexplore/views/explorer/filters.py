@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes, Matched
 from dsexplore.views.trace.folding import ranges
@@ -27,6 +28,8 @@ class Filters:
     """A shell pattern, as in `Trace.where`; empty for every module."""
     implicit: bool = False
     """Only redistributes that the program did not ask for."""
+    picks: Mapping[str, Picked] = field(default_factory=dict)
+    """Part of the explorer (timeline, map, parameter) → what is picked in it."""
 
 
 class Passed:
@@ -48,13 +51,25 @@ class Passed:
     @cached_property
     def mask(self) -> Mask:
         """The events."""
+        return self.without("")
+
+    def without(self, part: str) -> Mask:
+        """The events that meet all filters but what is picked in one part, which shows what else could be picked."""
+        mask = self._unpicked
+        for name, one in self.filters.picks.items():
+            mask = mask & one.mask if name != part else mask
+        return mask
+
+    @cached_property
+    def _unpicked(self) -> Mask:
         mask = self._codes.mask(self.filters.facets, self.filters.implicit)
         return mask if self._matched is None else mask & self._codes.in_modules(self._matched)
 
     @cached_property
     def sums(self) -> Sums:
         """Their count and bytes by module, axis and phase."""
-        sums = None if self.filters.implicit else self._codes.sums_of(self.filters.facets, self._matched)
+        events = self.filters.implicit or self.filters.picks  # by more than module, axis and phase
+        sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums
 
 

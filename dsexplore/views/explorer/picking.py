@@ -21,7 +21,7 @@ from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES
 
 @dataclass(frozen=True)
 class Picked:
-    """The events of a mark, and its name."""
+    """The events of a mark, or of what is picked in another part of the explorer, and its name."""
 
     mask: Mask
     title: str

@@ -32,30 +32,33 @@ class ParameterDayView(View):
 
     def html(self) -> str:
         """The moments as a table, and the picture of the shards below it."""
-        day = self._day
-        rows = [
-            (
-                str(number),
-                moment["what"],
-                html.escape(moment["phase"]),
-                html.name(moment["op"] or "–", 40),
-                html.name(moment["axis"] or "–", 40),
-                format_bytes(moment["message_bytes"]) if moment["message_bytes"] is not None else "–",
-                html.name(_why(moment), 90),
-                html.name(moment["source"] or "–", 90),
-            )
-            for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
-        ]
-        head = ("", "what", "phase", "op", "axis", "message bytes", "why", "source")
-        table = html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if rows else "<p>Nothing is sent for it.</p>"
-        body = f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_NOTE, 0)}</p>'
-        plan = shards_of(day)
-        return html.fragment(body) + (ShardingView(plan).html() if plan is not None else "")
+        plan = shards_of(self._day)
+        return html.fragment(day_html(self._day)) + (ShardingView(plan).html() if plan is not None else "")
 
     def explore(self, **options: Any) -> Any:
         """The explorer of its shards."""
         plan = shards_of(self._day)
         return ShardingView(plan).explore(**options) if plan is not None else super().explore(**options)
+
+
+def day_html(day: ParameterDay) -> str:
+    """Where a parameter lies, and its moments as a table; a part of a page."""
+    rows = [
+        (
+            str(number),
+            moment["what"],
+            html.escape(moment["phase"]),
+            html.name(moment["op"] or "–", 40),
+            html.name(moment["axis"] or "–", 40),
+            format_bytes(moment["message_bytes"]) if moment["message_bytes"] is not None else "–",
+            html.name(_why(moment), 90),
+            html.name(moment["source"] or "–", 90),
+        )
+        for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
+    ]
+    head = ("", "what", "phase", "op", "axis", "message bytes", "why", "source")
+    table = html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if rows else "<p>Nothing is sent for it.</p>"
+    return f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_NOTE, 0)}</p>'
 
 
 def shards_of(day: ParameterDay) -> Sharding | None:

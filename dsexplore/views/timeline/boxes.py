@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.analysis.step_timeline import WAITING, Timeline
 
 Numbers = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+MOST_LANES = 256
+"""Lanes that are drawn; the spans of all others are left out."""
+_LOW = 0.25
+"""The height of a gap, as a part of the lane's."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +33,88 @@ class Boxes:
     mark: Indices
     """Index into `Timeline.marks`: in a column that of the most bytes."""
     level: Numbers
-    """From 0 for no bytes to 1 for the most that one box of the whole timeline has."""
+    """From 0 for no bytes to 1 for the most that one span of the whole timeline has; in a column of their mean."""
     count: Indices
     """How many spans a box stands for."""
     bytes: Indices
-    """Their message bytes."""
-    row: Indices
+    """Their bytes."""
+    span: Indices
     """Of the timeline's spans, where each box is one span; −1 in columns."""
 
     def __len__(self) -> int:
         """The number of boxes."""
         return len(self.begin)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each box is one span."""
+        return not len(self.span) or bool(self.span[0] >= 0)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Where the spans of one window fall in its columns: the same under every filter."""
+
+    first: int
+    """Of the spans."""
+    cell: npt.NDArray[np.int32]
+    """(spans of the window,) lane, column and mark as one number."""
+    long: Indices
+    """Those that reach beyond their column, counted from `first`."""
+
+
+class Coded:
+    """The spans of a timeline as arrays of shape ``(n,)``, from which every window is cut."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        spans = timeline.spans
+        self.begin: Numbers = spans["begin"].to_numpy()
+        self.end: Numbers = spans["end"].to_numpy()
+        self.until: Numbers = np.maximum.accumulate(self.end) if len(self.end) else self.end
+        """The latest end of the spans so far."""
+        self.lane = _codes(spans["lane"], timeline.lanes)
+        self.mark = _codes(spans["mark"], timeline.marks)
+        self.bytes: Numbers = spans["bytes"].fill_null(0).to_numpy().astype(np.float64)
+        self.flat: Mask = spans["bytes"].is_null().to_numpy()
+        """What has no bytes, and so no height of its own."""
+        self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
+        """Of the trace's events; −1 for what is no event."""
+        self.top = float(self.bytes.max(initial=0.0))
+        self.shape = (min(len(timeline.lanes), MOST_LANES), max(1, len(timeline.marks)))
+        """(lanes, marks) that are drawn."""
+        self.low = timeline.marks.index(WAITING) if WAITING in timeline.marks else -1
+        """The mark of gaps."""
+        self._cells: dict[tuple[float, float, int], _Cells] = {}
+
+    def __len__(self) -> int:
+        """The number of spans."""
+        return len(self.begin)
+
+    def slice_of(self, window: tuple[float, float]) -> slice:
+        """The spans between the first and the last that overlap a window."""
+        first, last = window
+        return slice(int(np.searchsorted(self.until, first, "right")), int(np.searchsorted(self.begin, last, "left")))
+
+    def cells(self, window: tuple[float, float], columns: int) -> _Cells:
+        """See `_Cells`; those of the last windows are kept."""
+        key = (*window, columns)
+        if key not in self._cells:
+            if len(self._cells) > 1:
+                self._cells.pop(next(iter(self._cells)))
+            self._cells[key] = self._found(window, columns)
+        return self._cells[key]
+
+    def _found(self, window: tuple[float, float], columns: int) -> _Cells:
+        part, width = self.slice_of(window), (window[1] - window[0]) / columns
+        begin, lane = self.begin[part], np.minimum(self.lane[part], self.shape[0] - 1)
+        column = np.clip((begin - window[0]) * (1 / width), 0, columns - 1).astype(np.int32)
+        cell = (lane * np.int32(columns) + column) * np.int32(self.shape[1]) + self.mark[part]
+        return _Cells(part.start, cell, np.flatnonzero(self.end[part] - begin > width))
+
+
+def _codes(names: pl.Series, order: tuple[str, ...]) -> npt.NDArray[np.int32]:
+    codes: npt.NDArray[np.int32] = names.cast(pl.Enum(order)).to_physical().to_numpy().astype(np.int32)
+    return codes
 
 
 def extent(timeline: Timeline) -> tuple[float, float]:
@@ -47,89 +125,81 @@ def extent(timeline: Timeline) -> tuple[float, float]:
     return float(first), float(last) if last > first else float(first) + 1.0
 
 
-def coded(timeline: Timeline) -> pl.DataFrame:
-    """The spans with lane and mark as numbers: made once, since every window is cut from it.
-
-    Columns: begin, end, lane, mark, bytes, index.
-    """
-    lanes = pl.Enum(timeline.lanes)
-    marks = pl.Enum(timeline.marks)
-    return timeline.spans.select(
-        "begin",
-        "end",
-        pl.col("lane").cast(lanes).to_physical().cast(pl.Int64).alias("lane"),
-        pl.col("mark").cast(marks).to_physical().cast(pl.Int64).alias("mark"),
-        pl.col("bytes").fill_null(0),
-    ).with_row_index("index")
-
-
-def boxes(spans: pl.DataFrame, window: tuple[float, float], columns: int = 960, most: int = 1500) -> Boxes:
+def boxes(
+    spans: Coded, window: tuple[float, float], columns: int = 960, most: int = 1500, shown: Mask | None = None
+) -> Boxes:
     """The boxes of one window.
 
     Args:
-        spans: of `coded`.
+        spans: of the timeline.
         window: begin and end, in the unit of the timeline.
         columns: how many there are where spans are too many to be drawn one by one.
         most: spans that are drawn one by one.
+        shown: (spans,) which of them are drawn; None for all.
     """
-    first, last = window
-    width = (last - first) or 1.0
-    inside = spans.filter((pl.col("begin") < last) & (pl.col("end") > first))
-    top = float(spans["bytes"].max() or 0)  # type: ignore[arg-type]  # of integers
-    if inside.height <= most:
-        return _one_by_one(inside, first, width, top)
-    return _in_columns(inside, first, width, columns, top)
+    part = spans.slice_of(window)
+    kept = spans.end[part] > window[0]
+    if spans.shape[0] == MOST_LANES:
+        kept &= spans.lane[part] < MOST_LANES
+    if shown is not None:
+        kept &= shown[part]
+    if np.count_nonzero(kept) <= most:
+        return _one_by_one(spans, np.flatnonzero(kept) + part.start, window)
+    return _in_columns(spans, window, columns, kept)
 
 
-def _one_by_one(inside: pl.DataFrame, first: float, width: float, top: float) -> Boxes:
-    sizes = inside["bytes"].to_numpy()
+def _one_by_one(spans: Coded, at: Indices, window: tuple[float, float]) -> Boxes:
+    first, width = window[0], window[1] - window[0]
+    level = np.where(spans.flat[at], np.where(spans.mark[at] == spans.low, _LOW, 1.0), _level(spans.bytes[at], spans))
     return Boxes(
-        np.clip((inside["begin"].to_numpy() - first) / width, 0, 1),
-        np.clip((inside["end"].to_numpy() - first) / width, 0, 1),
-        inside["lane"].to_numpy(),
-        inside["mark"].to_numpy(),
-        _level(sizes, top),
-        np.ones(inside.height, dtype=np.int64),
-        sizes,
-        inside["index"].to_numpy().astype(np.int64),
+        np.clip((spans.begin[at] - first) / width, 0, 1),
+        np.clip((spans.end[at] - first) / width, 0, 1),
+        spans.lane[at].astype(np.int64),
+        spans.mark[at].astype(np.int64),
+        level,
+        np.ones(len(at), np.int64),
+        spans.bytes[at].astype(np.int64),
+        at.astype(np.int64),
     )
 
 
-def _in_columns(inside: pl.DataFrame, first: float, width: float, columns: int, top: float) -> Boxes:
-    """A box per lane and column in which a span begins, as wide as until the last of these spans ends."""
-    place = ((pl.col("begin") - first) / width * columns).floor().clip(0, columns - 1).cast(pl.Int32)
-    by_mark = (
-        inside.lazy()
-        .with_columns(place.alias("column"))
-        .group_by("lane", "column", "mark")
-        .agg(
-            pl.col("bytes").sum(), pl.len().alias("count"), pl.col("end").max(), pl.col("bytes").max().alias("largest")
-        )
-        .sort("lane", "column", "bytes", "count", descending=[False, False, True, True])
-        .group_by("lane", "column", maintain_order=True)
-        .agg(
-            pl.col("mark").first(),
-            pl.col("bytes").sum(),
-            pl.col("count").sum(),
-            pl.col("end").max(),
-            pl.col("largest").max(),
-        )
-        .collect()
-    )
-    at = by_mark["column"].to_numpy() / columns
-    until = np.clip((by_mark["end"].to_numpy() - first) / width, 0, 1)
-    return Boxes(
-        at,
-        np.maximum(at + 1 / columns, until),
-        by_mark["lane"].to_numpy(),
-        by_mark["mark"].to_numpy(),
-        _level(by_mark["largest"].to_numpy(), top),
-        by_mark["count"].to_numpy().astype(np.int64),
-        by_mark["bytes"].to_numpy(),
-        np.full(by_mark.height, -1, dtype=np.int64),
-    )
+def _in_columns(spans: Coded, window: tuple[float, float], columns: int, kept: Mask) -> Boxes:
+    """A box per lane and column in which a span begins, as wide as until the last of these spans ends.
+
+    Measured with 1,000,000 spans: 15 ms, where polars' ``group_by`` took 150.
+    """
+    lanes, marks = spans.shape
+    found, every = spans.cells(window, columns), bool(kept.all())
+    part = slice(found.first, found.first + len(kept))
+    cell, sizes = (found.cell, spans.bytes[part]) if every else (found.cell[kept], spans.bytes[part][kept])
+    shape, cells = (lanes * columns, marks), lanes * columns * marks
+    counts = np.bincount(cell, minlength=cells).reshape(shape)
+    totals = np.bincount(cell, sizes, minlength=cells).reshape(shape)
+    count = counts.sum(axis=1)
+    held = np.flatnonzero(count)
+    count, total = count[held], totals[held].sum(axis=1)
+    most = np.where((total > 0)[:, None], totals[held], counts[held]).argmax(axis=1)
+    lane, column = np.divmod(held, columns)
+    end = (column + 1) / columns
+    if len(found.long):
+        _reach(end, spans, window, kept, (found, held, marks))
+    flat = np.where(most == spans.low, _LOW, 1.0)
+    level = np.where(total > 0, _level(total / count, spans), flat if spans.flat.any() else 0.0)
+    none = np.full(len(held), -1, np.int64)
+    return Boxes(column / columns, end, lane, most, level, count, total.astype(np.int64), none)
 
 
-def _level(sizes: npt.NDArray[np.int64], top: float) -> Numbers:
+def _reach(
+    end: Numbers, spans: Coded, window: tuple[float, float], kept: Mask, cells: tuple[_Cells, Indices, int]
+) -> None:
+    """Draw out the boxes in which a span begins that is longer than its column."""
+    found, held, marks = cells
+    long = found.long[kept[found.long]]
+    places = np.searchsorted(held, found.cell[long] // marks)
+    until = np.clip((spans.end[found.first + long] - window[0]) / (window[1] - window[0]), 0, 1)
+    np.maximum.at(end, places, until)
+
+
+def _level(sizes: npt.NDArray[Any], spans: Coded) -> Numbers:
     """The height of a box: the cube root keeps small messages visible beside large ones."""
-    return np.cbrt(sizes / top) if top > 0 else np.zeros(len(sizes))
+    return np.cbrt(sizes / spans.top) if spans.top > 0 else np.zeros(len(sizes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
 from dsexplore.views.page.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark
 
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
@@ -23,12 +23,21 @@ class Colour:
     ink: str
 
 
+_GAPS = {WAITING: Colour(WAITING, "–", GREY, "#000"), WARM_UP: Colour(WARM_UP, "↑", f"{SKY}40", "currentColor")}
+
+
 def colours_of(timeline: Timeline) -> list[Colour]:
     """One per mark, in the order of `Timeline.marks`."""
-    if timeline.coloured_by == "phase":
-        marks = [(name, phase_mark(name)) for name in timeline.marks]
-        return [Colour(name, mark.letter, mark.colour, mark.ink) for name, mark in marks]
     return [
-        Colour(name, str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
+        _GAPS[name] if name in _GAPS else _colour(timeline.coloured_by, name, number)
         for number, name in enumerate(timeline.marks)
     ]
+
+
+def _colour(kind: str, name: str, number: int) -> Colour:
+    if kind == "phase":
+        mark = phase_mark(name)
+        return Colour(name, mark.letter, mark.colour, mark.ink)
+    if kind == "microbatch":  # its number stands on each box
+        return Colour(name, name.rpartition(" ")[2], *_IN_TURN[number % len(_IN_TURN)])
+    return Colour(name, str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))

@@ -6,21 +6,26 @@ from itertools import groupby
 
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import Boxes, boxes, coded, extent
+from dsexplore.views.timeline.boxes import Boxes, Coded, boxes, extent
 from dsexplore.views.timeline.mark_colours import Colour, colours_of
-from dsexplore.views.timeline.timeline_text import AXES, place, whole
+from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, place, whole
 
 COLUMNS, LANES = 160, 24
 """Of the drawing."""
-_LANE = 12
-"""Height of a lane in the drawing's own units."""
+_LANE, _GAP = 12, 2
+"""Height of a lane and between lanes, in the drawing's own units."""
 _TICKS = 5
+_MOST_LABELLED = 240
+"""Spans that have room for a label each."""
+_MOST_TIES = 200
 
 STYLE = """
-.dsx .tl{display:grid;grid-template-columns:minmax(90px,max-content) minmax(0,1fr);gap:2px 8px;align-items:center}
-.dsx .tl>span{font-size:12px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px}
-.dsx .tl>svg{width:100%;height:18px;background:var(--dsx-shade)}
-.dsx .tl>div{display:flex;justify-content:space-between;font-size:11px;color:var(--dsx-dim)}
+.dsx .tl{display:grid;grid-template-columns:minmax(90px,max-content) minmax(0,1fr);gap:3px 8px;align-items:center}
+.dsx .tl>span{font-size:12px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px;grid-column:1}
+.dsx .tl>svg,.dsx .tl>.l{width:100%;height:18px;background:var(--dsx-shade);grid-column:2;position:relative}
+.dsx .tl>.l>i{position:absolute;bottom:0;overflow:hidden;font:10px/16px var(--dsx-font);text-align:center}
+.dsx .tl>.ties{background:none;height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
+.dsx .tl>div:last-child{display:flex;justify-content:space-between;font-size:11px;color:var(--dsx-dim);grid-column:2}
 """
 
 
@@ -28,10 +33,14 @@ def timeline_html(timeline: Timeline) -> str:
     """The lanes as SVG under their key, with the same in words for who cannot see them."""
     if timeline.spans.is_empty():
         return html.fragment(f"<p>{html.escape(whole(timeline))}</p>")
-    key = "".join(_key(colour) for colour in colours_of(timeline))
-    note = f"left to right: {AXES[timeline.order]}; taller is more message bytes"
-    title = f"<p><b>{html.escape(whole(timeline))}</b></p>"
-    return html.fragment(f'{title}<p class="dim">{html.escape(note)}. {key}</p>{_drawing(timeline)}', STYLE)
+    return html.fragment(f"<p><b>{html.escape(whole(timeline))}</b></p>{drawing(timeline)}", STYLE)
+
+
+def drawing(timeline: Timeline, most_lanes: int = LANES) -> str:
+    """The key, the lanes and the axis; needs `STYLE`."""
+    colours = colours_of(timeline)
+    key = "".join(_key(colour) for colour in colours)
+    return f'<p class="dim">{html.escape(axis_text(timeline), 600)}. {key}</p>{_lanes(timeline, colours, most_lanes)}'
 
 
 def _key(colour: Colour) -> str:
@@ -41,36 +50,68 @@ def _key(colour: Colour) -> str:
     )
 
 
-def _drawing(timeline: Timeline) -> str:
-    spans = coded(timeline)
-    first, last = extent(timeline)
-    found = boxes(spans, (first, last), COLUMNS, most=0)
-    fills = [colour.fill for colour in colours_of(timeline)]
-    rows = []
-    for number, (lane, spoken) in enumerate(zip(timeline.lanes[:LANES], _spoken_lanes(timeline), strict=False)):
-        rows.append(
-            f"<span>{html.name(lane, 60)}</span>"
-            f'<svg viewBox="0 0 {COLUMNS} {_LANE}" preserveAspectRatio="none" role="img" '
-            f'aria-label="{html.escape(spoken)}">{_paths(found, number, fills)}</svg>'
-        )
-    hidden = len(timeline.lanes) - LANES
+def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int) -> str:
+    spans, (first, last) = Coded(timeline), extent(timeline)
+    labelled = timeline.spans["label"].null_count() < len(timeline.spans) <= _MOST_LABELLED
+    found = boxes(spans, (first, last), COLUMNS, most=_MOST_LABELLED if labelled else 0)
+    totals, rows = lane_totals(timeline), []
+    for number, lane in enumerate(timeline.lanes[:most_lanes]):
+        spoken = html.escape(f"{lane}: {totals.get(lane, 'nothing')}")
+        place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
+        rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span>')
+        if labelled:
+            rows.append(f'<div class="l" {place_of}>{_labelled(timeline, found, number, colours)}</div>')
+        else:
+            strip = f'viewBox="0 0 {COLUMNS} {_LANE}" preserveAspectRatio="none"'
+            rows.append(f"<svg {strip} {place_of}>{_paths(found, number, colours)}</svg>")
+    drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
     ticks = "".join(
         f"<span>{html.escape(place(timeline, first + (last - first) * tick / (_TICKS - 1)))}</span>"
         for tick in range(_TICKS)
     )
-    return f'<div class="tl">{"".join(rows)}<span></span><div>{ticks}</div></div>{more}'
+    ties = _ties(timeline, drawn)
+    return f'<div class="tl">{"".join(rows)}{ties}<div style="grid-row:{drawn + 1}">{ticks}</div></div>{more}'
 
 
-def _spoken_lanes(timeline: Timeline) -> list[str]:
-    """A line of words per lane drawn."""
-    counts = dict(timeline.spans.group_by("lane").len().iter_rows())
-    return [f"{lane}: {counts.get(lane, 0):,} collectives" for lane in timeline.lanes[:LANES]]
+def _labelled(timeline: Timeline, found: Boxes, lane: int, colours: list[Colour]) -> str:
+    """The boxes of a lane as elements that hold their labels."""
+    labels, names = timeline.spans["label"], timeline.spans["name"]
+    boxes_of_lane = []
+    for i in (found.lane == lane).nonzero()[0]:
+        colour, span = colours[found.mark[i]], int(found.span[i])
+        left, width = 100 * found.begin[i], 100 * (found.end[i] - found.begin[i])
+        look = f"left:{left:.4g}%;width:{width:.4g}%;height:{round(18 * found.level[i])}px"
+        boxes_of_lane.append(
+            f'<i style="{look};background:{colour.fill};color:{colour.ink};font-style:normal" '
+            f'title="{html.escape(names[span], 90)}">{html.escape(labels[span] or "", 12)}</i>'
+        )
+    return "".join(boxes_of_lane)
 
 
-def _paths(found: Boxes, lane: int, fills: list[str]) -> str:
+def _ties(timeline: Timeline, lanes: int) -> str:
+    """One picture over all lanes: a line from each send to its receive."""
+    (first, last), place_of = extent(timeline), {lane: i for i, lane in enumerate(timeline.lanes[:lanes])}
+    if not 0 < timeline.ties.height <= _MOST_TIES:
+        return ""
+    row = _LANE + _GAP
+    lines = "".join(
+        f"M{COLUMNS * (sent - first) / (last - first):.4g} {place_of[of] * row + _LANE // 2}"
+        f"L{COLUMNS * (got - first) / (last - first):.4g} {place_of[to] * row + _LANE // 2}"
+        for of, sent, to, got in timeline.ties.iter_rows()
+        if of in place_of and to in place_of
+    )
+    box = f'viewBox="0 0 {COLUMNS} {lanes * row - _GAP}" preserveAspectRatio="none"'
+    return (
+        f'<svg class="ties" {box} style="grid-row:1/{lanes + 1}" role="img" '
+        f'aria-label="{timeline.ties.height:,} messages between lanes"><path vector-effect="non-scaling-stroke" '
+        f'd="{lines}"/></svg>'
+    )
+
+
+def _paths(found: Boxes, lane: int, colours: list[Colour]) -> str:
     """One path per colour; boxes side by side that look alike are one rectangle."""
-    at = [i for i in range(len(found)) if found.lane[i] == lane]
+    at = (found.lane == lane).nonzero()[0].tolist()
     runs: dict[int, list[str]] = {}
     cells = [
         (
@@ -86,4 +127,4 @@ def _paths(found: Boxes, lane: int, fills: list[str]) -> str:
         left = members[0][0]
         width = members[-1][0] + members[-1][1] - left
         runs.setdefault(mark, []).append(f"M{left} {_LANE - height}h{width}v{height}h-{width}z")
-    return "".join(f'<path fill="{fills[mark]}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))
+    return "".join(f'<path fill="{colours[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
@@ -16,9 +19,14 @@ AXES = {
     "predicted": "predicted time",
     "program order": "program order of one rank, no time",
     "rounds": "earliest order in which the ranks can run, no time",
+    "slots": "slots as long as one forward of a microbatch; a backward takes two",
 }
 """By `Timeline.order`: what the axis is."""
+WORDS = {"wire": "on the wire", "message": "in messages"}
+"""By `Timeline.sizes`: what the bytes are."""
+_UNITS = {"program order": " collectives", "rounds": " rounds", "slots": " slots"}
 _LINES = 12
+_EVENT = ("owner", "cause", "peer", "source")
 
 
 def place(timeline: Timeline, at: float) -> str:
@@ -31,38 +39,80 @@ def whole(timeline: Timeline) -> str:
     if timeline.spans.is_empty():
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
-    length = place(timeline, last - first)
-    unit = {"program order": " collectives", "rounds": " rounds"}.get(timeline.order, "")
-    return f"Timeline of {timeline.spans.height:,} collectives in {AXES[timeline.order]}: {length}{unit}"
+    length = place(timeline, last - first) + _UNITS.get(timeline.order, "")
+    events = len(timeline.spans) - timeline.spans["row"].null_count()
+    if not events:
+        return f"Timeline of {timeline.spans.height:,} spans, {AXES[timeline.order]}: {length}"
+    return f"Timeline of {events:,} collectives in {AXES[timeline.order]}: {length}"
+
+
+def axis_text(timeline: Timeline) -> str:
+    """What left to right and what the heights are."""
+    sized = timeline.spans["bytes"].null_count() < len(timeline.spans)
+    tall = f"; taller is more {timeline.sizes} bytes" if sized else ""
+    note = f"; {timeline.note}" if timeline.note else ""
+    return f"left to right: {AXES[timeline.order]}{tall}{note}"
 
 
 def timeline_text(timeline: Timeline) -> str:
     """What the axis counts, and a line per lane."""
-    return "\n".join([whole(timeline), *(f"  {line}" for line in _lane_lines(timeline))])
+    notes = [f"  {timeline.note}"] if timeline.note else []
+    return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
+
+
+def lane_totals(timeline: Timeline) -> dict[str, str]:
+    """By lane: how much is in it, in words."""
+    totals = timeline.spans.group_by("lane").agg(pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum())
+    words = WORDS[timeline.sizes]
+    return {
+        lane: f"{events:,} collectives, {format_bytes(size)} {words}" if events else f"{count:,} spans"
+        for lane, count, events, size in totals.iter_rows()
+    }
 
 
 def _lane_lines(timeline: Timeline) -> list[str]:
-    """A line per lane: how many collectives, and their message bytes."""
-    totals = timeline.spans.group_by("lane").agg(pl.len().alias("count"), pl.col("bytes").sum())
-    found = {lane: (count, size) for lane, count, size in totals.iter_rows()}
-    lines = [
-        f"{html.plain(lane, 60)}: {found[lane][0]:,} ×, {format_bytes(found[lane][1])} in messages"
-        for lane in timeline.lanes[:_LINES]
-    ]
+    """A line per lane: how many collectives, and their bytes."""
+    found = lane_totals(timeline)
+    lines = [f"{html.plain(lane, 60)}: {found[lane]}" for lane in timeline.lanes[:_LINES]]
     more = len(timeline.lanes) - _LINES
     return [*lines, f"… and {more:,} more lanes"] if more > 0 else lines
 
 
-def span_text(timeline: Timeline, span: dict[str, Any]) -> str:
-    """What one span is: op, module, bytes, where it stands and which line issued it."""
-    parts = [span["name"], span["mark"]]
-    if span["bytes"] is not None:
-        parts.append(f"{format_bytes(span['bytes'])} message")
-    if span["row"] is not None:
-        event = timeline.tables.events.row(span["row"], named=True)
-        parts += [event["owner"], event["cause"], f"peer rank {event['peer']}" if event["peer"] is not None else ""]
-        parts.append(event["source"].partition(" ← ")[0])
-    begin = place(timeline, span["begin"])
-    timed = timeline.order in ("measured", "predicted")
-    parts.append(f"at {begin}, for {format_seconds(span['end'] - span['begin'])}" if timed else f"at {begin}")
-    return " · ".join(html.plain(part, 90) for part in parts if part)
+def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
+    """What spans are: op, module, bytes, where each stands and which line issued it.
+
+    Args:
+        timeline: that has them.
+        at: (n,) their rows in `Timeline.spans`.
+    """
+    if not len(at):
+        return []
+    spans = timeline.spans[at.tolist()]
+    events = timeline.tables.events
+    rows = spans["row"].to_list()
+    known = [row for row in rows if row is not None]
+    columns = {name: iter(events[name].gather(known).to_list()) for name in _EVENT} if known else {}
+    plain = _once(lambda text: html.plain(text, 90))
+    words, timed = WORDS[timeline.sizes], timeline.order in ("measured", "predicted")
+    texts = []
+    for name, mark, size, begin, end, row in spans.select("name", "mark", "bytes", "begin", "end", "row").iter_rows():
+        parts = [name, mark, f"{format_bytes(size)} {words}" if size is not None else ""]
+        if row is not None:
+            owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
+            parts += [owner, cause, "" if peer is None else f"peer rank {peer}", source.partition(" ← ")[0]]
+        since = place(timeline, begin)
+        parts.append(f"at {since}, for {format_seconds(end - begin)}" if timed else f"at {since}")
+        texts.append(" · ".join(plain(part) for part in dict.fromkeys(parts) if part))
+    return texts
+
+
+def _once(make: Callable[[str], str]) -> Callable[[str], str]:
+    """The same function, that makes each text once: names repeat from span to span."""
+    made: dict[str, str] = {}
+
+    def text(given: Any) -> str:
+        if given not in made:
+            made[given] = make(given)
+        return made[given]
+
+    return text

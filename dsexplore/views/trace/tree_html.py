@@ -182,8 +182,14 @@ def collectives_html(kinds: pl.DataFrame, every: int, size: str = "wire_bytes", 
     return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
 
 
-def parameters_html(module: str, parameters: pl.DataFrame) -> str:
-    """The parameters that a module itself holds, and how each is placed."""
+def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = False) -> str:
+    """The parameters that a module itself holds, and how each is placed.
+
+    Args:
+        module: its name.
+        parameters: its rows of `Trace.parameters`.
+        clickable: whether each has a button that follows it through a step.
+    """
     if parameters.is_empty():
         return ""
     same = (
@@ -202,6 +208,7 @@ def parameters_html(module: str, parameters: pl.DataFrame) -> str:
     rows = [
         (
             html.name(row["name"].removeprefix(f"{module}."))
+            + (_follow(row["name"]) if clickable else "")
             + ("" if row["requires_grad"] else ' <span class="dim">frozen</span>'),
             html.escape(list(row["global_shape"] or ())),
             html.escape(list(row["local_shape"] or ())) + (_of_ranks(row["rank"]) if several else ""),
@@ -219,6 +226,10 @@ def parameters_html(module: str, parameters: pl.DataFrame) -> str:
     return html.table(head, [row[: len(head)] for row in rows], left=(0, 1, 2, 3, 4, 5, 7)) + _more(
         found.height, "parameters"
     )
+
+
+def _follow(name: str) -> str:
+    return f' <button class="to" data-parameter="{html.escape(name, 0)}">its step</button>'
 
 
 def _of_ranks(ranks: list[int]) -> str:

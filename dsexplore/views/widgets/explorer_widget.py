@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import traitlets
 
 from dsexplore.views.page import html
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.widgets import script, style
 from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.widgets.timeline_widget import TIMELINE_SCRIPTS
 from dsexplore.views.widgets.tree_widget import TREE_SCRIPTS, TreeWidget
+from dsexplore.views.world_map import world_map_view
+
+EXPLORER_SCRIPTS = tuple(dict.fromkeys((*TREE_SCRIPTS, *TIMELINE_SCRIPTS, "filters.js", "page.js")))
+"""All of the page but the figure and what asks a kernel."""
+EXPLORER_STYLE = (
+    style("tree.css", "explorer.css", "timeline.css")
+    + html.STYLE
+    + headline_view.STYLE
+    + outline.STYLE
+    + drawings.STYLE
+    + world_map_view.STYLE
+)
 
 
 class ExplorerWidget(TreeWidget, PlotWidget):
@@ -18,9 +33,8 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
     """
 
-    _esm = script(*TREE_SCRIPTS, "plot.js", "filters.js", "explorer.js", render="explorer")
-    _css = style("tree.css", "plot.css", "explorer.css") + html.STYLE + headline_view.STYLE + outline.STYLE
-    _css += drawings.STYLE
+    _esm = script(*EXPLORER_SCRIPTS, "plot.js", "explorer.js", render="explorer")
+    _css = EXPLORER_STYLE + style("plot.css")
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
     """[facet, texts to choose from] per list; the first text lets everything through."""
@@ -40,6 +54,14 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """The bar and the sentences above everything, as HTML."""
     status = traitlets.Unicode("").tag(sync=True)
     """The line above the tree, as HTML."""
+    opened: traitlets.List[str] = traitlets.List(traitlets.Unicode()).tag(sync=True, echo_update=False)
+    """The parts that are shown, of ``timeline`` and ``map``."""
+    timeline: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
+    """As in `TimelineWidget`."""
+    brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
+    """As in `TimelineWidget`."""
+    map = traitlets.Unicode("").tag(sync=True)
+    """The world map, as HTML."""
     details = traitlets.Unicode("").tag(sync=True)
     """The tables below it, as HTML."""
 

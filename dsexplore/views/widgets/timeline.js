@@ -1,5 +1,5 @@
-// Boxes in lanes on a canvas. The kernel sends what one window holds; here the window is dragged over and the wheel is
-// turned, and the range asked for is sent back, from 0 to 1 of the window that is shown.
+// Boxes in lanes on a canvas. The kernel sends what one window holds in the trait "timeline"; here the window is dragged
+// over and the wheel is turned, and the range asked for is sent back, from 0 to 1 of the window that is shown.
 const LANE = 24, AXIS = 22, LEAST = 44, WHEEL = 1.25, PAN = 0.2;
 
 export function timeline({ model, el }) {
@@ -15,12 +15,13 @@ export function timeline({ model, el }) {
   bar.append(whole, none, status);
   el.append(title, key, rows, bar);
   const pen = canvas.getContext("2d");
-  let width = 0, names = 0, drag = null, at = -1;
+  let width = 0, names = 0, drag = null, at = -1, anchor = -1;
+  let now = model.get("timeline"), choice = model.get("brushed");
   const send = (message) => model.send(message);
   const zoom = (begin, end) => send({ type: "window", begin, end });
 
   function columns() {
-    const given = model.get("boxes");
+    const given = now.boxes || {};
     const read = (name, Type) => {
       const raw = given[name];
       return raw && raw.byteLength ? new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength)) : new Type(0);
@@ -28,6 +29,7 @@ export function timeline({ model, el }) {
     return {
       begin: read("begin", Float32Array), end: read("end", Float32Array), level: read("level", Float32Array),
       lane: read("lane", Uint16Array), mark: read("mark", Uint8Array),
+      count: read("count", Uint32Array), bytes: read("bytes", Float32Array),
     };
   }
   let found = columns();
@@ -41,7 +43,7 @@ export function timeline({ model, el }) {
   function draw() {
     width = canvas.clientWidth;
     if (!width) return;
-    const lanes = model.get("lanes"), marks = model.get("marks"), look = getComputedStyle(canvas);
+    const { lanes = [], marks = [], ticks = [], ties = [] } = now, look = getComputedStyle(canvas);
     const ratio = globalThis.devicePixelRatio || 1, height = lanes.length * LANE + AXIS;
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(width * ratio);
@@ -60,11 +62,12 @@ export function timeline({ model, el }) {
     });
     for (let i = 0; i < found.begin.length; i += 1) drawBox(i, marks[found.mark[i]]);
     pen.fillStyle = look.color;
-    for (const [where, text] of model.get("ticks")) {
+    drawTies(ties, look.color);
+    for (const [where, text] of ticks) {
       const wide = pen.measureText(text).width, x = Math.min(width - wide, Math.max(names, across(where) - wide / 2));
       pen.fillText(text, x, height - AXIS / 2);
     }
-    const brush = drag ? drag.range : model.get("brush");
+    const brush = drag ? drag.range : choice.brush || [];
     if (brush.length) {
       pen.strokeStyle = look.color;
       pen.lineWidth = 1.5;
@@ -83,10 +86,32 @@ export function timeline({ model, el }) {
     const [x, y, wide, tall] = box(i);
     pen.fillStyle = colour;
     pen.fillRect(x, y, wide > 4 ? wide - 1 : wide, tall);
-    if (wide > 14 && tall > 11) {
+    const text = now.labels && now.labels.length ? now.labels[i] : letter;
+    if (text && tall > 11 && wide > 7 + 7 * text.length) {
       pen.fillStyle = ink;
-      pen.fillText(letter, x + wide / 2 - 4, y + tall / 2);
+      pen.fillText(text, x + (wide - pen.measureText(text).width) / 2, y + tall / 2);
     }
+  }
+
+  // Lines from sends to receives.
+  function drawTies(ties, colour) {
+    pen.strokeStyle = colour;
+    pen.globalAlpha = 0.55;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const [sent, of, got, to] of ties) {
+      pen.moveTo(across(sent), (of + 0.5) * LANE);
+      pen.lineTo(across(got), (to + 0.5) * LANE);
+    }
+    pen.stroke();
+    pen.globalAlpha = 1;
+  }
+
+  // What a box is: the kernel says it of single spans; a column has its numbers.
+  function said(i) {
+    if (now.texts && now.texts.length) return now.texts[i] || "";
+    const most = (now.marks[found.mark[i]] || [""])[0], count = found.count[i];
+    return `${now.lanes[found.lane[i]]}: ${count.toLocaleString("en")} ×, ${formatBytes(found.bytes[i])} ${now.words}; most of it: ${most}`;
   }
 
   function shortened(text, room) {
@@ -108,9 +133,10 @@ export function timeline({ model, el }) {
 
   function point(i) {
     at = i;
+    anchor = -1;
     tip.hidden = i < 0;
     if (i >= 0) {
-      const [x, , wide] = box(i), text = model.get("texts")[i] || "";
+      const [x, , wide] = box(i), text = said(i);
       write(tip, text);
       tip.style.top = `${(found.lane[i] + 1) * LANE + 2}px`;
       const left = Math.min(x + wide / 2, width * 0.55);
@@ -139,11 +165,19 @@ export function timeline({ model, el }) {
     else if (under(event) >= 0) send({ type: "pick", box: under(event) });
     else clear();
   };
-  const clear = () => send({ type: "clear" });
-  function choose(range) {
-    model.set("brush", range);
-    model.save_changes();
+  const clear = () => send({ type: "unbrush" });
+  function choose([begin, end]) {
+    choice = { ...choice, brush: [begin, end] };
+    send({ type: "brush", begin, end });
     draw();
+  }
+  // The range from one box to another, by keyboard.
+  function extend(along) {
+    if (at < 0) return;
+    const from = anchor < 0 ? at : anchor;
+    point(step(along, 0));
+    anchor = from;
+    choose([Math.min(found.begin[from], found.begin[at]), Math.max(found.end[from], found.end[at])]);
   }
   const turned = (event) => {
     if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
@@ -172,13 +206,14 @@ export function timeline({ model, el }) {
     Enter: () => { if (at >= 0) send({ type: "pick", box: at }); },
     Escape: () => { point(-1); clear(); },
   };
+  const RANGES = { ArrowRight: () => extend(1), ArrowLeft: () => extend(-1) };
   const pressed = (event) => {
-    const act = KEYS[event.key];
+    const act = (event.shiftKey && RANGES[event.key]) || KEYS[event.key];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation(); // JupyterLab's own keys
     act();
-    if (at >= 0 && event.key.startsWith("Arrow")) write(status, model.get("texts")[at] || "");
+    if (at >= 0 && event.key.startsWith("Arrow")) write(status, said(at));
   };
   const left = () => { if (!drag) point(-1); };
   const listeners = {
@@ -187,26 +222,30 @@ export function timeline({ model, el }) {
   };
   for (const [name, listener] of Object.entries(listeners)) canvas.addEventListener(name, listener);
   canvas.addEventListener("wheel", turned, { passive: false });
+  const ownKeys = (event) => keepKeys(el, event);
+  window.addEventListener("keydown", ownKeys, true);
   whole.addEventListener("click", () => send({ type: "whole" }));
   none.addEventListener("click", clear);
 
   function show(changed) {
-    if (!changed || changed.has("boxes")) {
+    now = model.get("timeline");
+    choice = model.get("brushed");
+    if (!changed || changed.has("timeline")) {
       found = columns();
-      at = -1;
+      at = anchor = -1;
       tip.hidden = true;
     }
-    write(title, model.get("title"));
-    key.replaceChildren(document.createTextNode(model.get("axis")), ...model.get("marks").flatMap(([name, letter, colour, ink]) => {
+    write(title, now.title || "");
+    key.replaceChildren(document.createTextNode(now.axis || ""), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: colour, color: ink });
       return [made, document.createTextNode(name)];
     }));
-    write(status, model.get("status"));
-    whole.disabled = !model.get("zoomed");
-    none.disabled = !model.get("status");
-    canvas.setAttribute("aria-label", `${model.get("title")}. Arrow keys go from box to box, plus and minus zoom, comma and `
-      + "full stop move, Enter selects, Escape clears, Home shows all.");
+    write(status, choice.status || "");
+    whole.disabled = !now.zoomed;
+    none.disabled = !choice.status;
+    put(canvas, "aria-label", `${now.title}. Arrow keys go from box to box, with Shift they select a range, plus and minus zoom, `
+      + "comma and full stop move, Enter selects, Escape clears, Home shows all.");
     draw();
   }
   const sized = new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); });
@@ -218,6 +257,7 @@ export function timeline({ model, el }) {
   function end() {
     for (const observer of [sized, themed]) observer.disconnect();
     scheme.removeEventListener("change", draw);
+    window.removeEventListener("keydown", ownKeys, true);
   }
-  return { names: ["title", "lanes", "marks", "ticks", "axis", "boxes", "texts", "brush", "status", "zoomed"], show, end };
+  return { names: ["timeline", "brushed"], show, end };
 }

@@ -282,13 +282,6 @@ class Tree {
   }
 }
 
-// Keys without a modifier belong to the explorer: JupyterLab would move from cell to cell with the arrows.
-function keepKeys(el, event) {
-  if (!(el.closest(".dsx-explorer") || el).contains(event.target)) return;
-  const plain = !event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey;
-  event.target.toggleAttribute("data-lm-suppress-shortcuts", plain);
-}
-
 // Hides the static view, which is for the saved notebook, while the widget lives.
 function hideTwin(el, name) {
   if (!name) return [];

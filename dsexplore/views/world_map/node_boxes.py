@@ -15,7 +15,7 @@ class Cell:
     ranks: tuple[int, ...]
     """The rank of the first node, of the second, …"""
     bytes: float
-    """Wire bytes that the recorded ranks send to it, per step."""
+    """Bytes that the recorded ranks send to it, per step."""
     recorded: bool
     axes: tuple[str, ...]
     """The axes over which it is in a group of a recorded rank."""
@@ -38,7 +38,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
         most: nodes that are drawn one by one.
     """
     sizes = world.to_each(axis).tolist()
-    recorded = set(world.tables.info.ranks) | set(world.tables.events["rank"].to_list())
+    recorded = set(world.tables.info.ranks) | set(world.tables.events["rank"].unique().to_list())
     peers: dict[int, list[str]] = defaultdict(list)
     for name, groups in world.groups.items():
         for rank in {rank for group in groups for rank in group} if axis in (None, name) else ():

@@ -13,7 +13,7 @@ _MOST_NODES = 2048
 
 
 def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
-    """Wire bytes that each rank gets of the recorded ones in a step, over one axis or all.
+    """Bytes that each rank gets of the recorded ones in a step, over one axis or all.
 
     The colours run from 0 to the most that any rank gets over all axes, whatever is chosen.
     """
@@ -35,7 +35,7 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
         "zmin": 0,
         "zmax": top,
         "colorscale": [[0.0, tint(BLUE, 0.04)], [1.0, BLUE]],
-        "colorbar": {"title": {"text": "wire bytes<br>a step"}, **byte_axis([top])},
+        "colorbar": {"title": {"text": f"{world.sizes} bytes<br>a step"}, **byte_axis([top])},
         "text": text,
         "customdata": ranks.tolist(),
         "hovertemplate": "%{text}<extra></extra>",

@@ -9,7 +9,7 @@ import polars as pl
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE
+from dsexplore.views.page.theme import AXES, BLUE
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.view import View
 from dsexplore.views.world_map.node_boxes import Cell, Node, node_boxes
@@ -18,12 +18,19 @@ STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
 .dsx .node{border:1px solid var(--dsx-line);padding:3px 5px;font-size:11px}
 .dsx .node>div{display:grid;gap:2px;margin-top:2px}
-.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;font-size:10px;
-border:1px solid var(--dsx-line)}
+.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;font:10px/16px var(--dsx-font);color:inherit;
+border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0}
 .dsx .rank.in{border:2px solid var(--dsx-fg);line-height:14px}
 .dsx .rank.own{font-weight:700;text-decoration:underline}
+.dsx button.rank,.dsx [data-link]{cursor:pointer}
+.dsx .rank[aria-pressed=true],.dsx [data-link][aria-selected=true]{box-shadow:0 0 0 2px var(--dsx-focus)}
+.dsx .rank sub{font-size:8px;line-height:0}
 .dsx .scale{display:inline-block;width:120px;height:10px;border:1px solid var(--dsx-line);vertical-align:middle}
-"""
+.dsx .level{display:block;width:140px;height:9px;background:var(--dsx-shade)}
+.dsx .level i{display:block;height:9px}
+""" + "".join(
+    f".dsx .rank.g{i}{{outline:2px solid {mark.colour};outline-offset:-2px}}\n" for i, mark in enumerate(AXES)
+)
 _MOST_NODES = 40
 _COLUMNS = 4
 """Ranks side by side in a node."""
@@ -41,15 +48,11 @@ class WorldMapView(View):
 
     def text(self) -> str:
         """The world, and a line per axis and level of link."""
-        return "\n".join([_summary(self._world), *(f"  {line}" for line in _level_lines(self._world))])
+        return "\n".join([summary(self._world), *(f"  {line}" for line in _level_lines(self._world))])
 
     def html(self) -> str:
         """The nodes as boxes of ranks, shaded by what the recorded ranks send them, and a table of links."""
-        world = self._world
-        title = f"<p><b>{html.escape(_summary(world))}</b></p>"
-        if not world.received:
-            return html.fragment(title + "<p>Nothing was sent after start-up: there is no link to draw.</p>")
-        return html.fragment(title + _key(world) + nodes_html(world) + _table(world), STYLE)
+        return html.fragment(map_html(self._world), STYLE)
 
     def figure(self, axis: str | None = None, **_options: Any) -> Any:
         """A plotly heatmap, a row per node and a column per rank of it."""
@@ -66,87 +69,137 @@ class WorldMapView(View):
         return explorer(self._world, **options)
 
 
-def _summary(world: WorldMap) -> str:
-    ranks = sorted(set(world.tables.events["rank"].to_list()) or set(world.tables.info.ranks))
+def map_html(
+    world: WorldMap, top: float = 0.0, live: bool = False, picked: tuple[int, ...] = (), link: int = -1
+) -> str:
+    """The nodes and the table of links, without `STYLE`.
+
+    Args:
+        world: the map.
+        top: the bytes of the darkest shade; 0 for the most that any rank of this map gets.
+        live: whether ranks and links can be clicked.
+        picked: the ranks that are chosen.
+        link: the row of the table that is chosen.
+    """
+    title = f"<p><b>{html.escape(summary(world))}</b></p>"
+    if not world.received:
+        return f"{title}<p>Nothing was sent after start-up: there is no link to draw.</p>"
+    top = top or float(world.to_each().max()) or 1.0
+    return title + _key(world, top) + nodes_html(world, top, live, picked) + _table(world, live, link)
+
+
+def summary(world: WorldMap) -> str:
+    """The world in one line."""
+    ranks = sorted(set(world.tables.events["rank"].unique().to_list()) or set(world.tables.info.ranks))
     whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
     nodes = f"{world.nodes:,} node{'s' if world.nodes > 1 else ''} of {world.ranks_per_node}"
-    return html.plain(f"World map: {world.world_size:,} ranks on {nodes}{mesh}; what {whose} sends in a step", 200)
+    send = "sends" if len(ranks) == 1 else "send"
+    return html.plain(f"World map: {world.world_size:,} ranks on {nodes}{mesh}; what {whose} {send} in a step", 200)
+
+
+def _words(world: WorldMap) -> str:
+    return "on the wire" if world.sizes == "wire" else "in messages"
 
 
 def _level_lines(world: WorldMap) -> list[str]:
     return [
-        f"{html.plain(axis, 30)}, {level}: {format_bytes(size)} on the wire to {_count(peers)}"
-        for axis, level, size, peers in _levels(world).iter_rows()
+        f"{html.plain(axis, 30)}, {level}: {format_bytes(size)} {_words(world)} to {_count(peers)}"
+        for axis, level, size, peers in levels(world).iter_rows()
     ]
 
 
-def _levels(world: WorldMap) -> pl.DataFrame:
-    """Columns: axis, level, wire_bytes and peers, of the recorded rank that sends most there."""
+def levels(world: WorldMap) -> pl.DataFrame:
+    """Columns: axis, level, bytes and peers, of the recorded rank that sends most there."""
     place = {axis: i for i, axis in enumerate(world.axes)}
-    totals = world.links.group_by("axis", "level").agg(pl.col("wire_bytes").max(), pl.col("peers").max())
+    totals = world.links.group_by("axis", "level").agg(pl.col("bytes").max(), pl.col("peers").max())
     order = pl.col("axis").replace_strict(place, default=len(place), return_dtype=pl.Int64)
-    return totals.sort(order, "level", descending=[False, True]).select("axis", "level", "wire_bytes", "peers")
+    return totals.sort(order, "level", descending=[False, True]).select("axis", "level", "bytes", "peers")
 
 
 def _count(peers: int) -> str:
     return f"{peers:,} other rank{'s' if peers != 1 else ''}"
 
 
-def _key(world: WorldMap) -> str:
-    top = format_bytes(world.to_each().max())
+def _key(world: WorldMap, top: float) -> str:
     scale = f'<span class="scale" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
+    outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
     return (
-        f'<p class="dim">Shade: wire bytes that a rank gets of the recorded ones in a step, 0 {scale} {top}. '
-        "Underlined: recorded. A thick frame: in a group of a recorded rank. What a collective sends is shared "
-        "equally among the other ranks of its group; start-up is left out.</p>"
+        f'<p class="dim">Shade: {world.sizes} bytes that a rank gets of the recorded ones in a step, 0 {scale} '
+        f"{format_bytes(top)}. Underlined: recorded. A thick frame: in a group of a recorded rank.{outlined} "
+        "What a collective sends is shared equally among the other ranks of its group; start-up is left out.</p>"
     )
 
 
-def nodes_html(world: WorldMap) -> str:
-    """The boxes of the nodes."""
-    nodes = node_boxes(world)
-    top = float(world.to_each().max()) or 1.0
+def nodes_html(world: WorldMap, top: float = 0.0, live: bool = False, picked: tuple[int, ...] = ()) -> str:
+    """The boxes of the nodes; see `map_html`."""
+    nodes, groups = node_boxes(world), world.group_of_each()
+    top = top or float(world.to_each().max()) or 1.0
     hidden = sum(len(node.numbers) for node in nodes[_MOST_NODES:])
     more = f'<p class="dim">{hidden:,} more nodes are not drawn.</p>' if hidden else ""
-    return f'<div class="nodes">{"".join(_node(node, top) for node in nodes[:_MOST_NODES])}</div>{more}'
+    drawn = "".join(_node(node, top, groups, i if live else -1, picked) for i, node in enumerate(nodes[:_MOST_NODES]))
+    return f'<div class="nodes">{drawn}</div>{more}'
 
 
-def _node(node: Node, top: float) -> str:
+def _node(node: Node, top: float, groups: dict[int, int], number: int, picked: tuple[int, ...]) -> str:
     if len(node.numbers) > 1:
         name = f"nodes {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
     else:
         name = f"node {node.numbers[0]}"
-    cells = "".join(_cell(cell, top) for cell in node.cells)
+    cells = "".join(
+        _cell(cell, top, groups, f"{number}.{i}" if number >= 0 else "", cell.ranks == picked)
+        for i, cell in enumerate(node.cells)
+    )
     columns = f"grid-template-columns:repeat({min(_COLUMNS, len(node.cells))},auto)"
     return f'<div class="node">{html.escape(name)}<div style="{columns}">{cells}</div></div>'
 
 
-def _cell(cell: Cell, top: float) -> str:
+def _cell(cell: Cell, top: float, groups: dict[int, int], place: str, picked: bool) -> str:
     several = len(cell.ranks) > 1
     whose = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
-    spoken = html.escape(f"{whose}: {format_bytes(cell.bytes)} a step{', recorded' if cell.recorded else ''}{axes}")
+    group = groups.get(cell.ranks[0]) if not several else None
+    numbered = f", group {group}" if group is not None else ""
     kind = f"rank{' in' if cell.axes else ''}{' own' if cell.recorded else ''}"
-    share = round(85 * (cell.bytes / top) ** 0.5)
+    kind += f" g{group % len(AXES)}" if group is not None else ""
+    spoken = html.escape(
+        f"{whose}: {format_bytes(cell.bytes)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
+    )
+    share = round(85 * min(1.0, cell.bytes / top) ** 0.5)
     shade = f"background:color-mix(in srgb,{BLUE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
-    text = "·" if several else str(cell.ranks[0])
-    return f'<div class="{kind}" style="{shade}{ink}" title="{spoken}" role="img" aria-label="{spoken}">{text}</div>'
+    text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
+    look = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
+    if place:
+        first = 0 if place == "0.0" else -1
+        state = f'data-cell="{place}" tabindex="{first}" aria-pressed="{str(picked).lower()}"'
+        return f"<button {look} {state}>{text}</button>"
+    return f'<div {look} role="img">{text}</div>'
 
 
-def _table(world: WorldMap) -> str:
+def _table(world: WorldMap, live: bool, link: int) -> str:
+    found = levels(world)
+    top = max(found["bytes"].to_list(), default=0) or 1
     rows = [
-        (html.name(axis, 40), level, f"{peers:,}", format_bytes(size))
-        for axis, level, size, peers in _levels(world).iter_rows()
+        (
+            html.name(axis, 40),
+            level,
+            f"{peers:,}",
+            format_bytes(size),
+            f'<span class="level"><i style="width:{100 * size / top:.3g}%;background:{BLUE}"></i></span>',
+        )
+        for axis, level, size, peers in found.iter_rows()
     ]
     inside, between = (format_bytes(_most(world, level)) for level in (INSIDE, BETWEEN))
     total = f"<p>Per rank and step {inside} stay inside a node, {between} go between nodes.</p>"
-    head = ("axis", "links", "ranks sent to", "wire bytes per rank and step")
-    return total + html.table(head, rows, left=(0, 1))
+    head = ("axis", "links", "ranks sent to", f"{world.sizes} bytes per rank and step", "")
+    marks = [
+        f' data-link="{i}" tabindex="0" aria-selected="{str(i == link).lower()}"' for i in range(len(rows)) if live
+    ]
+    return total + html.table(head, rows, left=(0, 1, 4), attributes=marks)
 
 
 def _most(world: WorldMap, level: str) -> int:
     """What the recorded rank that sends most over links of that level sends over them."""
     of_level = world.links.filter(pl.col("level") == level)
-    return max(of_level.group_by("rank").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list(), default=0)
+    return max(of_level.group_by("rank").agg(pl.col("bytes").sum())["bytes"].to_list(), default=0)

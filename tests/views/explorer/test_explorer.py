@@ -118,9 +118,9 @@ def test_what_a_choice_changes_is_one_message(trace: Trace, monkeypatch: pytest.
     sent: list[set[str]] = []
     monkeypatch.setattr(explorer.widget, "_send", lambda message, buffers=None: sent.append(set(message["state"])))
     for state, changed in (
-        ({"chosen": {"phase": 2}}, {"spec", "spoken", "columns", "values", "status", "details"}),
-        ({"selected": 2}, {"spec", "spoken", "status", "details"}),
-        ({"folding": False}, {"columns", "values", "status", "details", "spec", "spoken"}),
+        ({"chosen": {"phase": 2}}, {"spec", "spoken", "columns", "values", "status", "details", "timeline"}),
+        ({"selected": 2}, {"spec", "spoken", "status", "details", "timeline"}),
+        ({"folding": False}, {"columns", "values", "status", "details", "spec", "spoken", "timeline"}),
         ({"kind": "ops"}, {"spec", "spoken"}),
     ):
         data = {"method": "update", "state": state, "buffer_paths": []}

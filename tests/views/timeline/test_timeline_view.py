@@ -15,7 +15,7 @@ from dsexplore.analysis.step_timeline import SPANS, Timeline
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.views.timeline.boxes import boxes, coded, extent
+from dsexplore.views.timeline.boxes import Coded, boxes, extent
 from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
 
 spans_lists = st.lists(
@@ -50,7 +50,7 @@ def of(rows: list[tuple[str, int, int, str, int]]) -> Timeline:
 def test_every_span_is_in_one_box(rows: list[tuple[str, int, int, str, int]], columns: int) -> None:
     timeline = of(rows)
     for most in (0, 1000):
-        found = boxes(coded(timeline), extent(timeline), columns, most)
+        found = boxes(Coded(timeline), extent(timeline), columns, most)
         assert found.count.sum() == len(rows)
         assert found.bytes.sum() == sum(row[4] for row in rows)
         assert ((found.begin >= 0) & (found.end <= 1 + 1e-9) & (found.begin < found.end)).all()
@@ -59,12 +59,12 @@ def test_every_span_is_in_one_box(rows: list[tuple[str, int, int, str, int]], co
 
 @given(spans_lists, st.integers(0, 400), st.integers(1, 200))
 def test_a_window_has_what_overlaps_it(rows: list[tuple[str, int, int, str, int]], first: int, width: int) -> None:
-    found = boxes(coded(of(rows)), (first, first + width))
+    found = boxes(Coded(of(rows)), (first, first + width))
     assert len(found) == sum(begin < first + width and begin + length > first for _, begin, length, _, _ in rows)
 
 
 def test_a_column_has_the_mark_of_most_bytes() -> None:
-    found = boxes(coded(of([("a", 0, 1, "x", 5), ("a", 1, 1, "y", 3), ("a", 2, 1, "y", 4)])), (0, 3), 1, 0)
+    found = boxes(Coded(of([("a", 0, 1, "x", 5), ("a", 1, 1, "y", 3), ("a", 2, 1, "y", 4)])), (0, 3), 1, 0)
     assert (found.mark.tolist(), found.count.tolist(), found.bytes.tolist()) == ([1], [3], [12])
 
 
@@ -72,20 +72,26 @@ def test_the_drawing_is_small_and_says_what_it_is(traces: ModuleType) -> None:
     timeline = traces.layered(2000).timeline(lanes="axis")
     html = timeline._repr_mimebundle_()["text/html"]
     assert "Timeline of 6,000 collectives in program order of one rank, no time: 6,000 collectives" in html
-    assert "taller is more message bytes" in html
+    assert "taller is more wire bytes" in html
     assert len(html) < 40_000
-    assert re.findall(r'aria-label="([^"]+)"', html) == ["dp: 2,000 collectives", "tp: 4,000 collectives"]
+    assert re.findall(r'aria-label="([^"]+)"', html) == [
+        "dp: 2,000 collectives, 7.8 MiB on the wire",
+        "tp: 4,000 collectives, 17.6 MiB on the wire",
+    ]
 
 
 def test_the_text_has_a_line_per_lane(traces: ModuleType) -> None:
     text = traces.layered(3).timeline(lanes="axis")._repr_mimebundle_()["text/plain"]
-    assert text.splitlines()[1:] == ["  dp: 3 ×, 24 KiB in messages", "  tp: 6 ×, 24 KiB in messages"]
+    assert text.splitlines()[1:] == [
+        "  dp: 3 collectives, 12 KiB on the wire",
+        "  tp: 6 collectives, 27 KiB on the wire",
+    ]
 
 
 def test_a_trace_without_events_says_so() -> None:
     timeline = Trace().timeline()
     assert "nothing was sent" in timeline._repr_mimebundle_()["text/html"]
-    assert timeline.explore().widget.title == "Timeline: nothing was sent"
+    assert timeline.explore().widget.timeline["title"] == "Timeline: nothing was sent"
 
 
 @pytest.fixture
@@ -97,23 +103,23 @@ def explorer(traces: ModuleType) -> TimelineExplorer:
 class TestExplorer:
     def test_all_is_selected_at_first(self, explorer: TimelineExplorer) -> None:
         assert len(explorer.selection) == 30
-        assert not explorer.widget.zoomed
+        assert not explorer.widget.timeline["zoomed"]
 
     def test_a_brushed_range_is_the_selection(self, explorer: TimelineExplorer) -> None:
-        explorer.widget.brush = [0.0, 0.1]
+        explorer._on_event({"type": "brush", "begin": 0.0, "end": 0.1})
         assert explorer.selection.events["seq"].to_list() == [0, 1, 2]
-        assert explorer.widget.status.startswith("3 collectives from 0 to 3: 16 KiB in messages")
-        explorer._on_event({"type": "clear"})
+        assert explorer.widget.brushed["status"].startswith("3 collectives from 0 to 3: 13 KiB on the wire")
+        explorer._on_event({"type": "unbrush"})
         assert len(explorer.selection) == 30
 
     def test_a_brush_stays_where_it_is_in_another_window(self, explorer: TimelineExplorer) -> None:
         explorer.select(3, 6)
         explorer._on_event({"type": "window", "begin": 0.0, "end": 0.5})
         assert explorer.window == (0.0, 15.0)
-        assert explorer.widget.brush == pytest.approx([0.2, 0.4])
+        assert explorer.widget.brushed["brush"] == pytest.approx([0.2, 0.4])
         assert explorer.selection.events["seq"].to_list() == [3, 4, 5]
         explorer.zoom(10, 20)
-        assert explorer.widget.brush == []
+        assert explorer.widget.brushed["brush"] == []
         assert len(explorer.selection) == 3
 
     def test_a_window_stays_inside_the_whole(self, explorer: TimelineExplorer) -> None:
@@ -131,7 +137,9 @@ class TestExplorer:
     def test_a_clicked_box_is_the_selection(self, explorer: TimelineExplorer) -> None:
         explorer._on_event({"type": "pick", "box": 4})
         assert explorer.selection.events["seq"].to_list() == [4]
-        assert explorer.widget.status.startswith("all_reduce · forward · 4 KiB message · Net.layers.1.down · P→R")
+        assert explorer.widget.brushed["status"].startswith(
+            "all_reduce · forward · 6 KiB on the wire · Net.layers.1.down · P→R"
+        )
         explorer._on_event({"type": "pick", "box": 400})
         explorer.clear()
         assert len(explorer.selection) == 30
@@ -140,10 +148,12 @@ class TestExplorer:
         explorer = traces.layered(2000).timeline(lanes="axis").explore()
         explorer._on_event({"type": "pick", "box": 0})
         assert 0 < len(explorer.selection) < 30
-        assert explorer.widget.texts[0].endswith("most of it: forward")
+        counts = np.frombuffer(explorer.widget.timeline["boxes"]["count"], np.uint32)
+        assert len(explorer.selection) == counts[0]
+        assert explorer.widget.timeline["texts"] == []  # the browser says it in the same words
 
     def test_boxes_are_sent_as_columns(self, explorer: TimelineExplorer) -> None:
-        sent = explorer.widget.boxes
+        sent = explorer.widget.timeline["boxes"]
         assert np.frombuffer(sent["lane"], np.uint16).tolist()[:3] == [0, 1, 1]
         assert {name: len(column) for name, column in sent.items()} == {
             "begin": 120, "end": 120, "level": 120, "lane": 60, "mark": 30,

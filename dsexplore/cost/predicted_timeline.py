@@ -1,0 +1,164 @@
+"""Predicted steps as timelines: the streams of one rank, and the stages of a pipeline with their microbatches.
+
+Without a cluster the stages of a pipeline are in slots: a forward takes one, a backward two, a message no time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any, get_args
+
+import polars as pl
+
+from dsexplore.analysis.message_ties import TIES
+from dsexplore.analysis.step_timeline import NO_AXIS, SPANS, WAITING, WARM_UP, Order, Sizes, Timeline
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.prediction import Prediction, predict
+from dsexplore.cost.schedules import Action, Placed, Schedule, place, read_schedule
+from dsexplore.cost.stream_simulation import COMPUTE, GAPS
+from dsexplore.errors import UsageError
+from dsexplore.trace import schema
+from dsexplore.trace.tables import Tables
+
+LANES = ("stream", "stage")
+_COLOURS = ("phase", "axis", "op")
+_WORDS = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "backward to the weights"}
+
+
+def predicted_timeline(
+    tables: Tables,
+    cluster: Cluster | str | os.PathLike[str] | None,
+    lanes: str | None = None,
+    colours: str | None = None,
+    sizes: Sizes = "wire",
+) -> Timeline:
+    """The timeline of a predicted step, or of a pipeline's schedule; see `Trace.timeline`.
+
+    Raises:
+        UsageError: no such lanes, colours, sizes or cluster; stages of a step without a pipeline; a trace without
+            costs.
+    """
+    if lanes not in (None, *LANES):
+        raise UsageError(f"timeline(lanes={lanes!r}, cluster=…): predicted lanes are {', '.join(LANES)}")
+    if sizes not in get_args(Sizes):
+        raise UsageError(f"timeline(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
+    if lanes == "stage":
+        if colours not in (None, "microbatch"):
+            raise UsageError(f"timeline(lanes='stage', colours={colours!r}): stages are coloured by microbatch")
+        return stage_timeline(tables, cluster)
+    if colours not in (None, *_COLOURS):
+        raise UsageError(f"timeline(colours={colours!r}, cluster=…): predicted colours are {', '.join(_COLOURS)}")
+    assert cluster is not None
+    return stream_timeline(predict(tables, cluster), colours or "phase", sizes)
+
+
+def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes = "wire") -> Timeline:
+    """What each stream of the slowest rank does: a lane for its kernels, and one per axis for its collectives.
+
+    Args:
+        prediction: of the step.
+        colours: what the colours say: phase, axis or op; gaps of the compute stream are `WAITING`.
+        sizes: which bytes the collectives have.
+    """
+    events = prediction.tables.events
+    of_rank = events.with_row_index("row").filter(pl.col("rank") == prediction.rank)
+    sent = {seq: (row, size) for seq, row, size in of_rank.select("seq", "row", f"{sizes}_bytes").iter_rows()}
+    rows: list[dict[str, Any]] = []
+    for span in prediction.spans:
+        gap = span.kind in GAPS
+        row, size = sent.get(span.seq, (None, None))
+        key = {"phase": span.phase, "axis": span.axis or NO_AXIS, "op": span.op or "kernels"}[colours]
+        waits = f"waits for {span.op}" if span.op else "waits for the CPU, which launches kernels"
+        rows.append(
+            {
+                "lane": "compute stream" if span.stream == COMPUTE else f"communication, {span.axis or NO_AXIS}",
+                "begin": span.start,
+                "end": span.end,
+                "mark": WAITING if gap else key,
+                "name": waits if gap else span.op or f"{span.kind}, {span.module or 'outside any module'}",
+                "bytes": size,
+                "row": row,
+            }
+        )
+    spans = pl.DataFrame(rows, schema=SPANS).sort("begin", maintain_order=True)
+    lanes = tuple(sorted(set(spans["lane"]), key=lambda lane: (lane != "compute stream", lane)))
+    place_of = {mark: i for i, mark in enumerate([*schema.PHASES, "kernels"])}
+    marks = sorted(set(spans["mark"]) - {WAITING}, key=lambda mark: (place_of.get(mark, len(place_of)), mark))
+    note = f"predicted on {prediction.cluster.title}, rank {prediction.rank}: {prediction.step}"
+    marks += [WAITING] if spans["mark"].is_in([WAITING]).any() else []
+    return Timeline(spans, lanes, tuple(marks), "predicted", colours, prediction.tables, sizes, note=note)
+
+
+def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
+    """Which microbatch each stage of a pipeline computes when, and when it waits for others.
+
+    Args:
+        tables: the trace.
+        cluster: the one that the times are predicted on; None for slots.
+
+    Raises:
+        UsageError: the step has no pipeline.
+    """
+    schedule = read_schedule(tables.info.schedule)
+    if schedule is None:
+        raise UsageError("timeline(lanes='stage'): this step has no pipeline; give other lanes, such as 'rank'")
+    order: Order = "predicted" if cluster is not None else "slots"
+    placed = predict(tables, cluster).stages() if cluster is not None else _in_slots(schedule)
+    end = max(one.end for one in placed)
+    lanes = tuple(_lane(schedule, rank) for rank in range(len(schedule.order)))
+    rows, waited = [], 0.0
+    for rank, lane in enumerate(lanes):
+        own = sorted((one for one in placed if one.rank == rank), key=lambda one: one.start)
+        gaps = _gaps(own, end)
+        waited += sum(last - first for first, last in gaps)
+        rows += [_span(lane, first, last, WAITING, "waits for other stages") for first, last in gaps]
+        warm = next((one.start for one in own if one.action.kind in "BI"), end)
+        rows.append(_span(lane, own[0].start, warm, WARM_UP, "warm-up, until the stage's first backward"))
+        rows += [_of_action(lane, one) for one in own]
+    below = pl.col("mark") != WARM_UP
+    spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
+    marks = (*(f"microbatch {number}" for number in range(schedule.microbatches)), WAITING, WARM_UP)
+    share = waited / (end * len(lanes)) if end else 0.0
+    note = f"{schedule.name}: stages wait {share:.0%} of the time (the bubble); F forward, B backward of a microbatch"
+    ties = _ties(placed, lanes)
+    return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, note=note)
+
+
+def _in_slots(schedule: Schedule) -> list[Placed]:
+    stages = range(schedule.stages)
+    return place(schedule, dict.fromkeys(stages, 1.0), dict.fromkeys(stages, 2.0), 0.0)
+
+
+def _lane(schedule: Schedule, rank: int) -> str:
+    stages = sorted({action.stage for action in schedule.order[rank]})
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+
+
+def _gaps(own: list[Placed], end: float) -> list[tuple[float, float]]:
+    """When a rank has nothing to do, from the first action of any rank to the last."""
+    edges = [0.0, *(edge for one in own for edge in (one.start, one.end)), end]
+    return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if last - first > 1e-9 * end]
+
+
+def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str = "") -> dict[str, Any]:
+    return {"lane": lane, "begin": begin, "end": end, "mark": mark, "name": name, "label": label}
+
+
+def _of_action(lane: str, one: Placed) -> dict[str, Any]:
+    stage, kind, number = one.action
+    name = f"{_WORDS[kind]} of microbatch {number} in stage {stage}"
+    return _span(lane, one.start, one.end, f"microbatch {number}", name, f"{kind}{number}")
+
+
+def _ties(placed: list[Placed], lanes: tuple[str, ...]) -> pl.DataFrame:
+    """Activations from a stage's forward to the next stage's, gradients from its backward to the one before."""
+    at = {one.action: one for one in placed}
+    onward: dict[str, int] = defaultdict(int, {"F": 1, "B": -1, "I": -1})
+    rows = []
+    for one in placed:
+        stage, kind, number = one.action
+        later = at.get(Action(stage + onward[kind], kind, number)) if onward[kind] else None
+        if later is not None and later.rank != one.rank:
+            rows.append((lanes[one.rank], one.end, lanes[later.rank], later.start))
+    return pl.DataFrame(rows, schema=TIES, orient="row")

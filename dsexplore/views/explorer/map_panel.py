@@ -1,0 +1,112 @@
+"""The explorer's world map: what the other parts let through, by rank and by link; either can be picked as a filter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from dsexplore.analysis.world_map import FLOW, NO_AXIS, WorldMap, flows_over, flows_with, map_of
+from dsexplore.errors import UsageError
+from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.trace.event_codes import START_UP, EventCodes
+from dsexplore.views.trace.event_lines import EventLines, event_lines
+from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.pivot import Mask
+from dsexplore.views.world_map.node_boxes import node_boxes
+from dsexplore.views.world_map.world_map_view import levels, map_html
+
+PART = "map"
+"""The name of this part among those that something is picked in; see `Filters.picks`."""
+
+
+class MapPanel:
+    """The map of a trace's world.
+
+    Args:
+        codes: the events.
+        ranks_per_node: ranks on each node.
+    """
+
+    def __init__(self, codes: EventCodes, ranks_per_node: int = 8) -> None:
+        self._codes = codes
+        self._per_node = ranks_per_node
+        self._shown: WorldMap | None = None
+        self._tops: dict[str, float] = {}
+        self._ranks: tuple[int, ...] = ()
+        self._link: tuple[str, str] | None = None
+
+    @cached_property
+    def _in_steps(self) -> Mask:
+        """(events,) those that are not of start-up."""
+        return ~self._codes.mask({"phase": START_UP})
+
+    @cached_property
+    def _flows(self) -> EventLines:
+        """Events that go over the same links, as lines."""
+        return event_lines(self._codes.tables.events, FLOW, FLOW)
+
+    @cached_property
+    def _steps(self) -> int:
+        return max(1, len(np.unique(self._codes.facets["step"].codes[self._in_steps])))
+
+    def world(self, mask: Mask) -> WorldMap:
+        """The map of some events."""
+        kept, flows = mask & self._in_steps, self._flows
+        counted = {"events": flows.total(kept), "bytes": flows.total(kept, self._codes.sizes)}
+        axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis").alias("axis")
+        totals = flows.rows.with_columns(axis, *(pl.Series(name, values) for name, values in counted.items()))
+        made = map_of(self._codes.tables, totals.filter(pl.col("events") > 0), self._per_node, self._steps)
+        return replace(made, sizes="wire" if self._codes.kind_of_sizes == "wire" else "message")
+
+    def html(self, mask: Mask, axis: str | None) -> str:
+        """The map as HTML whose ranks and links can be clicked; ``axis``: the one whose groups are outlined."""
+        sizes = self._codes.kind_of_sizes
+        if sizes not in self._tops:
+            self._tops[sizes] = float(self.world(self._codes.every).to_each().max(initial=0.0))
+        world = replace(self.world(mask), axis=axis)
+        self._shown, links = world, list(levels(world).select("axis", "level").iter_rows())
+        link = links.index(self._link) if self._link in links else -1
+        return f'<div class="dsx">{map_html(world, self._tops[sizes], True, self._ranks, link)}</div>'
+
+    def cell(self, place: str) -> tuple[int, ...]:
+        """The ranks of a clicked cell: ``"3.5"`` is the sixth of the fourth node that is drawn."""
+        node, _, number = place.partition(".")
+        return node_boxes(self._shown)[int(node)].cells[int(number)].ranks if self._shown is not None else ()
+
+    def link(self, number: int) -> tuple[str, str]:
+        """The axis and the level in a clicked row of the table of links."""
+        assert self._shown is not None
+        axis, level = levels(self._shown).select("axis", "level").row(number)
+        return axis, level
+
+    def with_ranks(self, ranks: tuple[int, ...]) -> Picked:
+        """Choose the events in which one of some ranks takes part with a recorded one.
+
+        Raises:
+            UsageError: no such rank.
+        """
+        world = self._shown or self.world(self._codes.every)
+        for rank in ranks:
+            if not 0 <= rank < world.world_size:
+                raise UsageError(f"talks_to({rank}): ranks are 0 to {world.world_size - 1}")
+        self._ranks, self._link = ranks, None
+        found = flows_with(self._codes.tables, self._flows.rows, ranks)
+        name = f"ranks {ranges(list(ranks), 3)}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        return Picked(self._of(found), f"{name} on the map")
+
+    def over(self, axis: str, level: str) -> Picked:
+        """Choose the events that go over an axis, to any rank at that level."""
+        self._ranks, self._link = (), (axis, level)
+        found = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
+        return Picked(self._of(found), f"{axis} {level} on the map")
+
+    def forget(self) -> None:
+        """Choose nothing."""
+        self._ranks, self._link = (), None
+
+    def _of(self, flows: pl.Series) -> Mask:
+        found: Mask = flows.fill_null(False).to_numpy()[self._flows.line]
+        return found

@@ -1,0 +1,79 @@
+"""The explorer's timeline: what the other parts let through, in lanes; a range of it is a filter."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from dsexplore.analysis.step_timeline import LaneKind, timeline_of, with_sizes
+from dsexplore.trace.tables import Tables
+from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.timeline.timeline_state import TimelineState
+from dsexplore.views.trace.pivot import Mask
+
+PART = "timeline"
+"""The name of this part among those that something is picked in; see `Filters.picks`."""
+_COLUMNS, _MOST = 480, 800
+LANES: tuple[str, ...] = get_args(LaneKind)
+
+
+class TimelinePanel:
+    """The timeline of a trace in one window.
+
+    Args:
+        tables: the trace.
+        sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+    """
+
+    def __init__(self, tables: Tables, sizes: str) -> None:
+        self._tables, self._sizes = tables, sizes
+        self._made: TimelineState | None = None
+        self._lanes: str | None = None
+
+    @property
+    def state(self) -> TimelineState:
+        """What is drawn; made when it is first asked for."""
+        if self._made is None:
+            made = timeline_of(self._tables, self._lanes, None, self._sizes)  # type: ignore[arg-type]  # of get_args
+            self._made = TimelineState(made, _COLUMNS, _MOST)
+        return self._made
+
+    def use(self, sizes: str) -> None:
+        """Show ``"wire"`` or ``"message"`` bytes from now on."""
+        self._sizes = sizes
+        if self._made is not None:
+            self._remake(with_sizes(self._made.timeline, sizes))  # type: ignore[arg-type]  # checked by the widget's list
+
+    def arrange(self, lanes: str) -> None:
+        """Give a lane of its own to each phase, axis, module, op or rank."""
+        if lanes in LANES:
+            self._lanes = lanes
+            self._remake(timeline_of(self._tables, lanes, None, self._sizes))  # type: ignore[arg-type]  # of get_args
+
+    def _remake(self, timeline: Any) -> None:
+        before = self.state
+        self._made = TimelineState(timeline, _COLUMNS, _MOST)
+        self._made.window, self._made.chosen = before.window, before.chosen
+
+    def drawn(self, mask: Mask) -> dict[str, Any]:
+        """What the browser draws, of the events in the mask."""
+        self.state.show_events(None if mask.all() else mask)
+        return {**self.state.drawn(), "kinds": list(LANES), "kind": self._lanes or self._first_kind}
+
+    @property
+    def _first_kind(self) -> str:
+        return "rank" if self.state.timeline.lanes[:1] and self.state.timeline.lanes[0].startswith("rank ") else "phase"
+
+    def range(self, begin: float, end: float) -> Picked:
+        """Choose the events of a range, in the unit of the timeline."""
+        self.state.chosen = begin, end
+        return Picked(self.state.events_between(begin, end), f"{self.state.range_text(begin, end)} of the timeline")
+
+    def forget(self) -> None:
+        """Choose no range."""
+        if self._made is not None:
+            self._made.chosen = None
+
+    def brushed(self, mask: Mask) -> dict[str, Any]:
+        """The chosen range, as the browser draws it, and what it holds; ``mask``: all that is chosen."""
+        state = self.state
+        return {"brush": state.brush(), "status": state.describe(mask) if state.chosen is not None else ""}

@@ -1,0 +1,185 @@
+"""`TimelineState`: what a live timeline draws (window, boxes, brush) and what was picked in it; without a widget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
+from dsexplore.views.timeline.mark_colours import colours_of
+from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, whole
+
+_TICKS = 5
+_LEAST = 1e-9
+"""The narrowest window, as a part of the whole."""
+_MOST_TIES = 400
+
+
+class TimelineState:
+    """One timeline in one window.
+
+    Args:
+        timeline: what is drawn.
+        columns: into which spans are added up where they are many.
+        most: spans that are drawn one by one.
+    """
+
+    def __init__(self, timeline: Timeline, columns: int = 960, most: int = 1500) -> None:
+        self.timeline = timeline
+        self.spans = Coded(timeline)
+        self.whole = self.window = extent(timeline)
+        self.chosen: tuple[float, float] | None = None
+        """The range that is chosen, in the unit of the timeline."""
+        self.shown: Mask | None = None
+        """(spans,) those that are drawn; None for all."""
+        self.boxes: Boxes
+        self._columns, self._most = columns, most
+        self._fixed = {
+            "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
+            "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
+            "axis": axis_text(timeline),
+            "words": WORDS[timeline.sizes],
+        }
+
+    def zoom(self, begin: float, end: float) -> None:
+        """Set the window, inside the whole and no narrower than can be drawn."""
+        first, last = self.whole
+        width = min(max(end - begin, (last - first) * _LEAST), last - first)
+        begin = min(max(begin, first), last - width)
+        self.window = begin, begin + width
+
+    def react(self, event: dict[str, Any]) -> bool:
+        """Do what the browser asks of the window; False for an event that is about something else."""
+        if event["type"] == "window":
+            begin, end = self.at(float(event["begin"])), self.at(float(event["end"]))
+            self.zoom(begin, max(end, begin + (self.whole[1] - self.whole[0]) * _LEAST))
+        elif event["type"] == "whole":
+            self.window = self.whole
+        else:
+            return False
+        return True
+
+    def at(self, share: float) -> float:
+        """The place on the axis at a part of the window, from 0 to 1."""
+        first, last = self.window
+        return first + share * (last - first)
+
+    def range_of(self, event: dict[str, Any]) -> tuple[float, float]:
+        """The range that is dragged over, or that goes from box to box; the browser's places have seven digits."""
+        begin, end = float(event["begin"]), float(event["end"])
+        slack = min(1e-6, (end - begin) / 4)
+        return self.at(begin + slack), self.at(end - slack)
+
+    def events_between(self, begin: float, end: float) -> Mask:
+        """(events,) those of which some part lies in a range."""
+        inside = (self.spans.begin < end) & (self.spans.end > begin)
+        return self._events(inside)
+
+    def picked(self, box: int) -> tuple[Mask, str] | None:
+        """(events,) what one box stands for, and its name; None where it stands for no event."""
+        if not 0 <= box < len(self.boxes):
+            return None
+        span = int(self.boxes.span[box])
+        if span >= 0:
+            held = np.zeros(len(self.spans), bool)
+            held[span] = True
+            title = span_texts(self.timeline, np.array([span]))[0]
+        else:
+            begin, end = self.at(float(self.boxes.begin[box])), self.at(float(self.boxes.end[box]))
+            lane = int(self.boxes.lane[box])
+            held = (self.spans.begin < end) & (self.spans.end > begin) & (self.spans.lane == lane)
+            if self.shown is not None:
+                held &= self.shown
+            name = html.plain(self.timeline.lanes[lane], 80)
+            title = f"{name}, {self.range_text(begin, end)}"
+        found = self._events(held)
+        return (found, title) if found.any() else None
+
+    def range_text(self, begin: float, end: float) -> str:
+        """``from 1.2 ms to 3 ms``."""
+        return f"from {place(self.timeline, begin)} to {place(self.timeline, end)}"
+
+    def show_events(self, mask: Mask | None) -> None:
+        """Draw only some of the events, and what is no event; None for all."""
+        self.shown = None if mask is None else mask[self.spans.row] | (self.spans.row < 0)
+
+    def drawn(self) -> dict[str, Any]:
+        """What the browser draws: the value of the trait ``timeline``."""
+        found = boxes(self.spans, self.window, self._columns, self._most, self.shown)
+        self.boxes = found
+        first, last = self.window
+        ticks = [tick / (_TICKS - 1) for tick in range(_TICKS)]
+        return {
+            **self._fixed,
+            "title": whole(self.timeline),
+            "boxes": _packed(found),
+            "texts": span_texts(self.timeline, found.span) if found.one_by_one else [],
+            "labels": self._labels(found),
+            "ticks": [[tick, place(self.timeline, first + (last - first) * tick)] for tick in ticks],
+            "ties": self._ties(),
+            "zoomed": self.window != self.whole,
+        }
+
+    def brush(self) -> list[float]:
+        """The chosen range as parts of the window; empty where none of it is in the window."""
+        if self.chosen is None:
+            return []
+        first, last = self.window
+        begin, end = ((at - first) / (last - first) for at in self.chosen)
+        return [max(begin, 0.0), min(end, 1.0)] if begin < 1 and end > 0 else []
+
+    def describe(self, mask: Mask) -> str:
+        """How much is chosen, in words; ``mask``: (events,)."""
+        events = self.timeline.tables.events.filter(pl.Series(mask))
+        wire, message = events.select(pl.col("wire_bytes").sum(), pl.col("message_bytes").sum()).row(0)
+        assert self.chosen is not None
+        many = f"{events.height:,} collective{'s' if events.height != 1 else ''}"
+        return (
+            f"{many} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
+            f"({format_bytes(message)} in messages)"
+        )
+
+    def _events(self, spans: Mask) -> Mask:
+        rows = self.spans.row[spans]
+        found: Mask = np.zeros(self.timeline.tables.events.height, bool)
+        found[rows[rows >= 0]] = True
+        return found
+
+    def _labels(self, found: Boxes) -> list[str]:
+        """The text on each box where spans have their own; empty where the letters of their marks say it."""
+        labels = self.timeline.spans["label"]
+        if not found.one_by_one or labels.null_count() == len(labels):
+            return []
+        return [label or "" for label in labels.gather(found.span.tolist()).to_list()]
+
+    def _ties(self) -> list[list[float]]:
+        """[begin, lane, end, lane] of the lines from sends to receives; none where they are too many to be seen."""
+        first, last = self.window
+        ties = self.timeline.ties.filter((pl.col("received") >= first) & (pl.col("sent") <= last))
+        if not 0 < ties.height <= _MOST_TIES:
+            return []
+        lanes = {name: i for i, name in enumerate(self.timeline.lanes[:MOST_LANES])}
+        return [
+            [round((sent - first) / (last - first), 6), lanes[of], round((got - first) / (last - first), 6), lanes[to]]
+            for of, sent, to, got in ties.iter_rows()
+            if of in lanes and to in lanes
+        ]
+
+
+def _packed(found: Boxes) -> dict[str, bytes]:
+    """The columns as the browser reads them."""
+    packed = {
+        "begin": found.begin.astype(np.float32).tobytes(),
+        "end": found.end.astype(np.float32).tobytes(),
+        "level": found.level.astype(np.float32).tobytes(),
+        "lane": found.lane.astype(np.uint16).tobytes(),
+        "mark": found.mark.astype(np.uint8).tobytes(),
+    }
+    if not found.one_by_one:
+        packed |= {"count": found.count.astype(np.uint32).tobytes(), "bytes": found.bytes.astype(np.float32).tobytes()}
+    return packed

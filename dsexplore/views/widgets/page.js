@@ -1,0 +1,131 @@
+// The page of an explorer: filters above, the tree with its figure beside it, then the timeline and the world map, and
+// tables of what is chosen below. All follow one model, so that a reply of the kernel is one message, and the page is laid
+// out and painted once.
+function assemble({ model, store, el, figure }) {
+  el.classList.add("dsx-explorer");
+  const headline = element("div", "dsx-headline"), filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
+  const both = element("div", "dsx-both"), left = element("div", "dsx-left"), rows = element("div");
+  left.append(rows);
+  both.append(left);
+  const drawn = [];
+  if (figure) {
+    const right = element("div", "dsx-right"), place = element("div"), kind = choice("figure", model.get("kinds"));
+    kind.addEventListener("change", () => {
+      model.set("kind", kind.value);
+      model.save_changes();
+    });
+    right.append(kind, place);
+    both.append(right);
+    // The figure first, while the page is laid out: plotly reads the size of its box.
+    drawn.push(figure({ model, el: place }), part("kind", () => { kind.value = model.get("kind"); }));
+  }
+  const lanes = folding(model, "timeline", "Timeline"), map = folding(model, "map", "World map");
+  const arranged = element("div"), laid = element("div"), drawing = element("div");
+  lanes.append(arranged, laid);
+  map.append(drawing);
+  el.append(headline, filters, status, both, lanes, ...(figure ? [map] : []), details);
+  const arrange = choice("lanes", (model.get("timeline").kinds || []).map((kind) => [kind, `lanes: ${kind}`]));
+  arrange.addEventListener("change", () => model.send({ type: "lanes", kind: arrange.value }));
+  arranged.append(arrange);
+  const arranging = () => {
+    const { kinds = [], kind = "" } = model.get("timeline");
+    if (arrange.length !== kinds.length) {
+      arrange.replaceChildren(...kinds.map((each) => Object.assign(element("option", "", `lanes: ${each}`), { value: each })));
+    }
+    arrange.value = kind;
+  };
+  const toTree = () => rows.querySelector(".dsx-port").focus({ preventScroll: true });
+  const parts = [
+    ...drawn,
+    tree({ model, el: rows }),
+    bar({ model: store, el: filters }),
+    timeline({ model, el: laid }),
+    part("timeline", arranging),
+    // HTML made in Python, where every name in it was escaped.
+    part("headline", () => rewrite(headline, model.get("headline"))),
+    part("status", () => rewrite(status, model.get("status"))),
+    part("map", () => rewrite(drawing, model.get("map"))),
+    part("details", () => rewrite(details, model.get("details"))),
+    part("opened", () => {
+      const open = model.get("opened");
+      for (const [name, place] of [["timeline", lanes], ["map", map]]) if (place.open !== open.includes(name)) place.open = open.includes(name);
+    }),
+  ];
+  // What a click, or Enter, on an element with one of these attributes asks for.
+  const ASKED = {
+    cause: (row) => { model.send({ type: "click", kind: "cause", index: [Number(row)] }); toTree(); },
+    sentence: (row) => { model.send({ type: "sentence", index: Number(row) }); toTree(); },
+    parameter: (name) => model.send({ type: "parameter", name }),
+    drop: (name) => model.send({ type: "drop", part: name }),
+    cell: (place) => model.send({ type: "cell", place }),
+    link: (row) => model.send({ type: "link", index: Number(row) }),
+  };
+  function ask(event) {
+    const target = event.target.closest("[data-cause],[data-sentence],[data-parameter],[data-drop],[data-cell],[data-link]");
+    if (!target || (event.type === "keydown" && (event.key !== "Enter" || target.localName === "button"))) return;
+    event.preventDefault();
+    const name = Object.keys(ASKED).find((each) => each in target.dataset);
+    ASKED[name](target.dataset[name]);
+  }
+  for (const place of [headline, status, details, drawing]) {
+    place.addEventListener("click", ask);
+    place.addEventListener("keydown", ask);
+  }
+  drawing.addEventListener("keydown", roam);
+  return parts;
+}
+
+// A part that opens and closes; the kernel makes only what is open.
+function folding(model, name, title) {
+  const place = element("details", "dsx-fold-part"), summary = element("summary", "", title);
+  place.open = model.get("opened").includes(name);
+  place.append(summary);
+  place.addEventListener("toggle", () => {
+    const open = model.get("opened").filter((each) => each !== name);
+    if (place.open) open.push(name);
+    if (open.length === model.get("opened").length && open.every((each) => model.get("opened").includes(each))) return;
+    model.set("opened", open);
+    model.save_changes();
+  });
+  return place;
+}
+
+// Arrows go from rank to rank of the map: one stop of Tab for all of them.
+function roam(event) {
+  const cell = event.target.closest("[data-cell]");
+  const by = { ArrowRight: 1, ArrowDown: 4, ArrowLeft: -1, ArrowUp: -4 }[event.key];
+  if (!cell || by === undefined) return;
+  event.preventDefault();
+  const cells = [...event.currentTarget.querySelectorAll("[data-cell]")], to = cells[cells.indexOf(cell) + by];
+  if (!to) return;
+  cell.tabIndex = -1;
+  to.tabIndex = 0;
+  to.focus();
+}
+
+function part(name, show) {
+  show();
+  return { names: [name], show, end() {} };
+}
+
+// Replaces the HTML of an element, and keeps the elements that stay: the browser styles and lays out only new ones.
+export function rewrite(place, html) {
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  liken(place, made.content);
+}
+
+function liken(have, want) {
+  const old = [...have.childNodes], wanted = [...want.childNodes];
+  wanted.forEach((node, i) => {
+    if (!old[i]) have.append(node);
+    else if (old[i].nodeName !== node.nodeName) old[i].replaceWith(node);
+    else if (node.nodeType !== Node.ELEMENT_NODE) { if (old[i].data !== node.data) old[i].data = node.data; }
+    else {
+      for (const name of old[i].getAttributeNames()) if (!node.hasAttribute(name)) old[i].removeAttribute(name);
+      for (const name of node.getAttributeNames()) put(old[i], name, node.getAttribute(name));
+      liken(old[i], node);
+    }
+  });
+  for (const node of old.slice(wanted.length)) node.remove();
+}

@@ -1,0 +1,95 @@
+"""Predicted steps as timelines: streams with their collectives, and a pipeline's stages with bubble and warm-up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+
+from dsexplore.analysis.step_timeline import WAITING, WARM_UP
+from dsexplore.errors import UsageError
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
+
+
+@pytest.fixture(scope="module")
+def llama(traced_llama: Callable[..., Trace]) -> Trace:
+    return traced_llama("dp=4,tp=2")
+
+
+def pipeline(name: str = "Schedule1F1B", stages: int = 4, microbatches: int = 8) -> Trace:
+    schedule = {"schedule": name, "stages": stages, "microbatches": microbatches, "order": {}}
+    return Trace(Tables(info=TraceInfo(world_size=stages, ranks=(0,), schedule=json.dumps(schedule))))
+
+
+def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) -> None:
+    timeline, predicted = llama.timeline(cluster="dgx-h100"), llama.predict("dgx-h100")
+    assert timeline.order == "predicted"
+    assert timeline.lanes[0] == "compute stream"
+    axes = set(predicted.timeline().filter(kind="communication")["axis"])
+    assert set(timeline.lanes[1:]) == {f"communication, {axis or 'no axis'}" for axis in axes}
+    assert timeline.spans.height == predicted.timeline().height
+    assert timeline.spans["end"].max() == predicted.timeline()["end"].max()
+    assert str(predicted.step) in timeline.note
+
+
+def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:
+    timeline = llama.timeline(cluster="dgx-h100", colours="op")
+    sent = timeline.spans.filter(pl.col("row").is_not_null())
+    events = llama.events[sent["row"].to_list()]
+    assert sent["name"].to_list() == events["op"].to_list()
+    assert sent["bytes"].to_list() == events["wire_bytes"].to_list()
+    assert len(timeline.between(0, timeline.spans["end"].max())) == sent.height > 0
+    explorer = timeline.explore()
+    explorer.select(0, float(sent["end"].median()))
+    assert 0 < len(explorer.selection) < sent.height
+
+
+def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
+    timeline = pipeline().timeline(lanes="stage")
+    assert timeline.lanes == ("stage 0", "stage 1", "stage 2", "stage 3")
+    spans = timeline.spans
+    work = spans.filter(~pl.col("mark").is_in([WAITING, WARM_UP]))
+    assert work.height == 4 * 2 * 8
+    assert work.filter(lane="stage 3")["label"].to_list()[:4] == ["F0", "B0", "F1", "B1"]
+    assert spans["end"].max() == 8 * 3 + 3 * 3  # (microbatches + stages - 1) × (forward + backward)
+    idle = spans.filter(mark=WAITING).select((pl.col("end") - pl.col("begin")).sum()).item()
+    assert idle == 4 * 3 * 3
+    assert "wait 27% of the time" in timeline.note  # 3 / 11, as the 1F1B bubble is
+    warm = spans.filter(mark=WARM_UP).select("lane", "end").rows()
+    assert dict(warm)["stage 3"] == 4  # three forwards before it, and its own
+    assert dict(warm)["stage 0"] == 4 + 3 * 2
+
+
+def test_sends_are_tied_to_receives_forward_and_back() -> None:
+    ties = pipeline().timeline(lanes="stage").ties
+    assert ties.height == 2 * 3 * 8
+    assert (ties["received"] >= ties["sent"]).all()
+    onward = ties.filter(pl.col("from_lane") < pl.col("to_lane"))
+    assert onward.height == 3 * 8
+
+
+def test_stages_are_drawn_with_their_labels_and_lines() -> None:
+    html = pipeline().timeline(lanes="stage")._repr_mimebundle_()["text/html"]
+    assert ">F0</i>" in html
+    assert ">B7</i>" in html
+    assert "48 messages between lanes" in html
+    drawn = pipeline().timeline(lanes="stage").explore().widget.timeline
+    assert {"F0", "B7", ""} <= set(drawn["labels"])
+    assert len(drawn["ties"]) == 48
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lanes": "stage"}, "no pipeline"),
+        ({"lanes": "rank", "cluster": "dgx-h100"}, "predicted lanes are stream, stage"),
+        ({"colours": "rank", "cluster": "dgx-h100"}, "predicted colours are phase, axis, op"),
+        ({"sizes": "all", "cluster": "dgx-h100"}, "no such sizes"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(llama: Trace, options: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        llama.timeline(**options)  # type: ignore[arg-type]  # on purpose
