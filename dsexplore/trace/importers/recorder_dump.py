@@ -181,7 +181,7 @@ def _status(one: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _entry(index: int, entry: Any) -> RecorderEntry:
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, dict):
         raise TypeError(f"entries[{index}] is {entry!r}")
 
     def field(*names: str) -> Any:
@@ -264,7 +264,7 @@ def _dtypes(names: Any) -> tuple[str, ...]:
 
 def _source(frames: Iterable[Any]) -> str:
     for frame in frames:
-        file = frame.get("filename", "") if isinstance(frame, Mapping) else ""
+        file = frame.get("filename", "") if isinstance(frame, dict) else ""
         if file and not _is_library(file):
             return f"{file}:{frame.get('line', 0)}"
     return ""

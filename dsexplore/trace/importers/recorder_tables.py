@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -95,6 +96,7 @@ def _first(sizes: Sizes) -> tuple[int, ...]:
     return sizes[0] if sizes else ()
 
 
+@lru_cache(maxsize=4096)  # a job's calls have few different shapes
 def numel(sizes: Sizes) -> int:
     """Elements of several tensors together."""
     return sum(math.prod(shape) for shape in sizes)
@@ -122,6 +124,7 @@ def message_bytes(entry: RecorderEntry, group_size: int) -> int:
     return sent or received
 
 
+@lru_cache(maxsize=256)
 def _item_size(dtypes: Sequence[str]) -> int:
     dtype = getattr(torch, dtypes[0], None) if dtypes else None
     return dtype.itemsize if isinstance(dtype, torch.dtype) else 1

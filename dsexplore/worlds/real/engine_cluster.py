@@ -11,7 +11,8 @@ import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ class Cluster:
         resolve(self.size, self.mesh or None, 0)
         before = {one.engine: one for one in self._ranks}
         ranks = [before.get(by_rank[rank][-1]) or EngineRank(rank, by_rank[rank][-1]) for rank in range(self.size)]
-        loading = [self._client[one.engine].apply_async(_load) for one in ranks if one.engine not in before]
+        loading = [self._start(one, _load) for one in ranks if one.engine not in before]
         for answer in loading:
             answer.get(timeout=LOAD_WAIT)
         self._ranks, self._described, self._seen = ranks, described, set(engines)
@@ -210,7 +211,10 @@ class Cluster:
 
         Where the others are all ranks of a world, these get `ANSWER_WAIT`: they are gone, and are not listed for long.
         """
-        asked = {engine: self._client[engine].apply_async(_describe) for engine in engines}
+        asked = {}
+        for engine in engines:
+            with suppress(IndexError):  # it is gone since they were listed
+                asked[engine] = self._client[engine].apply_async(_describe)
         found: dict[int, _Description] = {}
         until = time.monotonic() + seconds
         is_whole = False
@@ -250,8 +254,12 @@ class Cluster:
         chosen = [self._ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
         data = pickle.dumps(EngineCell(cell, self.backend, self.mesh))
         began = time.monotonic()
-        for rank in chosen:
-            rank.answer = self._client[rank.engine].apply_async(_run, data)
+        try:
+            for rank in chosen:
+                rank.answer = self._start(rank, _run, data)
+        except UsageError:
+            self._interrupt([rank for rank in chosen if rank.answer is not None and not rank.answer.ready()])
+            raise
         interrupt: KeyboardInterrupt | None = None
         try:
             self._wait(chosen, began + timeout, on_output)
@@ -264,6 +272,17 @@ class Cluster:
             interrupt.run = run  # type: ignore[attr-defined]
             raise interrupt
         return run
+
+    def _start(self, rank: EngineRank, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function on an engine, without waiting for it.
+
+        Raises:
+            UsageError: the engine is gone.
+        """
+        try:
+            return self._client[rank.engine].apply_async(function, *args)
+        except IndexError:
+            raise UsageError(f"rank {rank.rank} of {self.size} has no engine: start its job again") from None
 
     def _check_engines(self) -> None:
         """Connect again where the engines are others than before.

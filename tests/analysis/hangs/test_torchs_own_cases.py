@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+from torch.distributed.flight_recorder.components.types import COLLECTIVES
+
 from dsexplore.analysis.hangs.dump_calls import job_of_dumps
 from dsexplore.analysis.hangs.hang_report import HangReport, report_of
 from dsexplore.trace.importers.dumps import Dumps
+from dsexplore.trace.importers.op_names import plain_op
 from dsexplore.trace.importers.recorder_dump import dump_of
 
 
@@ -101,3 +105,65 @@ def test_the_end_of_a_coalesced_call_whose_members_are_lost_still_counts() -> No
     end = entry(9, "coalesced", state="scheduled", collective_seq_id="4")
     found = report([end], [entry(8, "all_reduce", collective_seq_id="3")])
     assert (found.culprits, found.reason) == ((1,), "missing")
+
+
+def test_what_is_got_differs() -> None:
+    """In size or dtype, between ranks or from what the rank itself hands in."""
+    waiting = {"state": "scheduled"}
+    for odd, field in (
+        (entry(0, "all_reduce", out=[[5, 4]], **waiting), "size"),
+        (entry(0, "all_reduce", output_dtypes="float16", **waiting), "dtype"),
+        (entry(0, "_all_gather_base", out=[[4, 4]], **waiting), "size"),
+    ):
+        name = odd["profiling_name"].removeprefix("nccl:")
+        same = entry(0, name, out=[[48]] if name == "_all_gather_base" else None, **waiting)
+        found = report([same], [odd], [same])
+        assert (found.culprits, found.reason, fields(found)) == ((1,), "mismatch", [field])
+    torn = entry(0, "all_reduce", out=[[5, 4]], **waiting)
+    found = report([torn], [torn])
+    assert (found.culprits, found.suspects, fields(found)) == ((), (0, 1), ["size"])
+
+
+def test_the_root_of_a_gather_alone_gets_something() -> None:
+    root = entry(0, "gather", out=[[4, 4], [4, 4]])
+    for other in (entry(0, "gather", out=[[]], output_dtypes=""), entry(0, "gather", output_dtypes="")):
+        assert fields(report([root], [other])) == []
+
+
+@pytest.mark.parametrize("backend", ["nccl", "ncclx", "gloo", "xccl", "rccl", "rcclx", "mccl", "hccl"])
+def test_every_collective_of_every_library_matches_itself(backend: str) -> None:
+    for name in sorted(COLLECTIVES):
+        out = [[32]] if "gather" in name else [[8]] if "reduce_scatter" in name else None
+        call = entry(0, name, out=out, profiling_name=f"{backend}:{name}")
+        found = report([call], [call])
+        assert (fields(found), found.reason) == ([], "none"), name
+        found = report([{**call, "state": "started"}], [])
+        if name in ("split", "new_window"):  # no collectives: making a communicator, or a part of memory
+            assert found.reason == "none", name
+        else:
+            assert (found.culprits, found.waiting["op"].to_list()) == ((1,), [plain_op(name)])
+            assert not plain_op(name).startswith("unknown:")
+
+
+def test_ranks_may_give_their_own_groups_one_name() -> None:
+    dumps = []
+    for rank in (0, 1):
+        config = {
+            "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+            "1": {"name": "1", "desc": "sub_pg", "ranks": f"[{rank}]"},
+        }
+        calls = [entry(0, "all_reduce"), entry(1, "all_reduce", 5 + rank, process_group=("1", "sub_pg"))]
+        dumps.append(dump_of(Path(f"r{rank}"), {"version": "2.8", "pg_config": config, "entries": calls}, rank))
+    job = job_of_dumps(Dumps(tuple(dumps)))
+    assert len(job.instances) == 3
+    assert fields(report_of(job)) == []
+
+
+def test_a_coalesced_call_that_one_rank_does_not_make() -> None:
+    first = entry(0, "all_reduce")
+    parts = [entry(i, "_reduce_oop", state="scheduled", collective_seq_id="1") for i in (1, 2)]
+    end = entry(3, "REDUCE_SCATTER_coalesced", out=[[]], input_sizes=[[]], state="scheduled", collective_seq_id="1")
+    found = report([first], [first, *parts, end])
+    assert (found.culprits, found.reason, fields(found)) == ((0,), "missing", [])
+    ended = [{**part, "state": "completed"} for part in (*parts, end)]
+    assert report([first], [first, *ended]).reason == "none"
