@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.choice import Cost, choose, expense, tied_with_best
+from dsexplore.aio.choice import Best, Cost, choose, expense, tied_with_best
+from dsexplore.aio.statistics import Interval
 
 CONTROL = AioConfig()
 SMALL, DEEP, WIDE = AioConfig(queue_depth=4), AioConfig(queue_depth=32), AioConfig(queue_depth=64, thread_count=4)
@@ -92,3 +94,11 @@ def test_what_is_expensive() -> None:
         (AioConfig(queue_depth=16), Cost(1e-3, 1.0)),
     ]
     assert sorted([*ordered[3:], *ordered[:3]], key=lambda pair: expense(*pair)) == ordered
+
+
+def test_the_sentence_gives_the_span_of_what_scatters() -> None:
+    wide = Interval(1.3, 0.9, 1.7, 4)
+    best = Best(CONTROL, Interval(1.0, 1.0, 1.0, 4), 1e9, DEEP, wide, (DEEP,), Interval(0.77, 0.6, 1.1, 4))
+    assert best.sentence().startswith(f"Keep the default: {DEEP} looks best, +30.0 % (-10.0 to +70.0 %), but the rates")
+    once = replace(best, fastest_ratio=Interval(1.3, 0.01, 1.7, 2))
+    assert once.sentence().startswith(f"Keep the default: {DEEP} looks best, +30.0 % (n 2), but the rates")

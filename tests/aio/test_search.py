@@ -167,3 +167,15 @@ def test_median_and_quantile() -> None:
 def test_an_interval_that_says_nothing_is_not_spelt_out() -> None:
     assert str(Interval(3.148, 1e-5, 1.2e6, 2)) == "3.148 (n 2, scatters too much)"
     assert str(Interval(1.02, 0.98, 1.07, 5)) == "1.020 (0.980–1.070, n 5)"
+
+
+def test_descent_measures_no_axis_that_has_one_value() -> None:
+    disk, asked = Disk(4, 1 << 20, 0.1, 0.0), list[int]()
+
+    def measure(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        asked.append(len(configs))
+        return disk.measure(configs)
+
+    axes = {"queue_depth": (8,), "block_size": (1 << 18, 1 << 20), "thread_count": (1,)}
+    search.descend(CONTROL.with_(queue_depth=8, thread_count=1), axes, measure, lambda: True, anything)
+    assert set(asked) == {2}

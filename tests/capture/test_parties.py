@@ -79,6 +79,22 @@ def test_members_of_a_batch_have_peers_of_their_own() -> None:
     assert trace.events.select("op", "peer").rows() == [("send", 2), ("recv", 0)]
 
 
+@pytest.mark.parametrize("raw_op", sorted(PARTIES.keys() & set(ops.op_names())))
+def test_root_and_peer_stand_where_the_op_says(raw_op: str) -> None:
+    namespace, _, name = raw_op.partition("::")
+    op = getattr(getattr(torch.ops, namespace), name)
+    names = [argument.name for argument in getattr(op, op.overloads()[0])._schema.arguments]
+    rooted = [position for position, of_it in enumerate(names) if of_it in ("root_rank", "src", "root", "src_rank")]
+    rooted += [position for position, of_it in enumerate(names) if of_it in ("dst", "dst_rank", "peer", "peer_rank")]
+    if "alltoall" in name or "all_to_all" in name or name in ("recv_any_source_", "batch_p2p_ops"):
+        assert not rooted
+        return
+    (position,) = rooted
+    parties = PARTIES[raw_op](range(100, 100 + len(names)))
+    assert parties is not None
+    assert (parties.root, *parties.peers) in ((100 + position,), (None, 100 + position)), names
+
+
 def test_all_rooted_and_point_to_point_ops_are_read() -> None:
     """Every op that goes from or to one rank has a reader, but for three of symmetric memory that keep no root."""
     directed = {"send", "recv", "broadcast", "reduce", "gather", "scatter"}

@@ -107,11 +107,9 @@ def _take_recv(original: Callable[..., int], remarks: Remarks) -> Callable[..., 
 
     def recv(*args: Any, **kwargs: Any) -> int:
         given = parameters.bind(*args, **kwargs).arguments
-        if given.get("src") is not None or given.get("group_src") is not None:
-            return original(*args, **kwargs)
         try:
             return original(*args, **kwargs)
-        except RuntimeError as error:
+        except RuntimeError as error:  # asks the work who sent, where no source was given
             if "sourceRank" not in str(error):
                 raise
         source = next(rank for rank in dist.get_process_group_ranks(_group(given)) if rank != dist.get_rank())

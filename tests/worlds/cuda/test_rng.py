@@ -52,6 +52,11 @@ def test_seeds() -> None:
     assert drawn() != first
 
 
+def test_a_negative_seed_has_a_state_of_sixteen_bytes() -> None:
+    torch.cuda.manual_seed(-1)
+    assert torch.cuda.get_rng_state().tolist() == [255] * 8 + [0] * 8
+
+
 def test_forked_numbers_leave_no_trace() -> None:
     torch.manual_seed(1)
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):

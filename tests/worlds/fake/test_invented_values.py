@@ -156,6 +156,12 @@ class TestRouting:
         assert (values.shape, sum(counts.tolist())) == ((EXPERTS,), TOKENS * TOP)
         assert torch.masked_select(torch.randn(8), torch.randn(8) > 0).shape == (4,)
 
+    def test_by_scattered_ones(self) -> None:
+        hit = torch.zeros(8).scatter(0, torch.randint(8, (2,)), 1.0)
+        assert hit.sum().item() == 2
+        again = hit.scatter(0, torch.randint(8, (4,)), 0.0)
+        assert again.sum().item() == 1
+
     def test_by_a_grouped_product_in_fp32(self) -> None:
         weights = torch.randn(EXPERTS, 8, 16, requires_grad=True)
         ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
