@@ -15,7 +15,7 @@ import pytest
 
 import dsexplore
 from dsexplore import run_ranks
-from dsexplore.capture.early_saves import EarlySave, saved_early, stacks
+from dsexplore.capture.early_saves import EarlySave, _may_take_signal, saved_early, stacks
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import rank_file, stack_file
 
@@ -156,3 +156,16 @@ def test_ranks_that_wait_too_long_leave_a_record_and_go_on(tmp_path: Path) -> No
     run = run_ranks(hang, 3, args=(str(tmp_path), lambda: os._exit(3), 0.1))
     assert [outcome.exit_code for outcome in run.outcomes[:2]] == [3, 3]
     check_hang(tmp_path, "no collective began or ended for 0.1 s")
+
+
+def test_sigterm_is_left_to_who_reads_signals_from_a_descriptor() -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        assert _may_take_signal()
+        assert signal.set_wakeup_fd(writing) == -1
+        assert not _may_take_signal()
+        assert signal.set_wakeup_fd(-1) == writing
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)

@@ -10,9 +10,34 @@ import pytest
 
 import dsexplore.comm as dist
 from dsexplore import run_ranks
+from dsexplore.comm.faults import explain
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("Default process group has not been initialized", " Call dsexplore.comm.init_distributed() first."),
+        ("Connection closed by peer [127.0.0.1]:4", " A peer has ended: look at the output of the other ranks"),
+        ("Connection reset by peer", " A peer has ended"),
+        ("connectFullMesh failed with: Connection refused", " A peer has ended"),
+        ("Connection was lost", ""),
+        ("the parameter was reset", ""),
+        ("Timed out waiting 100ms for recv operation to complete", " A peer did not join in time"),
+        ("wait timeout after 3 s", " A peer did not join in time"),
+        ("no such thing", ""),
+    ],
+)
+def test_what_to_do_is_said_where_it_is_known(text: str, advice: str) -> None:
+    error = RuntimeError(text)
+    explain(error, "all_reduce", None)
+    start = f"all_reduce on the world group failed on a rank without a process group: {text}"
+    assert str(error).startswith(start + advice)
+    assert bool(advice) == (str(error) != start)
+    explain(error, "all_reduce", None)
+    assert str(error).count(start) == 1
 
 
 def bad_calls(logged: bool) -> dict[str, str]:

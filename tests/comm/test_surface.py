@@ -175,6 +175,13 @@ def test_torchs_functions_take_torchs_parameters_in_torchs_order(name: str) -> N
     assert mine[len(torchs) :][: len(expected)] == expected
 
 
+@pytest.mark.parametrize("name", [name for name, given in DEEPSPEED.items() if {"prof", "async_op"} & {*given.split()}])
+def test_a_call_is_synchronous_and_logged_as_all_are_unless_said(name: str) -> None:
+    parameters = inspect.signature(getattr(dist, name)).parameters
+    defaults = {key: parameters[key].default for key in ("prof", "async_op", "debug") if key in parameters}
+    assert defaults.items() <= {"prof": False, "async_op": False, "debug": None}.items()
+
+
 def test_every_public_name_of_torch_is_there() -> None:
     missing = [name for name in dir(td) if not name.startswith("_") and not hasattr(dist, name)]
     assert missing == []

@@ -184,7 +184,7 @@ def patch_bf16_hook(patches: Patches) -> None:
 
     @wraps(original)
     def check(module: DistributedDataParallel, hook: Any) -> None:
-        if callable(hook) and getattr(hook, "__name__", "").startswith("bf16_compress"):
+        if getattr(hook, "__name__", "").startswith("bf16_compress"):
 
             def other_name(*_args: Any) -> None: ...
 

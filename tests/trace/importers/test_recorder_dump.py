@@ -187,6 +187,22 @@ def test_dumps_become_a_trace(tmp_path: Path) -> None:
     assert trace.groups.select("group", "ranks", "backend").rows() == [("0", [0, 1], "nccl")]
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "shape"),
+    [
+        ("nccl:all_reduce", {"input_sizes": [[2, 3]], "output_sizes": [[4]]}, [2, 3]),
+        ("nccl:all_reduce", {"input_sizes": [], "output_sizes": [[4]]}, [4]),
+        ("nccl:all_gather", {"input_sizes": [[2]], "output_sizes": [[2, 2]]}, [2, 2]),
+        ("nccl:all_reduce", {"input_sizes": [], "output_sizes": []}, []),
+    ],
+)
+def test_the_shape_is_that_of_what_is_sent(
+    tmp_path: Path, name: str, changes: dict[str, Any], shape: list[int]
+) -> None:
+    (tmp_path / "rank_0.json").write_text(json.dumps(dump(entry(name, **changes))))
+    assert load(tmp_path).events["shape"].to_list() == [shape]
+
+
 def test_a_file_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         (tmp_path / f"r{rank}").write_text(json.dumps(dump(entry(**({"profiling_name": ...} if rank == 1 else {})))))

@@ -156,6 +156,11 @@ class TestRouting:
         assert (values.shape, sum(counts.tolist())) == ((EXPERTS,), TOKENS * TOP)
         assert torch.masked_select(torch.randn(8), torch.randn(8) > 0).shape == (4,)
 
+    def test_by_the_first_of_the_last_dim_or_of_another(self) -> None:
+        scores = torch.randn(6, 4)
+        for places, count in ((scores.topk(2)[1], 4), (scores.topk(2, 0)[1], 6), (scores.argmax(0), 6)):
+            assert places.float().mean().item() == (count - 1) / 2
+
     def test_by_scattered_ones(self) -> None:
         hit = torch.zeros(8).scatter(0, torch.randint(8, (2,)), 1.0)
         assert hit.sum().item() == 2
