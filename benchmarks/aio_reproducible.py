@@ -22,9 +22,9 @@ from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.handle import aio_handle
 from dsexplore.aio.measure import fill_random
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.statistics import ratio_interval
+from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.aio.sweeping import sweep
-from dsexplore.units import format_bytes, parse_size
+from dsexplore.units import format_bytes, format_rate, parse_size
 
 CONTROL = AioConfig()
 _LEAST_SECONDS = 0.1
@@ -66,8 +66,9 @@ def rate_of(config: AioConfig, path: str, tensor: Buffer, operation: str) -> flo
 
 
 def run_loops(args: argparse.Namespace, configs: list[AioConfig]) -> None:
-    """What each setting gives in the user's loop relative to the default in the same round."""
+    """What each setting gives in the user's loop, and that relative to the default in the same round."""
     ratios: dict[tuple[AioConfig, int, str], list[float]] = defaultdict(list)
+    given: dict[tuple[AioConfig, int, str], list[float]] = defaultdict(list)
     with random_file(args.directory, max(args.tensors)) as path:
         tensors = {nbytes: fill_random(Buffer(nbytes)) for nbytes in args.tensors}
         for number in range(args.rounds):
@@ -75,10 +76,14 @@ def run_loops(args: argparse.Namespace, configs: list[AioConfig]) -> None:
             random.Random(number).shuffle(order)
             for nbytes, operation in product(args.tensors, ("read", "write")):
                 rates = {config: rate_of(config, path, tensors[nbytes], operation) for config in order}
-                for config in configs:
+                for config in order:
                     ratios[config, nbytes, operation].append(rates[config] / rates[CONTROL])
-    for (config, nbytes, operation), values in ratios.items():
-        print(f"{config}: {operation} of {format_bytes(nbytes)} tensors {ratio_interval(values)} × the default")
+                    given[config, nbytes, operation].append(rates[config])
+    for config, (nbytes, operation) in product([CONTROL, *configs], product(args.tensors, ("read", "write"))):
+        key = config, nbytes, operation
+        beside = "the default" if config == CONTROL else f"{ratio_interval(ratios[key])} × the default"
+        rate = format_rate(median(given[key]))
+        print(f"{config}: {operation} of {format_bytes(nbytes)} tensors {rate}, {beside}")
 
 
 def main() -> None:
