@@ -41,6 +41,11 @@ FAULTS = """() => {
       .map((element) => [element.textContent, element.getBoundingClientRect()]);
     overlap(boxes(".b > span"), "labels");
     overlap(boxes(".t"), "ticks");
+    overlap(boxes(".k").concat(boxes(".t")), "brackets");
+    for (const bracket of picture.querySelectorAll(".k")) {
+      const cut = bracket.scrollWidth > bracket.clientWidth + 2 || bracket.scrollHeight > bracket.clientHeight + 2;
+      if (cut && bracket.textContent) faults.push(`bracket cut: ${bracket.textContent}`);
+    }
     for (const label of picture.querySelectorAll(".b > span")) {
       const [inner, outer] = [label.getBoundingClientRect(), label.parentElement.getBoundingClientRect()];
       const wide = inner.left < outer.left - 1 || inner.right > outer.right + 1;
@@ -48,7 +53,7 @@ FAULTS = """() => {
       if (wide || high) faults.push(`clipped: ${label.textContent}`);
     }
     const around = picture.getBoundingClientRect();
-    for (const [text, box] of boxes(".t"))
+    for (const [text, box] of [...boxes(".t"), ...boxes(".k"), ...boxes(".none")])
       if (box.left < around.left - 1 || box.right > around.right + 1) faults.push(`tick outside: ${text}`);
   }
   for (const cell of document.querySelectorAll(".line > span, td"))
@@ -145,6 +150,42 @@ def test_hovering_over_a_piece_marks_all_pieces_of_its_rank(page: Any, tmp_path:
     )
     assert outlined == [True] * 4 + [False] * 4
     assert page.locator(".who").first.get_attribute("title").startswith("rank 0\ndp 0\n")
+
+
+LIT = """() => [...document.querySelectorAll(".list path, .ranks label, .pic .b")]
+  .filter((each) => {
+    const { fill, backgroundColor } = getComputedStyle(each);
+    return each.checkVisibility() && [fill, backgroundColor].includes("rgb(240, 228, 66)");
+  })
+  .map((each) => each.tagName === "LABEL" ? each.textContent : each.tagName)"""
+
+
+def test_a_rank_lights_its_shards_in_every_parameter(page: Any, tmp_path: Path) -> None:
+    plan = {"w": ((8, 8), "S(0), S(1)"), "b": ((10,), "S(0), R"), "v": ((8, 4), "S(1), R")}
+    page.goto(dsexplore.sharding(plan, mesh="dp=2,tp=2").to_html(tmp_path / "shown.html").as_uri())
+    assert page.evaluate(LIT) == []
+    page.locator(".ranks label").nth(3).hover()
+    assert page.evaluate(LIT) == ["3", "path", "path", "path"]
+    page.mouse.move(0, 0)
+    page.locator(".list path").first.hover()
+    assert page.evaluate(LIT) == ["0", "path", "path", "path"]
+    page.mouse.move(0, 0)
+    page.locator(".ranks input").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert page.evaluate(LIT) == ["1", "path", "path", "path"]
+    page.locator("summary").first.click()
+    assert page.evaluate(LIT).count("DIV") == 1
+    assert page.url.endswith("shown.html")
+    assert page.errors == []
+
+
+def test_a_rank_that_holds_nothing_of_a_tensor_is_said_in_its_line(page: Any, tmp_path: Path) -> None:
+    plan = {"w": ((10, 4), "S(0)"), "b": ((16,), "S(0)")}
+    page.goto(dsexplore.sharding(plan, mesh="dp=8").to_html(tmp_path / "shown.html").as_uri())
+    said = "[...document.querySelectorAll('summary .n')].map((n) => getComputedStyle(n, '::after').content)"
+    page.locator(".ranks label").nth(6).hover()
+    assert page.evaluate(said) == ['" ∅ nothing of it"', '""']
 
 
 def test_in_jupyterlab(lab: Any, page: Any, shot: Any) -> None:

@@ -9,24 +9,30 @@ from typing import Any
 import numpy as np
 
 from dsexplore.sharding.chunks import Range, ranges_text
-from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.rank_groups import numbers_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.shard_blocks import Block, Place
+from dsexplore.views.sharding.shared import Shared
 
 _MOST_COUNTED = 4096
 """Ranks whose numbers are written; of more, their coordinates are."""
 
 
+def place_text(axis: str, place: Place) -> str:
+    """``"dp 3"``, or ``"dp 0-7"`` for several coordinates."""
+    low, high = place
+    return f"{axis} {low}" if high - low == 1 else f"{axis} {low}-{high - 1}"
+
+
 class Titles:
     """The label of each block of a picture, and the lines shown when the pointer is over it."""
 
-    def __init__(self, tensor: Placed, mesh: Mesh) -> None:
-        self.tensor, self.mesh = tensor, mesh
-        kinds = [p.kind for p in tensor.placements if p.cuts]
-        self.kind = "strided" if "strided" in kinds else "shard" if kinds else "plain"
+    def __init__(self, tensor: Placed, shared: Shared) -> None:
+        self.tensor, self.shared = tensor, shared
+        self.mesh = mesh = shared.mesh
+        self._cut = any(placement.cuts for placement in tensor.placements)
         few = mesh.size <= _MOST_COUNTED
         self._numbers = mesh.block((0,) * len(mesh.shape), mesh.shape) if few else None
         self._own = self._own_coordinates() if few else []
@@ -44,7 +50,7 @@ class Titles:
 
     def shade(self, block: Block, place: int) -> str:
         """The class of every second block; all pieces of a strided shard that a coordinate holds look alike."""
-        if self.kind == "plain":
+        if not self._cut:
             return ""
         strided = [at for at in block.places if self.tensor.placements[at[0]].kind == "strided"]
         return " odd" if (strided[0][1][0] if strided else place) % 2 else ""
@@ -72,7 +78,7 @@ class Titles:
             low, high = at.get(number, (0, axis.size))
             if named_only and high - low == axis.size:
                 continue
-            texts.append(f"{axis.name} {low}" if high - low == 1 else f"{axis.name} {low}-{high - 1}")
+            texts.append(place_text(axis.name, (low, high)))
         return ", ".join(texts)
 
     def title(self, block: Block) -> str:

@@ -14,14 +14,16 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import MEMORY
 from dsexplore.views.sharding.placement_tables import axis_table, held_table, shape_text
+from dsexplore.views.sharding.rank_grid import rank_grid, thumbnail
 from dsexplore.views.sharding.shard_picture import picture_html, swatch
+from dsexplore.views.sharding.shared import Shared
 
 MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
 
 STYLE = (
     "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
     + """
-.dsx .list{min-width:730px;border-top:1px solid var(--dsx-line)}
+.dsx .list{min-width:800px;border-top:1px solid var(--dsx-line)}
 .dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
 .dsx .line:hover{background:var(--dsx-shade)}
 .dsx .line.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
@@ -30,6 +32,13 @@ STYLE = (
 .dsx .line .n{flex:1 1 0;min-width:130px;overflow-wrap:anywhere;position:relative;padding-left:16px}
 .dsx .list summary .n::before{content:"▸";position:absolute;left:2px;color:var(--dsx-dim)}
 .dsx .list details[open]>summary .n::before{content:"▾"}
+.dsx .line .n::after{content:var(--no,"");font-weight:600}
+.dsx .line .v{flex:0 0 66px;align-self:center;line-height:0}
+.dsx .line svg{overflow:visible}
+.dsx .line path{fill:var(--lit,color-mix(in srgb,var(--dsx-fg) 34%,var(--dsx-bg)));stroke:var(--edge,var(--dsx-bg));
+stroke-width:.6}
+.dsx .line .q{fill:var(--lit,color-mix(in srgb,var(--dsx-fg) 18%,var(--dsx-bg)))}
+.dsx .line .f{fill:var(--some,color-mix(in srgb,var(--dsx-fg) 34%,var(--dsx-bg)))}
 .dsx .line .s{flex:0 0 124px}
 .dsx .line .p{flex:0 0 160px}
 .dsx .line .p>span{display:inline-block;white-space:nowrap;margin-right:8px}
@@ -79,11 +88,12 @@ def _name(alike: tuple[Placed, ...], pattern: str) -> str:
     return ".".join(part if len(set(own)) > 1 else own[0] for part, *own in parts)
 
 
-def model_html(shown: Sharding) -> str:
-    """Memory by rank, then the parameters."""
+def model_html(shared: Shared) -> str:
+    """Memory by rank, the ranks, then the parameters."""
+    shown = shared.shown
     if not shown.tensors:
         return '<p class="dim">No parameters.</p>'
-    return _memory_html(shown) + _list_html(shown)
+    return _memory_html(shown) + rank_grid(shared, shown.tensors) + _list_html(shared)
 
 
 def text_lines(shown: Sharding) -> list[str]:
@@ -124,56 +134,62 @@ def _memory_row(group: RankGroup, top: int) -> list[str]:
     return [html.escape(group.ranks), f"{group.count:,}", html.stacked_bar(marked, top), *sizes]
 
 
-def _list_html(shown: Sharding) -> str:
-    kinds = fold_names(shown.tensors)
+def _list_html(shared: Shared) -> str:
+    kinds = fold_names(shared.shown.tensors)
     blocks = max(6, MOST_BLOCKS // min(len(kinds), MOST_PICTURES))
     largest = sorted(kinds, key=lambda kind: -kind.first.nbytes * len(kind.tensors))[:MOST_PICTURES]
     drawn = {id(kind) for kind in largest}
-    lines = [_line_html(shown, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
+    lines = [_line_html(shared, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
     more = len(kinds) - len(lines)
     return (
         "<h4>Tensors</h4>"
         '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><div class="list">'
-        '<div class="line head"><span class="n">name</span> <span class="s">shape</span> '
+        '<div class="line head"><span class="n">name</span> <span class="v">shards</span> <span class="s">shape</span> '
         '<span class="p">placements</span> <span class="s">on a rank</span> <span class="c">bytes</span> '
         f'<span class="c">worst</span></div>{"".join(lines)}</div></div>'
         + (f'<p class="dim">{more:,} more kinds of tensors: summary() has all.</p>' if more else "")
     )
 
 
-def _line_html(shown: Sharding, kind: Kind, blocks: int, drawn: bool) -> str:
-    tensor = kind.first
-    line = _cells(shown, kind)
+def _line_html(shared: Shared, kind: Kind, blocks: int, drawn: bool) -> str:
+    tensor, shown = kind.first, shared.shown
+    line = _cells(shared, kind, drawn)
+    empty = "".join(f" e{index}" for index in shared.sample.empty(tensor))
     if not drawn:
-        return f'<div class="line">{line}</div>'
+        return f'<div class="line{empty}">{line}</div>'
     also = (
         f'<p class="dim">The same tensor as {html.name(", ".join(tensor.also), 300)}; counted once.</p>'
         if tensor.also
         else ""
     )
-    inside = axis_table(tensor, shown.mesh) + picture_html(tensor, shown.mesh, blocks) + held_table(shown, tensor)
-    return f'<details><summary class="line">{line}</summary><div class="open">{also}{inside}</div></details>'
+    inside = (
+        axis_table(tensor, shared) + picture_html(tensor, shared, blocks, with_zoom=False) + held_table(shown, tensor)
+    )
+    return f'<details><summary class="line{empty}">{line}</summary><div class="open">{also}{inside}</div></details>'
 
 
-def _cells(shown: Sharding, kind: Kind) -> str:
-    tensor = kind.first
+def _cells(shared: Shared, kind: Kind, drawn: bool) -> str:
+    tensor, shown = kind.first, shared.shown
     groups = shown.shapes(tensor)
     sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]
     worst = groups[sizes.index(max(sizes))]
     times = f' <span class="times">×{len(kind.tensors)}</span>' if len(kind.tensors) > 1 else ""
     frozen = "" if tensor.requires_grad else ' <span class="times">frozen</span>'
     placed = "".join(
-        f"<span>{swatch(placement)} {html.name(axis.name, 24)}</span> "
+        f"<span>{swatch(placement, shared.marks.kind(axis.name))} {html.name(axis.name, 24)}</span> "
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     )
+    nothing = shared.without(tensor)
+    empty = f"<b>∅ {nothing.count:,} rank{'s' if nothing.count != 1 else ''}</b>" if nothing is not None else ""
     uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
     rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all alike"
     least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
     return (
         f'<span class="n">{html.name(kind.name).replace(".", ".<wbr>")}{times}{frozen}</span> '
+        f'<span class="v">{thumbnail(tensor, shared) if drawn else ""}</span> '
         f'<span class="s"><b>{html.escape(shape_text(tensor.shape))}</b> '
         f'<b class="dim">{dtype_name(tensor.dtype)}</b></span> '
         f'<span class="p">{placed or swatch(None)}</span> '
-        f'<span class="s"><b>{html.escape(shape_text(worst.value))}</b> {uneven}</span> '
+        f'<span class="s"><b>{html.escape(shape_text(worst.value))}</b> {uneven} {empty}</span> '
         f'<span class="c"><b>{format_bytes(max(sizes))}</b> {least}</span> <span class="c">{rank}</span>'
     )

@@ -13,6 +13,7 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.shard_picture import swatch
+from dsexplore.views.sharding.shared import Shared
 
 MOST_GROUPS, MOST_RANKS = 12, 64
 _REDUCED = {
@@ -61,12 +62,17 @@ def _sizes(size: int, parts: int) -> str:
     return ", ".join(f"{length:,} (×{times:,})" if times > 1 else f"{length:,}" for length, times in counted if times)
 
 
-def axis_table(tensor: Placed, mesh: Mesh) -> str:
+def axis_table(tensor: Placed, shared: Shared) -> str:
     """A table of swatch, placement and sentence per axis."""
     if not tensor.placements:
-        return f"<p>{swatch(None)} no placements: each of {mesh.size:,} ranks has a whole one of its own</p>"
+        return f"<p>{swatch(None)} no placements: each of {shared.mesh.size:,} ranks has a whole one of its own</p>"
     rows = [
-        (html.name(axis.name, 48), f"{axis.size:,}", swatch(placement), html.escape(meaning))
+        (
+            html.name(axis.name, 48),
+            f"{axis.size:,}",
+            swatch(placement, shared.marks.kind(axis.name)),
+            html.escape(meaning),
+        )
         for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
     ]
     return html.table(("axis", "ranks", "placement", "what it does"), rows, left=(0, 2), wrap=(3,))

@@ -88,6 +88,8 @@ class Panel:
     fixed: tuple[tuple[int, Range], ...]
     """Of other dims that are cut: the dim and its indices."""
     blocks: tuple[Block, ...]
+    places: tuple[tuple[int, Place], ...] = ()
+    """Of the axes that cut those other dims: the number of the placement, and the coordinates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,9 @@ class Picture:
     columns: int | None
     panels: tuple[Panel, ...]
     hidden_panels: int = 0
+    down: tuple[Stretch, ...] = ()
+    """The stretches of the dim that runs down, and of the one that runs across."""
+    across: tuple[Stretch, ...] = ()
 
 
 def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Picture:
@@ -121,14 +126,16 @@ def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Pict
     panels = [
         Panel(
             tuple((dim, part.ranges[0]) for dim, part in zip(others, parts, strict=True)),
-            tuple(_block(row, column, parts) for row in down for column in across),
+            tuple(block_of(row, column, parts) for row in down for column in across),
+            tuple(place for part in parts for place in part.places),
         )
         for parts in chosen
     ]
-    return Picture(rows, columns, tuple(panels), count - len(panels))
+    return Picture(rows, columns, tuple(panels), count - len(panels), tuple(down), tuple(across))
 
 
-def _block(row: Stretch, column: Stretch, others: Sequence[Stretch]) -> Block:
+def block_of(row: Stretch, column: Stretch, others: Sequence[Stretch] = ()) -> Block:
+    """The block of some rows and some columns, at the stretches of other dims."""
     places = tuple(sorted(place for part in (row, column, *others) for place in part.places))
     folded = math.prod(part.folded for part in (row, column, *others))
     return Block(row.ranges, column.ranges, places, folded, row.folded, column.folded)

@@ -1,67 +1,105 @@
-"""One tensor as a picture: its shards in true proportion, each kind of placement with its letter, hatch and colour."""
+"""One tensor as a picture: shards in true proportion, brackets that name the axis at each cut, one colour per axis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from dsexplore.sharding.chunks import Range, ranges_text
-from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.placement import Placement
 from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, PURPLE, VERMILION
+from dsexplore.views.sharding import axis_marks, brackets
 from dsexplore.views.sharding.block_titles import Titles
-from dsexplore.views.sharding.picture_frame import Frame, columns_of, orders, picture_frame, rows_of
-from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
+from dsexplore.views.sharding.panel_drawing import PanelDrawing, zoomed
+from dsexplore.views.sharding.picture_frame import Frame, frame_of, picture_frame
+from dsexplore.views.sharding.shard_blocks import Picture, picture
+from dsexplore.views.sharding.shared import Shared
+from dsexplore.views.sharding.zoom import Zoom, zoom
 
-_MARGIN = 58
+_HATCHES = {
+    # kind: what lies over a swatch or a picture in the axis's colour
+    "strided": "repeating-linear-gradient(90deg,var(--x) 0 2px,transparent 2px 6px)",
+    "replicate": "radial-gradient(circle,var(--x) 1.4px,transparent 1.9px) var(--o,0) var(--o,0)/9px 9px",
+    "partial": "repeating-linear-gradient(45deg,var(--x) 0 2px,transparent 2px 8px)",
+}
 
-STYLE = f"""
-.dsx .sw{{display:inline-block;width:26px;height:13px;border:1px solid var(--dsx-fg);
-vertical-align:-2px;margin-right:5px}}
-.dsx .shard{{background:color-mix(in srgb,{BLUE} 38%,var(--dsx-bg))}}
-.dsx .shard.odd{{background:color-mix(in srgb,{BLUE} 20%,var(--dsx-bg))}}
-.dsx .strided{{background:repeating-linear-gradient(90deg,{PURPLE} 0 2px,transparent 2px 6px),
-color-mix(in srgb,{PURPLE} 34%,var(--dsx-bg))}}
-.dsx .strided.odd{{background:repeating-linear-gradient(90deg,{PURPLE} 0 1px,transparent 1px 6px),
-color-mix(in srgb,{PURPLE} 12%,var(--dsx-bg))}}
-.dsx .replicate{{background:radial-gradient(circle,{GREEN} 1.4px,transparent 1.9px) 0 0/7px 7px,
-color-mix(in srgb,{GREEN} 12%,var(--dsx-bg))}}
-.dsx .partial{{background:repeating-linear-gradient(45deg,{VERMILION} 0 2px,transparent 2px 7px),
-color-mix(in srgb,{VERMILION} 14%,var(--dsx-bg))}}
-.dsx .plain{{background:var(--dsx-shade)}}
-.dsx .pic{{position:relative;margin:2px 0 6px}}
-.dsx .pic *{{position:absolute}}
-.dsx .pic .who{{position:static}}
-.dsx .pic .b{{border:1px solid var(--dsx-fg);display:flex;align-items:center;justify-content:center;overflow:hidden;
-font-size:11px;line-height:13px}}
-.dsx .pic .b>span{{position:relative;z-index:3;background:var(--dsx-bg);padding:0 3px;border-radius:3px;
-white-space:nowrap}}
-.dsx .pic .b>.v{{writing-mode:vertical-rl;padding:3px 0}}
-.dsx .pic .fold{{border-style:dashed}}
-.dsx .pic .fold::after{{content:"";position:absolute;inset:0;
-background:repeating-linear-gradient(90deg,transparent 0 calc(var(--x) - 1px),var(--dsx-fg) 0 var(--x)),
-repeating-linear-gradient(0deg,transparent 0 calc(var(--y) - 1px),var(--dsx-fg) 0 var(--y));opacity:.4}}
-.dsx .pic .who:hover .b{{outline:2px solid var(--dsx-focus);z-index:2}}
-.dsx .pic .card{{border:1px solid var(--dsx-fg)}}
-.dsx .pic .front{{background:var(--dsx-bg)}}
-.dsx .pic .over{{inset:0;z-index:1;pointer-events:none;background-color:transparent}}
-.dsx .pic .over.replicate{{background:radial-gradient(circle,{GREEN} 1.2px,transparent 1.6px) 0 0/9px 9px}}
-.dsx .pic .over.partial{{background:repeating-linear-gradient(45deg,{VERMILION} 0 1.5px,transparent 1.5px 9px)}}
-.dsx .pic .t{{font:10px/12px var(--dsx-mono);color:var(--dsx-dim);white-space:nowrap}}
-.dsx .pics{{display:flex;flex-wrap:wrap;gap:4px 18px}}
+STYLE = (
+    axis_marks.STYLE
+    + brackets.STYLE
+    + """
+.dsx .sw{display:inline-block;width:26px;height:13px;border:1px solid var(--dsx-fg);
+vertical-align:-2px;margin-right:5px}
+.dsx .shard{background:color-mix(in srgb,var(--x) 60%,var(--dsx-bg))}
 """
+    + "".join(
+        f".dsx .{kind}{{background:{hatch},color-mix(in srgb,var(--x) 14%,var(--dsx-bg))}}\n"
+        for kind, hatch in _HATCHES.items()
+    )
+    + """
+.dsx .plain{background:var(--dsx-shade)}
+.dsx .pic{position:relative;margin:2px 0 6px}
+.dsx .pic *{position:absolute}
+.dsx .pic .who{position:static}
+.dsx .pic .b{border:1px solid var(--dsx-line);display:flex;align-items:center;justify-content:center;overflow:hidden;
+font-size:11px;line-height:13px;background:var(--lit,color-mix(in srgb,var(--dsx-fg) 16%,var(--dsx-bg)));
+outline:var(--ring,none);outline-offset:-2px}
+.dsx .pic .b.odd{background:var(--lit,color-mix(in srgb,var(--dsx-fg) 7%,var(--dsx-bg)))}
+.dsx .pic .b>span{position:relative;z-index:3;background:var(--dsx-bg);color:var(--dsx-fg);padding:0 3px;
+border-radius:3px;white-space:nowrap}
+.dsx .pic .b>.v{writing-mode:vertical-rl;padding:3px 0}
+.dsx .pic .b.fold{border-style:dashed;background:var(--part,color-mix(in srgb,var(--dsx-fg) 16%,var(--dsx-bg)))}
+.dsx .pic .b.fold.odd{background:var(--part,color-mix(in srgb,var(--dsx-fg) 7%,var(--dsx-bg)))}
+.dsx .pic .own{visibility:var(--seen,hidden);background:#f0e442;border:1px solid #000;min-width:4px;min-height:4px;
+z-index:2;pointer-events:none}
+.dsx .pic .fold::after{content:"";position:absolute;inset:0;
+background:repeating-linear-gradient(90deg,transparent 0 calc(var(--across) - 1px),var(--dsx-fg) 0 var(--across)),
+repeating-linear-gradient(0deg,transparent 0 calc(var(--down) - 1px),var(--dsx-fg) 0 var(--down));opacity:.4}
+.dsx .pic .who:hover .b{outline:2px solid var(--dsx-focus);z-index:2}
+.dsx .pic .card{border:1px solid var(--dsx-fg)}
+.dsx .pic .front{background:var(--dsx-bg);box-shadow:0 0 0 1px var(--dsx-fg)}
+.dsx .pic .over{inset:0;z-index:1;pointer-events:none;background-color:transparent}
+.dsx .pic .lens{border:2px solid var(--dsx-fg);z-index:2;pointer-events:none;border-radius:2px}
+.dsx .pic .none{border:1px dashed var(--dsx-fg);font-size:11px;line-height:14px;padding:0 4px;white-space:nowrap;
+background:var(--lit,none);outline:var(--ring,none)}
+.dsx .pic .t{font:10px/12px var(--dsx-mono);color:var(--dsx-dim);white-space:nowrap}
+.dsx .pics{display:flex;flex-wrap:wrap;gap:4px 18px;align-items:flex-start}
+"""
+    + "".join(
+        f".dsx .pic .over.{kind}{{background:{_HATCHES[kind]};opacity:.7}}\n" for kind in ("replicate", "partial")
+    )
+)
 
 
-def picture_html(tensor: Placed, mesh: Mesh, most_blocks: int = 96) -> str:
-    """The picture of one tensor; a sentence where there is nothing to draw."""
+def picture_html(tensor: Placed, shared: Shared, most_blocks: int = 96, with_zoom: bool = True) -> str:
+    """The picture of one tensor; a sentence where there is nothing to draw.
+
+    Args:
+        tensor: what is drawn.
+        shared: colours and ranks of the sharding that it is of.
+        most_blocks: of more shards, those that are alike are drawn as one.
+        with_zoom: whether the first shards of such are drawn large beside it.
+    """
     if not tensor.numel:
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
     drawn = picture(tensor, most_blocks)
     frame = picture_frame(tensor, drawn)
-    titles = Titles(tensor, mesh)
-    panels = "".join(_panel(tensor, drawn, panel, frame, titles) for panel in drawn.panels)
-    return f'<div class="scroll"><div class="pics">{panels}</div></div>{_remarks(tensor, drawn, frame)}'
+    titles = Titles(tensor, shared)
+    window = zoom(tensor, drawn) if with_zoom else None
+    drawings = [PanelDrawing(tensor, drawn, panel, frame, titles) for panel in drawn.panels]
+    panels = [each.html(window, with_empty=each is drawings[-1]) for each in drawings]
+    if window is not None:
+        panels.append(zoomed(drawings[0], window, *_magnified(window, frame)).html())
+    return f'<div class="scroll"><div class="pics">{"".join(panels)}</div></div>{_remarks(tensor, drawn, frame)}'
+
+
+def _magnified(window: Zoom, whole: Frame) -> tuple[Frame, str]:
+    """The frame of a zoom, and how many times larger it is than the picture of all."""
+    rows, columns = (high - low for low, high in (window.rows, window.columns))
+    if window.picture.rows is None:
+        frame = Frame(whole.width, 36, 1, columns)
+    else:
+        frame = frame_of(rows, columns, len(window.picture.down), len(window.picture.across))
+    by_rows = frame.height / rows * whole.rows / whole.height
+    return frame, _times(max(by_rows, frame.width / columns * whole.columns / whole.width))
 
 
 def _remarks(tensor: Placed, drawn: Picture, frame: Frame) -> str:
@@ -77,7 +115,10 @@ def _remarks(tensor: Placed, drawn: Picture, frame: Frame) -> str:
     if hidden:
         remarks.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
     if any(block.folded > 1 for panel in drawn.panels for block in panel.blocks):
-        remarks.append("Dashed: shards that are alike and lie side by side, folded; the lines are their cuts.")
+        remarks.append(
+            "Dashed: shards that are alike and lie side by side, folded; the lines are their cuts. Hatched when lit: "
+            "one of them is the rank's."
+        )
     if drawn.hidden_panels:
         remarks.append(f"{drawn.hidden_panels:,} more panels like these are not drawn.")
     return f'<p class="dim">{" ".join(remarks)}</p>' if remarks else ""
@@ -91,98 +132,8 @@ def _dims_text(tensor: Placed, dims: Sequence[int]) -> str:
     return ", ".join(f"dim {dim} ({tensor.shape[dim]:,})" for dim in dims)
 
 
-def _panel(tensor: Placed, drawn: Picture, panel: Panel, frame: Frame, titles: Titles) -> str:
-    wholes = [(p, axis) for p, axis in zip(tensor.placements, tensor.axes, strict=True) if not p.cuts and axis.size > 1]
-    cards = [p.kind for p, axis in wholes for _ in range(min(axis.size, 3) - 1)]
-    top = 30 if panel.fixed else 16
-    left = _MARGIN if drawn.rows is not None else 4
-    behind_px = 5 * len(cards)
-    room = f"width:{left + frame.width + behind_px + 46:.0f}px;height:{top + frame.height + behind_px + 14:.0f}px"
-    size = f"width:{frame.width:.1f}px;height:{frame.height:.1f}px"
-    behind = "".join(
-        f'<div class="front" style="left:{left + 5 * at}px;top:{top + 5 * at}px;{size}">'
-        f'<div class="card {kind}" style="inset:0"></div></div>'
-        for at, kind in reversed(list(enumerate(cards, 1)))
-    )
-    over = "".join(f'<div class="over {kind}"></div>' for kind in dict.fromkeys(p.kind for p, _ in wholes))
-    head = ", ".join(f"dim {dim}: {ranges_text([part])}" for dim, part in panel.fixed)
-    words = f"dim {drawn.rows} down, dim {drawn.columns} across" if drawn.rows is not None else "dim 0 across"
-    return (
-        f'<div class="pic" role="img" aria-label="shards of {html.escape(tensor.name)}: {words}" style="{room}">'
-        + (f'<span class="t" style="left:{left}px;top:0">{head}</span>' if head else "")
-        + _ticks(drawn, panel, frame, left, top)
-        + f'{behind}<div class="front" style="left:{left}px;top:{top}px;{size}">'
-        + f"{_blocks(panel, frame, titles)}{over}</div></div>"
-    )
-
-
-def _ticks(drawn: Picture, panel: Panel, frame: Frame, left: int, top: int) -> str:
-    texts = []
-    if drawn.columns is not None:
-        for at, x in _spaced(panel, columns_of, frame.columns, frame.width, 6.2):
-            texts.append(f'<span class="t" style="left:{left + x:.0f}px;top:{top - 13}px">{at:,}</span>')
-    if drawn.rows is not None:
-        for at, y in _spaced(panel, rows_of, frame.rows, frame.height, 0):
-            place = f"right:calc(100% - {left - 4}px);top:{top + y - 6:.0f}px"
-            texts.append(f'<span class="t" style="{place}">{at:,}</span>')
-    return "".join(texts)
-
-
-def _spaced(
-    panel: Panel, side: Callable[[Block], tuple[Range, ...]], size: int, pixels: float, digit: float
-) -> list[tuple[int, float]]:
-    """(index, pixels) where stretches begin, and the end: as many as have room for their number."""
-    starts = sorted({start for block in panel.blocks for start, _ in side(block)})
-    need = 11 + digit * len(f"{size:,}")
-    kept = [(size, pixels)]
-    last = -need
-    for start in starts:
-        at = pixels * start / size
-        if at - last >= need and pixels - at >= need:
-            kept.append((start, at))
-            last = at
-    return kept
-
-
-def _blocks(panel: Panel, frame: Frame, titles: Titles) -> str:
-    down, across = orders(panel)
-    found = []
-    for block in panel.blocks:
-        boxes = []
-        for row, column in ((row, column) for row in block.rows for column in block.columns):
-            odd = titles.shade(block, down[row[0]] + across[column[0]])
-            boxes.append(_box(block, row, column, frame, f"{titles.kind}{odd}", titles))
-        found.append(f'<div class="who" title="{titles.title(block)}">{"".join(boxes)}</div>')
-    return "".join(found)
-
-
-def _box(block: Block, row: Range, column: Range, frame: Frame, look: str, titles: Titles) -> str:
-    width = frame.width * (column[1] - column[0]) / frame.columns
-    height = frame.height * (row[1] - row[0]) / frame.rows
-    upright = height > 2 * width
-    room, across = (height, width) if upright else (width, height)
-    label = titles.label(block, (room - 9) / 6.2) if across >= 14 else ""
-    shown = f"<span{' class=v' if upright else ''}>{label}</span>" if label else ""
-    fold = " fold" if block.folded > 1 else ""
-    cuts = f"--x:{_cut(width, block.folded_across)};--y:{_cut(height, block.folded_down)};" if fold else ""
-    return (
-        f'<div class="b {look}{fold}" style="{cuts}left:{_percent(column[0], frame.columns)};'
-        f"top:{_percent(row[0], frame.rows)};width:{_percent(column[1] - column[0], frame.columns)};"
-        f'height:{_percent(row[1] - row[0], frame.rows)}">{shown}</div>'
-    )
-
-
-def _cut(pixels: float, shards: int) -> str:
-    """The pixels between two cuts of a folded block; at least 4, where its shards are too thin to be drawn."""
-    return f"{max(pixels / shards, 4):.1f}px" if shards > 1 else "9999px"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.4g}%"
-
-
-def swatch(placement: Placement | None) -> str:
-    """Hatch, colour and letter of a placement."""
+def swatch(placement: Placement | None, colour: str = "") -> str:
+    """Hatch and text of a placement; ``colour``: the class of its axis, of `AxisMarks.kind`."""
     kind = placement.kind if placement is not None else "plain"
     text = str(placement) if placement is not None else "plain"
-    return f'<span class="sw {kind}"></span><code>{html.escape(text)}</code>'
+    return f'<span class="sw {kind}{" " * bool(colour)}{colour}"></span><code>{html.escape(text)}</code>'

@@ -12,16 +12,19 @@ from dsexplore.errors import UsageError
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.memory import PARTS, Assumptions, assume, memory_groups
 from dsexplore.sharding.rank_groups import RankGroup
+from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, CLEAR, GREEN, INK, LEGEND_ABOVE, MEMORY, PURPLE, VERMILION, themed, tint
+from dsexplore.views.page.theme import CLEAR, INK, LEGEND_ABOVE, MEMORY, themed, tint
+from dsexplore.views.sharding.axis_cuts import axis_cuts, boundaries
 from dsexplore.views.sharding.block_titles import Titles
 from dsexplore.views.sharding.picture_frame import Frame, orders, picture_frame
 from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
+from dsexplore.views.sharding.shared import Shared
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40
-_WHOLE = {"replicate": (GREEN, "."), "partial": (VERMILION, "/")}
+_WHOLE = {"replicate": ".", "partial": "/"}
 
 
 def sharding_figure(
@@ -122,13 +125,17 @@ def _shards(shown: Sharding) -> go.Figure:
         return figure
     drawn = picture(tensor)
     frame = picture_frame(tensor, drawn)
-    titles, panel = Titles(tensor, shown.mesh), drawn.panels[0]
+    shared = Shared(shown)
+    titles, panel = Titles(tensor, shared), drawn.panels[0]
     down, across = orders(panel)
     for block in panel.blocks:
         _add_block(figure, block, down[block.rows[0][0]] + across[block.columns[0][0]], titles)
-    for kind in dict.fromkeys(p.kind for p, axis in zip(tensor.placements, tensor.axes, strict=True) if axis.size > 1):
-        if kind in _WHOLE:
-            _add_hatch(figure, kind, frame)
+    for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
+        if placement.kind in _WHOLE and axis.size > 1:
+            _add_hatch(
+                figure, placement.kind, f"{placement.kind} on {axis.name}", shared.marks.colour(axis.name), frame
+            )
+    _add_cuts(figure, tensor, drawn, shared, frame)
     _name_sides(figure, drawn, panel, tensor.shape)
     figure.update_layout(width=max(440, 1.3 * frame.width + 110), height=1.3 * frame.height + 110)
     return figure
@@ -146,7 +153,6 @@ def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[in
 
 def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> None:
     """Draw each piece of a block as one closed line; hovering inside shows what the ranks hold."""
-    colour, pattern = {"shard": (BLUE, ""), "strided": (PURPLE, "|")}.get(titles.kind, (INK, ""))
     xs: list[Any] = []
     ys: list[Any] = []
     for (y0, y1), (x0, x1) in ((row, column) for row in block.rows for column in block.columns):
@@ -163,8 +169,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
         y=ys,
         mode="lines",
         fill="toself",
-        fillcolor=tint(colour, 0.16 if odd else 0.38),
-        fillpattern={"shape": pattern, "fgcolor": colour, "fillmode": "overlay", "size": 8} if pattern else None,
+        fillcolor=tint(INK, 0.12 if odd else 0.3),
         line={"color": INK, "width": 1, "dash": "dash" if block.folded > 1 else "solid"},
         text=text,
         hoverinfo="text",
@@ -173,15 +178,28 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
     )
 
 
-def _add_hatch(figure: go.Figure, kind: str, frame: Frame) -> None:
+def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, shared: Shared, frame: Frame) -> None:
+    """A line at each cut in the colour of the outermost axis that cuts there, which hovering names."""
+    lines: dict[str, tuple[list[Any], list[Any]]] = {}
+    for down, dim, stretches in ((True, drawn.rows, drawn.down), (False, drawn.columns, drawn.across)):
+        cuts = axis_cuts(tensor, dim, stretches)
+        for index, place in boundaries(cuts).items():
+            along, across = lines.setdefault(tensor.axes[cuts[place].number].name, ([], []))
+            along += [0, frame.columns, None] if down else [index, index, None]
+            across += [index, index, None] if down else [0, frame.rows, None]
+    for axis, (xs, ys) in lines.items():
+        line = {"color": shared.marks.colour(axis), "width": 4}
+        figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=html.escape(axis, 40), hoverinfo="name")
+
+
+def _add_hatch(figure: go.Figure, kind: str, name: str, colour: str, frame: Frame) -> None:
     """Lay the hatch of copies or partial values, which are of all the tensor, over the whole picture."""
-    colour, pattern = _WHOLE[kind]
     figure.add_scatter(
         x=[0, frame.columns, frame.columns, 0],
         y=[0, 0, frame.rows, frame.rows],
         mode="none",
         fill="toself",
-        fillpattern={"shape": pattern, "fgcolor": colour, "bgcolor": CLEAR, "size": 9, "solidity": 0.15},
+        fillpattern={"shape": _WHOLE[kind], "fgcolor": colour, "bgcolor": CLEAR, "size": 9, "solidity": 0.15},
         hoverinfo="skip",
-        name=kind,
+        name=html.escape(name, 60),
     )

@@ -11,7 +11,10 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding import parameter_list
 from dsexplore.views.sharding.placement_tables import axis_table, held_table, meanings, rank_table
+from dsexplore.views.sharding.rank_grid import STYLE as rank_grid_style
+from dsexplore.views.sharding.rank_grid import lit_style, rank_grid
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
+from dsexplore.views.sharding.shared import Shared
 from dsexplore.views.view import View
 
 
@@ -35,14 +38,18 @@ class ShardingView(View):
     def html(self) -> str:
         """Pictures, tables and bars; complete without JavaScript."""
         shown = self._sharding
+        shared = Shared(shown)
+        lit = lit_style(shared, shown.tensors)
         notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
         if len(shown) == 1:
             (tensor,) = shown.tensors
             head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>"
-            body = axis_table(tensor, shown.mesh) + picture_html(tensor, shown.mesh)
-            return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), STYLE)
+            body = axis_table(tensor, shared) + rank_grid(shared, shown.tensors) + picture_html(tensor, shared)
+            style = STYLE + rank_grid_style + lit
+            return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), style)
         head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>"
-        return html.fragment(head + notes + parameter_list.model_html(shown), STYLE + parameter_list.STYLE)
+        style = STYLE + rank_grid_style + parameter_list.STYLE + lit
+        return html.fragment(head + notes + parameter_list.model_html(shared), style)
 
     def figure(self, **options: Any) -> Any:
         """A plotly figure; see `sharding_figure.sharding_figure`."""

@@ -1,0 +1,44 @@
+"""`Shared`: what all pictures of one sharding share: the colours of its axes, the ranks drawn one by one."""
+
+from __future__ import annotations
+
+import math
+
+from dsexplore.sharding.layout import Sharding
+from dsexplore.sharding.rank_groups import RankGroup
+from dsexplore.sharding.tensor import Placed
+from dsexplore.views.sharding.axis_marks import AxisMarks
+from dsexplore.views.sharding.rank_sample import RankSample, sample_of
+from dsexplore.views.sharding.shard_blocks import Block
+
+
+class Shared:
+    """Colours and ranks of a sharding's pictures.
+
+    Attributes:
+        shown: the tensors and their mesh.
+        marks: the colour of each axis.
+        sample: the ranks that can be lit: each has the class ``h<its place in the sample>`` in all pictures.
+    """
+
+    def __init__(self, shown: Sharding) -> None:
+        self.shown = shown
+        self.mesh = shown.mesh
+        self.marks = AxisMarks(shown.mesh, shown.tensors)
+        self.sample: RankSample = sample_of(shown)
+
+    def lit_by(self, tensor: Placed, block: Block) -> str:
+        """The classes of a block: the sampled ranks that hold it, or ``all``."""
+        held = self.sample.holding(tensor, block.places)
+        return "ha" if len(held) == len(self.sample) else lit_classes(held)
+
+    def without(self, tensor: Placed) -> RankGroup | None:
+        """The ranks that hold nothing of a tensor; None where there is none."""
+        if not tensor.numel:
+            return None
+        return next((group for group in self.shown.shapes(tensor) if not math.prod(group.value)), None)
+
+
+def lit_classes(sampled: list[int]) -> str:
+    """The classes by which the ranks at these places of the sample are found."""
+    return " ".join(f"h{index}" for index in sampled)

@@ -1,0 +1,86 @@
+"""The first shards of a picture whose shards are too many to be drawn one by one, large enough to be seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsexplore.sharding.chunks import Cut, Range, held_ranges
+from dsexplore.sharding.tensor import Placed
+from dsexplore.views.sharding.picture_frame import HEIGHT, WIDTH
+from dsexplore.views.sharding.shard_blocks import Panel, Picture, Stretch, block_of
+
+SHARDS = 5
+"""Shards of a dim that a zoom shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zoom:
+    """A window of a picture, and the picture of what is in it."""
+
+    rows: Range
+    columns: Range
+    picture: Picture
+
+
+def zoom(tensor: Placed, drawn: Picture) -> Zoom | None:
+    """The window on the first shards of the dims that are folded; None where no dim is, or shards lie scattered."""
+    down, across = (_first_shards(tensor, *dim) for dim in ((drawn.rows, drawn.down), (drawn.columns, drawn.across)))
+    if down is None and across is None:
+        return None
+    rows, columns = _extent(down), _extent(across)
+    if rows is None:
+        rows = 0, _beside(columns, HEIGHT / WIDTH, drawn.rows, tensor)
+    if columns is None:
+        columns = 0, _beside(rows, WIDTH / HEIGHT, drawn.columns, tensor)
+    kept = (
+        [_clipped(part, rows) for part in (down or drawn.down)],
+        [_clipped(part, columns) for part in (across or drawn.across)],
+    )
+    shown_rows, shown_columns = ([part for part in parts if part.ranges] for parts in kept)
+    places = drawn.panels[0].places
+    others = [Stretch((), places)] if places else []
+    blocks = tuple(block_of(row, column, others) for row in shown_rows for column in shown_columns)
+    panel = Panel(drawn.panels[0].fixed, blocks, places)
+    return Zoom(rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)))
+
+
+def _first_shards(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
+    """The shards side by side at the beginning of the first folded stretch of a dim; None without one."""
+    folded = next((stretch for stretch in stretches if stretch.folded > 1), None)
+    if dim is None or folded is None:
+        return None
+    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
+    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    known = dict(folded.places)
+    at_each = [range(*known.get(i, (0, cut.parts))) for i, cut in zip(numbers, cuts, strict=True)]
+    found: list[Stretch] = []
+    end = folded.ranges[0][0]
+    for at in itertools.islice(itertools.product(*at_each), 8 * SHARDS):
+        ranges = held_ranges(tensor.shape[dim], cuts, at)
+        if len(ranges) != 1 or ranges[0][0] != end:
+            continue
+        places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
+        found.append(Stretch(tuple(ranges), places))
+        end = ranges[0][1]
+        if len(found) == SHARDS:
+            break
+    return found if len(found) > 1 else None
+
+
+def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
+    return None if stretches is None else (stretches[0].ranges[0][0], stretches[-1].ranges[0][1])
+
+
+def _beside(window: Range | None, ratio: float, dim: int | None, tensor: Placed) -> int:
+    """How many indices of the other dim a window shows, so that it has the shape of a picture."""
+    if dim is None or window is None:
+        return 1
+    return min(tensor.shape[dim], max(1, round((window[1] - window[0]) * ratio)))
+
+
+def _clipped(stretch: Stretch, window: Range) -> Stretch:
+    low, high = window
+    ranges = [(max(start, low), min(stop, high)) for start, stop in stretch.ranges]
+    return Stretch(tuple(part for part in ranges if part[0] < part[1]), stretch.places, stretch.folded)
