@@ -158,7 +158,10 @@ def _report(trace: object, html: Path | None) -> None:
 
 def _hang_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="+", help="a folder or files: flight-recorder dumps, or what commtrace(save=…) wrote"
+        "paths",
+        nargs="+",
+        help="a folder or files: flight-recorder dumps, or what commtrace(save=…) wrote; or, of a job that hangs, the "
+        "address of torch's debug server, http://HOST:25999",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dsexplore.analysis.hangs.dump_calls import job_of_dumps
 from dsexplore.analysis.hangs.hang_report import HangReport, report_of
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.errors import UsageError
 from dsexplore.trace import files
+from dsexplore.trace.importers.debug_server import is_address, read_debug_server
 from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
 from dsexplore.trace.importers.many_objects import no_collection
@@ -26,7 +29,8 @@ def explain_hang(paths: Paths) -> HangReport:
 
     Args:
         paths: a folder or files: dumps of torch's flight recorder (JSON or pickle, of any name), or what
-            ``commtrace(save=…)`` wrote on the ranks of the job.
+            ``commtrace(save=…)`` wrote on the ranks of the job; or, of a job that runs and hangs, the address of
+            torch's debug server, ``http://HOST:25999``.
 
     Returns:
         The report; ``culprits`` is empty where nothing hangs or the evidence does not say who is to blame.
@@ -45,6 +49,8 @@ def _explained(paths: Paths) -> HangReport:
     sources = [Path(path) for path in given]
     if not sources:
         raise UsageError("explain_hang was given no files: give the folder that the ranks wrote to")
+    if any(map(is_address, given)):
+        return _explained_server(given)
     for source in sources:
         if not source.exists():
             raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
@@ -57,6 +63,15 @@ def _explained(paths: Paths) -> HangReport:
             "what commtrace(save=…) wrote"
         )
     return report_of(job_of_trace(_tables(sources), _stacks(sources)))
+
+
+def _explained_server(given: Sequence[Any]) -> HangReport:
+    if len(given) > 1:
+        raise UsageError(f"explain_hang was given {len(given)} places, an address among them: give the address alone")
+    server = read_debug_server(given[0])
+    job = job_of_dumps(server.dumps)
+    ranks = {rank: replace(known, stack=server.stacks.get(rank, "")) for rank, known in job.ranks.items()}
+    return report_of(replace(job, ranks=ranks))
 
 
 def explain_trace(

@@ -1,0 +1,121 @@
+"""What torch's debug server shows of a job that runs: the flight recorder and the stack of each rank.
+
+``torch.distributed.debug.start_debug_server`` runs one server per rank, and on rank 0 pages that ask them all. Only the
+address of the pages is known outside the job, so they are what is read: each has a heading per rank, and below it what
+that rank answered.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.dumps import Dumps
+from dsexplore.trace.importers.recorder_dump import dump_of
+
+_RECORDERS = ("fr_trace_nccl_json", "fr_trace_json")
+"""Pages of NCCL's recorder, which has what is in flight, and of that of the other libraries."""
+_STACKS = "stacks"
+_ANSWER = re.compile(
+    r"<h2>Rank (\d+): [^<]*</h2>\s*(?:<p>Failed to fetch: status=(\d+)</p>\s*)?<pre>(.*?)</pre>"
+    r"\s*(?=<h2>Rank|</section>)",
+    re.DOTALL,
+)
+_WAIT = 90.0
+"""Seconds for a page; the server itself gives each rank 60."""
+
+Get = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class DebugServer:
+    """What the ranks of a job answered."""
+
+    dumps: Dumps
+    stacks: Mapping[int, str]
+    """By rank: the frames of its main thread, innermost call first."""
+
+
+def is_address(source: object) -> bool:
+    """Whether a source is a web address, and not a file."""
+    return isinstance(source, str) and source.startswith(("http://", "https://"))
+
+
+def read_debug_server(address: str, get: Get | None = None) -> DebugServer:
+    """Ask torch's debug server for the flight recorders and the stacks of all ranks.
+
+    Args:
+        address: of its pages, ``http://HOST:25999``.
+        get: returns the text of a page; None for the network.
+
+    Raises:
+        TraceFileError: nothing answers there, or no rank records its collectives.
+    """
+    fetch = get or _fetch
+    base = address.rstrip("/")
+    pages = {page: _answers(fetch(f"{base}/{page}")) for page in _RECORDERS}
+    found = {
+        page: [content for _, content in map(_recorded, answers.values()) if content] for page, answers in pages.items()
+    }
+    page = next((page for page in _RECORDERS if any(content.get("entries") for content in found[page])), None)
+    if page is None:
+        raise TraceFileError(
+            f"no rank of {address} records its collectives: start the job with TORCH_FR_BUFFER_SIZE=2000 (NCCL: "
+            "TORCH_NCCL_TRACE_BUFFER_SIZE=2000)"
+        )
+    dumps, problems = [], []
+    for rank, answer in sorted(pages[page].items()):
+        problem, content = _recorded(answer)
+        if content is None:
+            problems.append(f"rank {rank} did not answer {base}/{page}: {problem}")
+        else:
+            dumps.append(dump_of(Path(f"rank {rank} of {base}"), content, rank))
+    stacks = {
+        rank: _main_thread(text) for rank, (status, text) in _answers(fetch(f"{base}/{_STACKS}")).items() if not status
+    }
+    return DebugServer(Dumps(tuple(dumps), tuple(problems)), stacks)
+
+
+def _fetch(url: str) -> str:
+    try:
+        with urlopen(url, timeout=_WAIT) as opened:  # the user's own address, http or https
+            text: str = opened.read().decode(errors="replace")
+            return text
+    except HTTPError as error:
+        reason = f"status {error.code}"
+    except (URLError, OSError) as error:
+        reason = str(getattr(error, "reason", error))
+    raise TraceFileError(
+        f"{url} does not answer ({reason}): give the address of torch's debug server, http://HOST:25999, where HOST "
+        "runs rank 0 and the program has called torch.distributed.debug.start_debug_server()"
+    )
+
+
+def _answers(page: str) -> dict[int, tuple[str, str]]:
+    """By rank: the status of a failed answer, empty for a good one, and its text."""
+    return {int(rank): (status, text) for rank, status, text in _ANSWER.findall(page)}
+
+
+def _recorded(answer: tuple[str, str]) -> tuple[str, dict[str, Any] | None]:
+    """Why a rank's answer is no recorder's content, or that."""
+    status, text = answer
+    if status:
+        return f"status {status}, {text.strip().partition(chr(10))[0]}", None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        return str(error), None
+    return ("", content) if isinstance(content, dict) else ("it is no dump", None)
+
+
+def _main_thread(text: str) -> str:
+    """The frames of the last thread, which Python writes last as it was the first."""
+    frames = re.split(r"(?m)^(?:Current t|T)hread .*\n", text)[-1]
+    return "\n".join(line for line in frames.splitlines() if line.startswith("  File "))
