@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.summary import Waiting
 from dsexplore.errors import UsageError
 
 
@@ -47,6 +49,21 @@ def test_the_page_holds_every_line_with_units(log: CommsLogger) -> None:
     assert cells[2] == [
         "barrier", "dsexplore.comm", "8 ranks", "8", "–", "1", "", "500 µs", "500 µs", "500 µs", "500 µs", "–", "–",
     ]  # fmt: skip
+
+
+def test_ranks_that_were_compared_have_waits_and_late_ranks_beside_each_line(log: CommsLogger) -> None:
+    compared = log.summary(show_straggler=True)  # with no other rank, as there is no world
+    shown = compared._repr_mimebundle_()["text/html"]
+    assert re.findall(r"<th.*?>([^<]*)</th>", shown)[-2:] == ["waiting", "late ranks"]
+    assert "the part of the mean in which this rank waited" in shown
+    (line, *_) = compared.lines
+    line.waiting = Waiting(2, 3e-3, Counter({7: 2, 1: 1, 2: 1, 3: 1, 5: 1, 6: 1}))
+    row = re.findall(r"<tr>(.*?)</tr>", compared._repr_mimebundle_()["text/html"])[1]
+    assert [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)][-2:] == [
+        "1.5 ms",
+        "rank 7 in 2, rank 1 in 1, rank 2 in 1, rank 3 in 1 … and 2 more",
+    ]
+    assert "late ranks" not in log._repr_mimebundle_()["text/html"]
 
 
 def test_names_are_data(log: CommsLogger) -> None:

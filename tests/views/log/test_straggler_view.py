@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsexplore.comm.straggler import RankLog, Series, StragglerReport, straggler_report
+from dsexplore.comm.rank_logs import RankLog, Series
+from dsexplore.comm.straggler import StragglerReport, straggler_report
 from dsexplore.errors import UsageError
 
 
