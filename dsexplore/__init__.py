@@ -1,8 +1,10 @@
 """dsexplore: see what a distributed PyTorch program communicates, where its tensors live, how fast the disk is.
 
-This module defines nothing: it hands on the public names, and imports their modules when first used.
+This module defines nothing: it hands on the public names, and imports their modules when first used. In IPython it puts
+a line of advice in the place of a magic that is not loaded.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -76,3 +78,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()) is not None:
+    import_module("dsexplore.unloaded_magic").offer(_shell)

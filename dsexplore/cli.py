@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
+from dsexplore.near_names import options_meant
 
 if TYPE_CHECKING:
     from dsexplore.trace.trace import Trace
@@ -40,13 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
     parser.add_argument("--version", action="version", version=f"dsexplore {dsexplore.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    known: list[str] = []
     for name, command in COMMANDS.items():
         chosen = commands.add_parser(name, help=command.help, description=command.help)
         if given[:1] == [name]:  # the others' modules stay unloaded
             command.add_arguments(chosen)
+            known += chosen._option_string_actions
     options, rest = parser.parse_known_args(given)
     if rest and options.command != "lab":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{options_meant(' '.join(rest), known)}")
     options.rest = rest
     try:
         return COMMANDS[options.command].run(options) or 0
@@ -64,18 +67,19 @@ def _lab(options: argparse.Namespace) -> None:
 
 
 def open_lab(arguments: list[str], start: Start | None = None) -> None:
-    """Replace this process by JupyterLab with the tour notebook open.
+    """Replace this process by JupyterLab with a copy of the tour notebook open, the user's own.
 
     Args:
         arguments: for JupyterLab.
         start: replaces the process; takes the command line.
 
     Raises:
-        UsageError: JupyterLab is not installed.
+        UsageError: JupyterLab is not installed, or the copies cannot be written.
     """
     if find_spec("jupyterlab") is None:
         raise UsageError("JupyterLab is not installed: pip install 'dsexplore[lab]'")
     notebook = tour(Path.cwd())
+    print(f"the tutorials are in {notebook.parent}, yours to change; delete one to get it anew")
     shown = [f"--ServerApp.root_dir={notebook.parent}", f"--LabApp.default_url=/lab/tree/{notebook.name}"]
     command = [sys.executable, "-m", "jupyterlab", *shown, *arguments]
     if os.geteuid() == 0 and "--allow-root" not in arguments:
@@ -89,17 +93,29 @@ def _replace_process(command: list[str]) -> None:
 
 
 def tour(folder: Path) -> Path:
-    """The tour notebook: in the source tree where it is; else a copy in ``folder``, which is never overwritten."""
-    package = Path(__file__).parent
-    in_sources = package.parent / "notebooks" / TOUR
-    if in_sources.exists() and (package.parent / "pyproject.toml").exists():
-        return in_sources
-    copy = folder / "dsexplore-notebooks"
-    copy.mkdir(exist_ok=True)
-    for notebook in sorted((package / "notebooks").glob("*.ipynb")):
-        if not (copy / notebook.name).exists():
-            shutil.copyfile(notebook, copy / notebook.name)
-    return copy / TOUR
+    """The user's copy of the tour notebook, beside copies of the other tutorials; one that is there is kept as it is.
+
+    Args:
+        folder: gets a folder ``dsexplore-notebooks``; the home folder gets it where this one is in our own source tree.
+
+    Raises:
+        UsageError: the copies cannot be written.
+    """
+    package = Path(__file__).resolve().parent
+    sources, originals = package.parent, package / "notebooks"
+    if (sources / "pyproject.toml").exists() and (sources / "notebooks" / TOUR).exists():
+        originals = sources / "notebooks"
+        if folder.resolve().is_relative_to(sources):
+            folder = Path.home()
+    copies = folder / "dsexplore-notebooks"
+    try:
+        copies.mkdir(exist_ok=True)
+        for notebook in sorted(originals.glob("*.ipynb")):
+            if not (copies / notebook.name).exists():
+                shutil.copyfile(notebook, copies / notebook.name)
+    except OSError as error:
+        raise UsageError(f"the tutorials cannot be copied to {copies} ({error}): start in a folder of yours") from error
+    return copies / TOUR
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,76 @@
 """`Displayable`: inherited by what shows itself in notebooks, as a page, as a figure, and as an explorer.
 
 How an object looks is decided in ``dsexplore.views``, which imports the classes that it shows. This module is the one
-door from the lower floors up to there: it asks for the view of an object's type when the object is shown.
+door from the lower floors up to there: it asks for the view of an object's type when the object is shown. The options
+of `Displayable.figure` and its like are those of that view, and so are their signature and documentation:
+``trace.figure?`` lists them, and Tab completes them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache, update_wrapper
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from dsexplore.views.view import View
+
+Result = TypeVar("Result")
+
+
+class _OptionsOfView(Generic[Result]):
+    """A method that takes the options of a method of the object's view, and has its signature and documentation.
+
+    Args:
+        of_view: the name of the view's method.
+        method: called with the object, its own arguments, and the options by name.
+    """
+
+    def __init__(self, of_view: str, method: Callable[..., Result]) -> None:
+        self._of_view = of_view
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, shown: object | None, owner: type) -> Callable[..., Result]:
+        found = _with_options_of_view(self._method, self._of_view, owner)
+        return found if shown is None else MethodType(found, shown)
+
+
+def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], _OptionsOfView[Result]]:
+    return lambda method: _OptionsOfView(of_view, method)
+
+
+@cache
+def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: type) -> Callable[..., Result]:
+    """A function like ``method``, with the signature that it has for objects of a class; as it is where no view is."""
+    from dsexplore.views import view_class
+
+    view = view_class(kind)
+    if view is None:
+        return method
+    its = getattr(view, of_view)
+    own = [each for each in signature(method).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    options = list(signature(its).parameters.values())[1:]  # without self
+    open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in options)
+    named = [each for each in options if each.kind is not Parameter.VAR_KEYWORD]
+    names = [each.name for each in (*own, *named)][1:]
+
+    def call(self: Displayable, *arguments: Any, **given: Any) -> Result:
+        if len(arguments) > len(names):
+            raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(arguments)}")
+        unknown = {name: value for name, value in given.items() if name not in names}
+        if unknown and not open_ended:
+            _view(self).refuse(method.__name__, unknown, *(each.name for each in named))
+        return method(self, **dict(zip(names, arguments, strict=False)), **given)
+
+    update_wrapper(call, method)
+    call.__signature__ = Signature([*own, *named])  # type: ignore[attr-defined]  # read by inspect.signature
+    call.__doc__ = "\n\n".join(text for text in (getdoc(method), getdoc(its)) if text)
+    return call
 
 
 class Displayable:
@@ -21,19 +80,24 @@ class Displayable:
         view = _view(self)
         return {"text/plain": view.text(), "text/html": view.html()}
 
+    @_options_of_view("page")
     def to_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
-        """Write one self-contained HTML file and return its path; a trace's takes ``sizes="message"``."""
+        """Write one self-contained HTML file and return its path."""
         target = Path(path)
-        target.write_text(_view(self).page(**options), encoding="utf-8")
+        view: Any = _view(self)
+        target.write_text(view.page(**options), encoding="utf-8")
         return target
 
+    @_options_of_view("figure")
     def figure(self, **options: Any) -> Any:
         """A plotly ``Figure`` of this object; its notebook output has the static twin for readers without plotly."""
         return _view(self).figure_with_twin(**options)
 
+    @_options_of_view("explore")
     def explore(self, **options: Any) -> Any:
-        """An interactive ipywidgets view of this object; show it as the last expression of a cell."""
-        return _view(self).explore(**options)
+        """An interactive view of this object; show it as the last expression of a cell."""
+        view: Any = _view(self)
+        return view.explore(**options)
 
 
 def _view(shown: Displayable) -> View:

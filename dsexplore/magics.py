@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
+import torch.distributed as dist
 from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from dsexplore import run_cell
+from dsexplore import run_cell, unloaded_magic
 from dsexplore.errors import UsageError
+from dsexplore.near_names import options_meant
 from dsexplore.real_cells import RealCells, failure, hang_sentences
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.engine_cluster import Cluster
@@ -49,7 +52,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises where argparse's own would end the kernel."""
 
     def error(self, message: str) -> NoReturn:
-        raise ShellUsageError(f"commtrace: {message}; %commtrace -h lists the options")
+        near = options_meant(message, self._option_string_actions)
+        raise ShellUsageError(f"commtrace: {message}{near}; %commtrace -h lists the options")
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """The options of a magic's line."""
@@ -145,7 +149,7 @@ class CommtraceMagics(Magics):
             print(f"opened a world of {simulated}: this is rank {simulated.rank}; %%commtrace traces a cell in it")
         else:
             current = self._world or self._real.kept
-            print(f"a world of {current} is open" if current else "no world is open")
+            print(f"a world of {current} is open" if current else _NONE_OPEN)
 
     def close(self) -> str:
         """Close the world that stays open, and return its description; an empty text where there was none."""
@@ -245,6 +249,7 @@ class CommtraceMagics(Magics):
 
     def _trace(self, options: argparse.Namespace, cell: str) -> None:
         names = self.shell.user_ns
+        without_world = not dist.is_initialized()
         with commtrace() as trace:
             names["_trace"] = trace
             if options.name:
@@ -254,6 +259,13 @@ class CommtraceMagics(Magics):
             except KeyboardInterrupt as interruption:
                 interruption.add_note(f"What was recorded until then is in `{options.name or '_trace'}`.")
                 raise
+            except Exception as error:
+                if without_world and not dist.is_initialized() and _ABOUT_NO_WORLD.search(str(error)):
+                    error.add_note(_NONE_OPEN)
+                raise
+            nothing_sent = not len(trace)
+        if without_world and nothing_sent and not dist.is_initialized():
+            print(f"nothing was sent, and {_NONE_OPEN}")
         # Shown here rather than returned: now its mesh is still open, and nothing is recorded any more.
         if not DisplayHook.semicolon_at_end_of_expression(cell):
             self.shell.displayhook(value)
@@ -262,6 +274,11 @@ class CommtraceMagics(Magics):
 
 
 _DEFAULT_TIMEOUT = 60.0
+_NONE_OPEN = (
+    "no world is open: %commtrace --world-size 8 opens one that stays, %%commtrace --world-size 8 one for its cell"
+)
+_ABOUT_NO_WORLD = re.compile("process group|init_process_group|environment variable")
+"""What torch says where a program communicates, or asks for a mesh, without a world."""
 
 
 def _print_closed(closed: str) -> bool:
@@ -344,3 +361,4 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
         magics.close()
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop("commtrace", None)
+    unloaded_magic.offer(shell)

@@ -6,12 +6,13 @@ import json
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from dsexplore.aio import aio_constants as c
 from dsexplore.errors import UsageError
+from dsexplore.signatures import with_options
 from dsexplore.units import format_bytes
 
 _INTEGERS = (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT, c.AIO_INTRA_OP_PARALLELISM)
@@ -133,6 +134,9 @@ class AioConfig:
             f"{format_bytes(self.block_size)} × depth {self.queue_depth} × {threads_text(self.thread_count)}, "
             f"{submit} submit, {events}"
         )
+
+
+with_options(each.name for each in fields(AioConfig))(AioConfig.with_)
 
 
 def as_integer(value: object) -> int | None:

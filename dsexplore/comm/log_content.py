@@ -106,9 +106,13 @@ class LogContent:
         """The table of `summary` as a polars frame."""
         return self.summary().to_frame()
 
-    def figure(self, **options: Any) -> Any:
-        """A plotly figure of `summary`."""
-        return self.summary().figure(**options)
+    def figure(self, kind: str = "time") -> Any:
+        """A plotly figure of `summary`: ``"time"`` of each line, or ``"bandwidth"`` by message size.
+
+        Raises:
+            UsageError: no such kind.
+        """
+        return self.summary().figure(kind=kind)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return self.summary()._repr_mimebundle_(include, exclude)

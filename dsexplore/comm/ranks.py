@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch.distributed as td
@@ -11,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.comm.faults import explain
 from dsexplore.errors import NotInitialisedError
+from dsexplore.signatures import with_options
 
 NOT_INITIALISED = "Default process group has not been initialized."
 
@@ -85,6 +87,7 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
     return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
 
 
+@with_options(list(signature(td.new_group).parameters.values())[1:])
 def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> Any:
     """Make a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
     require_initialised("new_group")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dsexplore.cost.cluster import Cluster, Measured
 from dsexplore.cost.cluster_file import FOLDER
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.signatures import with_options
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Calibration(Displayable):
         return "\n".join([text, *(_table_text(table) for table in (*kept, *_tables(self.sweep)))]) + "\n"
 
 
+@with_options(signature(sweep).parameters.values())
 def calibrate(group: Any = None, *, base: str | None = None, **options: Any) -> Calibration:
     """Measure the collectives of a group and put them into a cluster; every rank of the group calls this.
 

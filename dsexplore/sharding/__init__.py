@@ -6,6 +6,7 @@ The package itself can be called, ``dsexplore.sharding(model)``: see `dsexplore.
 from __future__ import annotations
 
 import sys
+from inspect import getdoc, signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,18 @@ if TYPE_CHECKING:
     from dsexplore.sharding.layout import Sharding as Sharding
 
 __all__ = ["Sharding"]
+_ABOUT = __doc__
 
 
 class _CallablePackage(ModuleType):
     """The type of this package's module, which can be called like the function `plan.sharding`."""
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # of the package, for help() and ``?``
+        """How to call it, and what it is."""
+        from dsexplore.sharding.plan import sharding
+
+        return f"dsexplore.sharding{signature(sharding)}\n\n{getdoc(sharding)}\n\n{_ABOUT}"
 
     def __call__(self, shown: Any, placements: Any = None, mesh: Any = None, dtype: Any = None) -> Sharding:
         from dsexplore.sharding.plan import sharding

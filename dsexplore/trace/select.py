@@ -12,6 +12,7 @@ import polars as pl
 import torch
 
 from dsexplore.errors import UsageError
+from dsexplore.near_names import did_you_mean, listed
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
@@ -24,27 +25,29 @@ def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
     """`Trace.where` on plain tables.
 
     Raises:
-        UsageError: no such column, a value that its type cannot be compared with, or a phase or op that is none.
+        UsageError: no such column, a value that its type cannot be compared with, or a phase, op, axis, group or
+            module that the trace does not know.
     """
     events = tables.events
-    tests = [_condition(events, name, wanted) for name, wanted in conditions.items()]
+    tests = [_condition(tables, name, wanted) for name, wanted in conditions.items()]
     return replace(tables, events=events.filter(*tests) if tests else events)
 
 
-def _condition(events: pl.DataFrame, name: str, wanted: Any) -> pl.Expr:
+def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
     if name == "module":
-        return _in_module(events, _several(wanted))
+        return _in_module(tables, _several(wanted))
     if name not in schema.EVENTS:
-        raise UsageError(f"where({name}=…): no such column; columns are module, {', '.join(schema.EVENTS)}")
+        near = did_you_mean(name, ["module", *schema.EVENTS])
+        raise UsageError(f"where({name}=…): no such column; columns are module, {', '.join(schema.EVENTS)}{near}")
     values = [wanted] if name == "shape" and _is_shape(wanted) else _several(wanted)
-    return _is_one_of(events, name, [_as_column_value(name, value) for value in values])
+    return _is_one_of(tables, name, [_as_column_value(name, value) for value in values])
 
 
-def _is_one_of(events: pl.DataFrame, name: str, values: list[Any]) -> pl.Expr:
+def _is_one_of(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
     """Whether a column has one of the values; null is one like others, as in ``where(batch=None)``."""
     present = [value for value in values if value is not None]
     for value in present:
-        _check_known(events, name, value)
+        check_value(tables, name, value)
     try:
         wanted = pl.Series(name, present, dtype=schema.EVENTS[name], strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError) as error:
@@ -56,12 +59,73 @@ def _is_one_of(events: pl.DataFrame, name: str, values: list[Any]) -> pl.Expr:
     return test | pl.col(name).is_null() if None in values else test
 
 
-def _check_known(events: pl.DataFrame, name: str, value: Any) -> None:
-    known = _KNOWN.get(name)
-    if known is None or value in known or (isinstance(value, str) and ":" in value):
+def check_value(tables: Tables, name: str, value: Any, method: str = "where") -> None:
+    """Refuse a phase, op, axis, group, owner or trigger that a trace does not know.
+
+    Args:
+        tables: of the trace.
+        name: a column of the events; those whose values are no names are not looked at.
+        value: what it is compared with.
+        method: the method that was called, for the message.
+
+    Raises:
+        UsageError: no such value; the message has the names that there are, and the one that is most like it.
+    """
+    fixed = _KNOWN.get(name)
+    if fixed is not None:
+        if value in fixed or (isinstance(value, str) and (":" in value or value in tables.events[name].unique())):
+            return
+        known: Iterable[str] = fixed
+    else:
+        names = _names(tables, name) if isinstance(value, str) and value else set()
+        if not names or value in names:
+            return
+        known = sorted(names)
+    text = ", ".join(known) if fixed is not None else listed(known)
+    raise UsageError(f"{method}({name}={value!r}): no such {name}; they are {text}{did_you_mean(value, known)}")
+
+
+def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
+    """Refuse a pattern that no module of a trace matches.
+
+    Raises:
+        UsageError: the pattern is no text, or no module matches it.
+    """
+    if not isinstance(pattern, str):
+        raise UsageError(f"{method}(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
+    known = _names(tables, "module")
+    if not pattern or not known or modules_inside(known, [pattern]):
         return
-    if not isinstance(value, str) or value not in events[name].unique():
-        raise UsageError(f"where({name}={value!r}): no such {name}; they are {', '.join(known)}")
+    parts = {part for name in known for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
+    raise UsageError(
+        f"{method}(module={pattern!r}): no such module; names are those of trace.modules['module'], and * stands for "
+        f"any text, as in '*.mlp'{did_you_mean(pattern, sorted(parts))}"
+    )
+
+
+def _names(tables: Tables, name: str) -> set[str]:
+    """The names that a trace knows for a column of its events, of what sent nothing too; empty for other columns."""
+    groups, events = tables.groups, tables.events
+    if name == "group":
+        found = {*groups["group"], *events["group"].unique()}
+    elif name == "axis":
+        meshes = {tables.info.mesh or "", *groups["mesh"].unique(), *tables.parameters["mesh"].unique()}
+        found = {
+            *groups["axis"].unique(),
+            *events["axis"].unique(),
+            *(a for mesh in meshes if mesh for a in _axes(mesh)),
+        }
+    elif name in ("module", "owner", "trigger"):
+        sent = events["owner"].unique(), events["trigger"].unique()
+        found = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
+    else:
+        return set()
+    return {one for one in found if one}
+
+
+def _axes(mesh: str) -> list[str]:
+    """``"dp=2,tp=4"`` → dp and tp."""
+    return [part.partition("=")[0].strip() for part in mesh.split(",")]
 
 
 def _several(wanted: Any) -> list[Any]:
@@ -80,11 +144,10 @@ def _as_column_value(name: str, value: Any) -> Any:
     return value
 
 
-def _in_module(events: pl.DataFrame, patterns: Iterable[Any]) -> pl.Expr:
-    wanted = list(patterns)
+def _in_module(tables: Tables, patterns: Iterable[Any]) -> pl.Expr:
+    events, wanted = tables.events, list(patterns)
     for pattern in wanted:
-        if not isinstance(pattern, str):
-            raise UsageError(f"where(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
+        check_module(tables, pattern)
     names = set(events["trigger"].unique()) | set(events["owner"].unique())
     matching = pl.Series(list(modules_inside(names, wanted)), dtype=pl.String)
     return pl.col("trigger").is_in(matching.implode()) | pl.col("owner").is_in(matching.implode())

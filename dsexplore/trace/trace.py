@@ -12,6 +12,7 @@ import polars as pl
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.signatures import with_options
 from dsexplore.trace import files, schema
 from dsexplore.trace.diff import compare
 from dsexplore.trace.exports import write_csv, write_perfetto
@@ -104,6 +105,7 @@ class Trace(Displayable):
         """The events as a polars frame; ``.to_pandas()`` on it gives a pandas one."""
         return self.events
 
+    @with_options(("module", *schema.EVENTS))
     def where(self, **conditions: Any) -> Trace:
         """The events that meet all conditions, as a `Trace` with the same modules, parameters and groups.
 
@@ -112,7 +114,8 @@ class Trace(Displayable):
         itself and those inside it.
 
         Raises:
-            UsageError: no such column, no such phase or op, or a value of another type than the column's.
+            UsageError: no such column, a value of another type than the column's, or a phase, op, axis, group or
+                module that the trace does not know.
         """
         return Trace(select(self.tables, conditions))
 

@@ -5,7 +5,9 @@ To add a view, write a subclass of `dsexplore.views.view.View` that takes the ob
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from dsexplore.views.view import View
 
@@ -32,16 +34,24 @@ VIEWS = {
 }
 
 
+def view_class(kind: type) -> Callable[[Any], View] | None:
+    """The view of a class in `VIEWS`, else that of its nearest base class there; None where there is none."""
+    for each in kind.__mro__:
+        home = VIEWS.get(f"{each.__module__}:{each.__qualname__}")
+        if home is not None:
+            module, _, name = home.partition(":")
+            found: Callable[[Any], View] = getattr(import_module(module), name)
+            return found
+    return None
+
+
 def view_of(shown: object) -> View:
-    """The view of an object: that of its class in `VIEWS`, else that of its nearest base class there.
+    """The view of an object.
 
     Raises:
         TypeError: no class of the object is in `VIEWS`.
     """
-    for kind in type(shown).__mro__:
-        home = VIEWS.get(f"{kind.__module__}:{kind.__qualname__}")
-        if home is not None:
-            module, _, name = home.partition(":")
-            view: View = getattr(import_module(module), name)(shown)
-            return view
+    view = view_class(type(shown))
+    if view is not None:
+        return view(shown)
     raise TypeError(f"no view is registered for {type(shown).__name__}: add its line to dsexplore.views.VIEWS")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.errors import UsageError
+from dsexplore.near_names import did_you_mean
 from dsexplore.views.page import html
 
 
@@ -21,9 +22,8 @@ class View:
         """A static HTML fragment: complete without JavaScript, kernel or network; all names escaped."""
         raise NotImplementedError
 
-    def page(self, **options: Any) -> str:
+    def page(self) -> str:
         """One self-contained HTML document around `html`."""
-        self.refuse("to_html", options)
         return html.page(self.title, self.html())
 
     def refuse(self, method: str, options: dict[str, Any], *known: str) -> None:
@@ -34,23 +34,26 @@ class View:
         """
         if options:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise UsageError(f"{method}() of this {self.title} has no option {next(iter(options))!r}: {takes}")
+            given = next(iter(options))
+            near = did_you_mean(given, known)
+            raise UsageError(f"{method}() of this {self.title} has no option {given!r}: {takes}{near}")
 
-    def figure(self, **options: Any) -> Any:
+    def figure(self) -> Any:
         """A ``plotly.graph_objects.Figure``."""
         raise TypeError(f"{self.title} has no figure: show the object itself, or write it with to_html(path)")
 
-    def still(self, **options: Any) -> str:
-        """Static HTML that stands in for the figure of these options where no plotly runs."""
+    def still(self) -> str:
+        """Static HTML that stands in for the figure of the same options where no plotly runs."""
         return self.html()
 
     def figure_with_twin(self, **options: Any) -> Any:
         """The figure, with `still` beside it in a notebook's output."""
-        figure = self.figure(**options)
+        view: Any = self
+        figure = view.figure(**options)
         from dsexplore.views.page.figure_twin import with_twin  # plotly is loaded when a figure is drawn
 
-        return with_twin(figure, self.still(**options))
+        return with_twin(figure, view.still(**options))
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """An ipywidgets application."""
         raise TypeError(f"{self.title} has no explorer: show the object itself, or write it with to_html(path)")

@@ -15,7 +15,7 @@ from dsexplore.views.view import View
 
 STYLE = """
 .dsx pre.rows{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;max-width:100%;overflow-x:auto;
-font-family:var(--dsx-mono);font-size:11px;color:inherit}
+font-family:var(--dsx-mono);font-size:var(--dsx-tiny);color:inherit}
 .dsx .calibration td{padding:2px 8px;text-align:right}
 .dsx .calibration td.off{font-weight:600}
 .dsx details>summary{font-weight:600;padding:3px 0}

@@ -19,7 +19,10 @@ from IPython.display import display
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.parameter_day import parameter_day
 from dsexplore.errors import UsageError
-from dsexplore.trace import schema, timeline
+from dsexplore.near_names import did_you_mean
+from dsexplore.signatures import with_options
+from dsexplore.trace import timeline
+from dsexplore.trace.select import check_module, check_value
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer import map_panel, timeline_panel
@@ -164,6 +167,7 @@ class Explorer:
             self.widget.folding = False
         self.widget.selected = row
 
+    @with_options(FACETS)
     @_in_one_message
     def filter(self, *, module: str = "", implicit: bool = False, **facets: Any) -> None:
         """Show only some events, in place of the filters before and of what was picked.
@@ -174,15 +178,16 @@ class Explorer:
             facets: phase, op, axis, group, step, rank: a value or a list of values.
 
         Raises:
-            UsageError: no such facet, or no such phase.
+            UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
         """
-        if not isinstance(module, str):
-            raise UsageError(f"filter(module={module!r}): give a module's name or a shell pattern, 'layers.0*'")
+        check_module(self._trace.tables, module, "filter")
         for name, wanted in facets.items():
             if name not in FACETS:
-                raise UsageError(f"filter({name}=…): no such filter; filters are module, implicit, {', '.join(FACETS)}")
-            if name == "phase" and not set(several(wanted)) <= set(schema.PHASES):
-                raise UsageError(f"filter(phase={wanted!r}): no such phase; they are {', '.join(schema.PHASES)}")
+                known = ["module", "implicit", *FACETS]
+                near = did_you_mean(name, known)
+                raise UsageError(f"filter({name}=…): no such filter; filters are {', '.join(known)}{near}")
+            for value in several(wanted):
+                check_value(self._trace.tables, name, value, "filter")
         filters = Filters(dict(facets), module, implicit)
         self._forget()
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)

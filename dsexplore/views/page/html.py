@@ -26,14 +26,18 @@ LONGEST_NAME = 160
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 STYLE = """
-.dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:13px/1.45 var(--dsx-font);max-width:100%;text-align:left}
+.dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:var(--dsx-size)/1.45 var(--dsx-font);max-width:100%;
+text-align:left}
 .dsx p,.dsx.dsx h4{margin:.3em 0;font-size:inherit}
 .dsx.dsx h4{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx .scroll{overflow-x:auto;max-width:100%}
-.dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:12px;background:none;color:inherit;padding:0}
+.dsx .scroll::-webkit-scrollbar{height:9px}
+.dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px}
+.dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:var(--dsx-small);background:none;color:inherit;
+padding:0}
 .dsx summary{cursor:pointer}
-.dsx.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:12px;width:auto;border:0;
+.dsx.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:var(--dsx-small);width:auto;border:0;
 table-layout:auto}
 .dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
 background:none;color:inherit;white-space:nowrap}
@@ -42,11 +46,13 @@ background:none;color:inherit;white-space:nowrap}
 .dsx.dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
 .dsx.dsx.dsx tbody tr{background:none}
 .dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
-.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:11px;margin-right:3px}
-.dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:11px}
+.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:var(--dsx-tiny);
+margin-right:3px}
+.dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:var(--dsx-tiny)}
 .dsx .tag{border:1px dashed currentColor;padding:0 3px}
-.dsx .bar{display:flex;height:16px;min-width:2px}
-.dsx .bar span{overflow:hidden;text-align:center;font-size:11px;line-height:16px;min-width:1px}
+.dsx .bar{display:flex;height:calc(var(--dsx-size)*16/13);min-width:2px}
+.dsx .bar span{overflow:hidden;text-align:center;font-size:var(--dsx-tiny);line-height:calc(var(--dsx-size)*16/13);
+min-width:1px}
 .dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
 .dsx .scale span span{width:14px;height:12px;margin:0}
 .dsx.dsx .bars{width:100%}
@@ -114,13 +120,17 @@ def table(
     """
     kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
     kinds |= {} if bar is None else {bar: ' class="l track"'}
-    titles = "".join(f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' for i, title in enumerate(head))
+    titles = "".join(
+        f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' if title else f"<td{kinds.get(i, '')}></td>"
+        for i, title in enumerate(head)
+    )
     body = "".join(
         f"<tr{more}>" + "".join(f"<td{kinds.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
         for row, more in zip(rows, chain(attributes, repeat("")), strict=False)
     )
     kind = "" if bar is None else ' class="bars"'
-    return f'<div class="scroll"><table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    drawn = f"<table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{drawn}</div>'
 
 
 def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str:
@@ -147,7 +157,7 @@ def page(title: str, body: str) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">'
         f"<title>{escape(title)}</title>"
-        "<style>:root{color-scheme:light dark}body{margin:16px;background:Canvas}</style>"
+        "<style>:root{color-scheme:light dark;--dsx-page:.875rem}body{margin:16px;background:Canvas}</style>"
         f"</head><body>{body}</body></html>\n"
     )
 

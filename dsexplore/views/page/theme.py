@@ -16,7 +16,7 @@ INK = "#767676"
 CLEAR = "rgba(0,0,0,0)"
 
 VARIABLES = f"""
-.dsx,.dsx-tree,.dsx-explorer,.dsx-plot,.dsx-timeline{{
+.dsx,.dsx-tree,.dsx-explorer,.dsx-plot,.dsx-timeline,.dsx-state{{
 --dsx-fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText));
 --dsx-bg:var(--jp-layout-color0,var(--vscode-editor-background,Canvas));
 --dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);
@@ -25,11 +25,16 @@ VARIABLES = f"""
 --dsx-link:var(--jp-content-link-color,var(--vscode-textLink-foreground,LinkText));
 --dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,{BLUE}));
 --dsx-font:var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
---dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace))}}
+--dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace));
+--dsx-size:calc(var(--jp-content-font-size1,var(--dsx-page,14px))*13/14);
+--dsx-small:calc(var(--dsx-size)*12/13);--dsx-tiny:calc(var(--dsx-size)*11/13)}}
 :is(.dsx,.dsx-tree,.dsx-explorer) *{{box-sizing:border-box}}
 :is(.dsx,.dsx-tree,.dsx-explorer) :focus-visible{{outline:2px solid var(--dsx-focus);outline-offset:-2px}}
 """
-"""CSS of static views and widgets: the variables that their other rules use, and rules for all their elements."""
+"""CSS of static views and widgets: the variables that their other rules use, and rules for all their elements.
+
+Text is as large as JupyterLab's content, 13 pixels where that has its 14; a page of our own has the browser's size.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class Mark:
     @property
     def css(self) -> str:
         """The mark as CSS declarations."""
-        return f"background:{self.hatch + ',' if self.hatch else ''}{self.colour};color:{self.ink}"
+        background = f"{self.hatch + ',' if self.hatch else ''}{self.colour}"
+        return f"background:{background};color:{self.ink};forced-color-adjust:none"
 
 
 def _stripes(angle: int, gap: int = 6, ink: str = "#0004") -> str:

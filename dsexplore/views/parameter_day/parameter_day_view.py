@@ -35,10 +35,10 @@ class ParameterDayView(View):
         plan = shards_of(self._day)
         return html.fragment(day_html(self._day)) + (ShardingView(plan).html() if plan is not None else "")
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """The explorer of its shards."""
         plan = shards_of(self._day)
-        return ShardingView(plan).explore(**options) if plan is not None else super().explore(**options)
+        return ShardingView(plan).explore() if plan is not None else super().explore()
 
 
 def day_html(day: ParameterDay) -> str:

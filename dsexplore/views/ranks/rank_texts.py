@@ -16,7 +16,7 @@ MOST = 80_000
 
 STYLE = """
 .dsx .ranks summary{cursor:pointer;font-weight:600}
-.dsx .ranks pre{margin:.1em 0 .5em 1em;white-space:pre-wrap;font:12px/1.4 monospace;color:var(--dsx-fg)}
+.dsx .ranks pre{margin:.1em 0 .5em 1em;white-space:pre-wrap;font:var(--dsx-small)/1.4 monospace;color:var(--dsx-fg)}
 .dsx .ranks pre.value{color:var(--dsx-dim)}
 """
 

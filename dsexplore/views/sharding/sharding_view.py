@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from dsexplore.sharding.layout import Sharding, dtype_name, index_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
@@ -51,11 +53,29 @@ class ShardingView(View):
         style = STYLE + rank_grid_style + parameter_list.STYLE + lit
         return html.fragment(head + notes + parameter_list.model_html(shared), style)
 
-    def figure(self, **options: Any) -> Any:
-        """A plotly figure; see `sharding_figure.sharding_figure`."""
+    def figure(
+        self,
+        kind: str | None = None,
+        tensor: str | None = None,
+        optimizer: str | int = "AdamW",
+        state_dtype: torch.dtype | None = None,
+        gradient_dtype: torch.dtype | None = None,
+    ) -> Any:
+        """Which rank holds what: bytes by rank, or the shards of one tensor.
+
+        Args:
+            kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor; None for shards of one.
+            tensor: for shards, the name of the tensor where there are several.
+            optimizer: for memory, as in `Sharding.memory`; so are the dtypes.
+            state_dtype: of the optimizer's states.
+            gradient_dtype: of the gradients.
+
+        Raises:
+            UsageError: no such kind, tensor or optimizer.
+        """
         from dsexplore.views.sharding.sharding_figures import sharding_figure  # plotly
 
-        return sharding_figure(self._sharding, **options)
+        return sharding_figure(self._sharding, kind, tensor, optimizer, state_dtype, gradient_dtype)
 
 
 def _headline(shown: Sharding, tensor: Placed) -> str:

@@ -19,7 +19,7 @@ _MOST_ROWS = 24
 
 STYLE = """
 .dsx pre.block{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;width:max-content;max-width:100%;
-overflow-x:auto;font-family:var(--dsx-mono);font-size:12px;user-select:all;color:inherit}
+overflow-x:auto;font-family:var(--dsx-mono);font-size:var(--dsx-small);user-select:all;color:inherit}
 .dsx .sweep td{padding:2px 8px;border:1px solid var(--dsx-line);text-align:right}
 .dsx .sweep th{padding:2px 8px;font-weight:400}
 .dsx .sweep tbody th{text-align:right;border:0}

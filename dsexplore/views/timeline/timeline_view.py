@@ -26,8 +26,8 @@ class TimelineView(View):
         """The drawing; complete without JavaScript."""
         return timeline_html(self._timeline)
 
-    def explore(self, **options: Any) -> Any:
-        """The widget; see `dsexplore.views.timeline.timeline_explorer`."""
+    def explore(self) -> Any:
+        """A timeline that is zoomed and brushed; ``.selection`` is the `Trace` of what is chosen."""
         from dsexplore.views.timeline.timeline_explorer import TimelineExplorer  # anywidget is loaded when asked for
 
-        return TimelineExplorer(self._timeline, **options)
+        return TimelineExplorer(self._timeline)

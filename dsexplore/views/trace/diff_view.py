@@ -94,14 +94,12 @@ class TraceDiffView(View):
         )
         return html.fragment(f'{head}{drawn.html}<p class="dim">{cut}</p>{below}', STYLE)
 
-    def page(self, sizes: str = WIRE, **options: Any) -> str:
+    def page(self, sizes: str = WIRE) -> str:
         """A document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes it shows, ``"wire"`` or ``"message"``.
-            options: none.
         """
-        self.refuse("to_html", options, "sizes")
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes))
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:

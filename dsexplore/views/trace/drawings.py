@@ -18,7 +18,7 @@ STYLE = (
 .dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
 min-width:10em}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
-.dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px}
+.dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:var(--dsx-small)}
 .dsx .lane>.phases{flex:1 1 0;min-width:0}
 .dsx .lane>svg{flex:1 1 0;min-width:0;height:12px;background:var(--dsx-shade)}
 """

@@ -16,10 +16,10 @@ STYLE = (
 .dsx .headline{margin:2px 0 8px;max-width:1000px}
 .dsx .headline .bar{height:18px;border:1px solid var(--dsx-line)}
 .dsx .headline .bar span{line-height:17px}
-.dsx .headline p{font-size:14px;margin:.25em 0;overflow-wrap:anywhere}
-.dsx.dsx .headline .key{font-size:11px}
+.dsx .headline p{font-size:calc(var(--dsx-size)*14/13);margin:.25em 0;overflow-wrap:anywhere}
+.dsx.dsx .headline .key{font-size:var(--dsx-tiny)}
 .dsx .answers{max-width:1000px;margin-bottom:8px}
-.dsx .headline .to{font-size:12px;margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;
+.dsx .headline .to{font-size:var(--dsx-small);margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;
 text-decoration:underline;cursor:pointer;font-family:inherit}
 """
     + AXIS_STYLE
@@ -94,5 +94,5 @@ def _bar(headline: Headline, axes: Sequence[str]) -> str:
     bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
     return (
         f'<div role="img" aria-label="wire bytes of a rank in a step, by axis">{bar}</div>'
-        f'<p class="dim" style="font-size:12px">Wire bytes per rank and step: {" · ".join(words)}</p>'
+        f'<p class="dim" style="font-size:var(--dsx-small)">Wire bytes per rank and step: {" · ".join(words)}</p>'
     )

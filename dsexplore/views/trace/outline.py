@@ -22,9 +22,9 @@ _WIDTHS = {"": 70, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
 """Pixels of a column of each kind, with the gap beside it."""
 
 STYLE = """
-.dsx .tree{min-width:var(--dsx-width);border-top:1px solid var(--dsx-line)}
+.dsx .tree{min-width:calc(var(--dsx-width)*var(--dsx-size)/13);border-top:1px solid var(--dsx-line)}
 .dsx .row{display:flex;align-items:baseline;padding:1px 4px 1px 0;gap:4px}
-.dsx .row.head{font-weight:600;font-size:12px;border-bottom:1px solid var(--dsx-line)}
+.dsx .row.head{font-weight:600;font-size:var(--dsx-small);border-bottom:1px solid var(--dsx-line)}
 .dsx .row .n{flex:1 1 0;min-width:200px;max-width:560px;overflow-wrap:break-word;position:sticky;left:0;z-index:1;
 background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-16px}
 .dsx .row:hover,.dsx .row:hover .n{background:linear-gradient(var(--dsx-shade),var(--dsx-shade)),var(--dsx-bg)}
@@ -34,15 +34,16 @@ background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-
 .dsx .tree summary::-webkit-details-marker{display:none}
 .dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
 .dsx .tree details[open]>summary .n::before{content:"▾"}
-.dsx .row .c{flex:0 0 66px;font-size:12px;min-width:0;text-align:right;font-variant-numeric:tabular-nums;
+.dsx .row .c{flex:0 0 5.5em;font-size:var(--dsx-small);min-width:0;text-align:right;font-variant-numeric:tabular-nums;
 white-space:nowrap}
-.dsx .row.head .c{overflow-wrap:anywhere;white-space:normal;font-size:11px}
+.dsx .row.head .c{overflow-wrap:anywhere;white-space:normal}
+.dsx .row.head .c>*{font-size:var(--dsx-tiny)}
 .dsx .row .c.z{color:var(--dsx-dim)}
-.dsx .row .c.thinbar{flex-basis:74px;text-align:left}
+.dsx .row .c.thinbar{flex-basis:6.17em;text-align:left}
 .dsx .row>.c.thinbar:has(.thin){align-self:center}
-.dsx .row .sum{color:var(--dsx-dim);font-size:11px}
-.dsx .row .c.delta{flex-basis:84px}
-.dsx .row .c.wide{flex-basis:132px;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}
+.dsx .row .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
+.dsx .row .c.delta{flex-basis:7em}
+.dsx .row .c.wide{flex-basis:11em;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}
 .dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 36px)}
 .dsx .tree .rest{padding:1px 4px 1px calc(var(--d,0)*14px + 36px)}
 """
@@ -112,7 +113,7 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
     drawn = "".join(reversed(body)) + (_rest(unseen, 0) if unseen else "")
     return Outline(
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}">'
-        f'<div class="tree" style="--dsx-width:{width}px">'
+        f'<div class="tree" style="--dsx-width:{width}">'
         f'<div class="row head"><span class="n">module</span> {heads}</div>{drawn}</div></div>',
         unseen + sum(row.hidden for row in rows),
         closed,

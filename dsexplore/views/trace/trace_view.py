@@ -27,28 +27,45 @@ class TraceView(View):
         """The summary, the module tree, and what was sent; complete in itself."""
         return trace_html(self._trace.tables)
 
-    def page(self, sizes: str = WIRE, **options: Any) -> str:
+    def page(self, sizes: str = WIRE) -> str:
         """A document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes it shows, ``"wire"`` or ``"message"``.
-            options: none.
         """
-        self.refuse("to_html", options, "sizes")
         return html.page(self.title, trace_html(self._trace.tables, PAGE_BUDGET, sizes, in_words=True))
 
-    def figure(self, kind: str = "modules", **options: Any) -> Any:
-        """A plotly figure: modules, ops, sequence, ranks, sankey, sizes or bandwidth."""
+    def figure(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> Any:
+        """Bytes, drawn in one of several ways.
+
+        Args:
+            kind: ``"modules"``, place in the model by mesh axis; ``"ops"`` by phase; ``"sequence"``, in program order
+                or time; ``"ranks"`` and ``"sankey"``, who talks to whom; ``"sizes"`` of messages; ``"bandwidth"``.
+            window: for a sequence, the part of its axis to draw.
+            sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
+
+        Raises:
+            UsageError: no such kind or sizes.
+        """
         from dsexplore.views.trace.figures import trace_figure  # the drawing is loaded when a figure is asked for
 
-        return trace_figure(self._trace.tables, kind, **options)
+        return trace_figure(self._trace.tables, kind, window, sizes)
 
-    def still(self, kind: str = "modules", **options: Any) -> str:
+    def still(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> str:
         """The section that shows what the figure shows."""
-        return figure_html(self._trace.tables, kind, options.get("sizes", WIRE))
+        return figure_html(self._trace.tables, kind, sizes)
 
-    def explore(self, **options: Any) -> Any:
-        """The live explorer; see `dsexplore.views.explorer.explorer`."""
+    def explore(self, figure: str = "modules", height: int = 420, sizes: str = WIRE) -> Any:
+        """Filters, module tree, figure and tables that follow one another; ``.selection`` is the chosen part.
+
+        Args:
+            figure: the figure shown first, a kind of `figure`.
+            height: of the tree, in pixels.
+            sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
+
+        Raises:
+            UsageError: no such figure or sizes, or a height that is none.
+        """
         from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
 
-        return Explorer(self._trace, **options)
+        return Explorer(self._trace, figure, height, sizes)

@@ -1,7 +1,7 @@
 // The explorer in a notebook: the page, with a figure, whose model asks the kernel.
-export function explorer({ model: plain, el }) {
-  const model = promptModel(plain);
-  return follow(model, assemble({ model, store: plain, el, figure: plot }));
+export function explorer({ model: unwatched, el }) {
+  const { model: plain, part: state } = watchKernel(unwatched, el), model = promptModel(plain);
+  return follow(model, [...assemble({ model, store: plain, el, figure: plot }), state, ownKeys(el)]);
 }
 
 // JupyterLab's server leaves Nagle's algorithm on: it holds back a short reply until the browser has acknowledged the

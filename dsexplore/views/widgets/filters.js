@@ -1,5 +1,5 @@
 // The explorer's filters: a list per facet, a module pattern, a check box. Names are data: they become text only.
-export function bar({ model, el }) {
+export function bar({ model, el, clearTree }) {
   el.classList.add("dsx-filters");
   const lists = new Map();
   for (const [name, texts] of model.get("lists")) {
@@ -12,7 +12,7 @@ export function bar({ model, el }) {
   sizes.addEventListener("change", () => store("sizes", sizes.value));
   const pattern = element("input");
   pattern.placeholder = "module pattern: *.mlp";
-  pattern.title = "only what such modules send, and all inside them: layers.0, *.mlp (* is any text); then Enter";
+  pattern.title = `only what such modules send, ${GRAMMAR}; then Enter`;
   pattern.setAttribute("aria-label", "module pattern");
   const match = () => store("pattern", pattern.value.trim());
   pattern.addEventListener("change", match);
@@ -24,9 +24,13 @@ export function bar({ model, el }) {
   label.title = "only redistributes that the program did not ask for";
   label.append(implicit, "implicit only");
   const clear = element("button", "", "clear");
-  clear.title = "clear filters and selection";
-  clear.addEventListener("click", () => model.send({ type: "clear" }));
+  clear.title = "clear all filters, the tree's too, and the selection";
+  clear.addEventListener("click", () => {
+    clearTree();
+    model.send({ type: "clear" });
+  });
   el.append(...lists.values(), pattern, label, sizes, clear);
+  for (const control of [...lists.values(), pattern, implicit, sizes]) control.dataset.asks = "";
   function store(name, value) {
     if (model.get(name) === value) return;
     model.set(name, value);

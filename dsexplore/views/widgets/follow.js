@@ -19,4 +19,7 @@ export function follow(model, parts) {
 }
 
 // A part that is a widget of its own.
-export const alone = (part) => ({ model, el }) => follow(model, [part({ model, el })]);
+export const alone = (part) => ({ model: plain, el }) => {
+  const { model, part: state } = watchKernel(plain, el);
+  return follow(model, [part({ model, el }), state, keepKeys(el)]);
+};

@@ -5,11 +5,13 @@ function assemble({ model, store, el, figure }) {
   el.classList.add("dsx-explorer");
   const headline = element("div", "dsx-headline"), filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
   const both = element("div", "dsx-both"), left = element("div", "dsx-left"), rows = element("div");
+  status.setAttribute("role", "status");
   left.append(rows);
   both.append(left);
   const drawn = [];
   if (figure) {
     const right = element("div", "dsx-right"), place = element("div"), kind = choice("figure", model.get("kinds"));
+    place.dataset.follows = kind.dataset.asks = "";
     kind.addEventListener("change", () => {
       model.set("kind", kind.value);
       model.save_changes();
@@ -27,6 +29,8 @@ function assemble({ model, store, el, figure }) {
   const arrange = choice("lanes", (model.get("timeline").kinds || []).map((kind) => [kind, `lanes: ${kind}`]));
   arrange.addEventListener("change", () => model.send({ type: "lanes", kind: arrange.value }));
   arranged.append(arrange);
+  arrange.dataset.asks = "";
+  for (const each of [status, lanes, map, details]) each.dataset.follows = "";
   const arranging = () => {
     const { kinds = [], kind = "" } = model.get("timeline");
     if (arrange.length !== kinds.length) {
@@ -35,10 +39,11 @@ function assemble({ model, store, el, figure }) {
     arrange.value = kind;
   };
   const toTree = () => rows.querySelector(".dsx-port").focus({ preventScroll: true });
+  const modules = tree({ model, el: rows });
   const parts = [
     ...drawn,
-    tree({ model, el: rows }),
-    bar({ model: store, el: filters }),
+    modules,
+    bar({ model: store, el: filters, clearTree: modules.clear }),
     timeline({ model, el: laid }),
     part("timeline", arranging),
     // HTML made in Python, where every name in it was escaped.

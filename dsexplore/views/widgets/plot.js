@@ -66,16 +66,48 @@ function makeRoom(data, layout, width) {
 export function plot({ model, el }) {
   const box = document.createElement("div");
   box.className = "dsx-plot";
-  box.setAttribute("role", "img");
-  el.append(box);
-  let plotly = null, bound = false, zoom = 0, width = 0, ink = "";
+  box.tabIndex = 0;
+  box.setAttribute("role", "application");
+  box.setAttribute("aria-roledescription", "figure");
+  const spoken = document.createElement("div");
+  spoken.className = "dsx-spoken";
+  spoken.setAttribute("role", "status");
+  el.append(box, spoken);
+  let plotly = null, bound = false, zoom = 0, width = 0, ink = "", at = -1;
   const send = (message) => model.send(message);
+  const choose = (trace, point, customdata, x) => send({
+    type: "click", kind: (trace.meta || {}).kind || "", customdata: customdata ?? null, x: x ?? null, index: [point].flat(),
+  });
+  // Plotly keeps numbers that came packed as typed arrays in _fullData.
+  const drawn = () => box._fullData || box.data || [];
+  function point(to) {
+    const marks = marksOf(drawn());
+    at = to < marks.length ? to : -1;
+    spoken.textContent = at < 0 ? "" : markWords(marks[at], drawn());
+    try {
+      if (at < 0) plotly.Fx.unhover(box);
+      else plotly.Fx.hover(box, [{ curveNumber: marks[at].curve, pointNumber: marks[at].point }]);
+    } catch { /* of a kind that has no axes: the words are enough */ }
+  }
+  box.addEventListener("keydown", (event) => {
+    if (!bound || event.target !== box || event.ctrlKey || event.metaKey || event.altKey) return;
+    const marks = marksOf(drawn());
+    if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) point(nextMark(marks, at, event.key));
+    else if ((event.key === "Enter" || event.key === " ") && at >= 0) {
+      const { curve, point: index } = marks[at], trace = drawn()[curve], deep = Array.isArray(index);
+      const of = (values) => (deep ? ((values || [])[index[0]] || [])[index[1]] : (values || [])[index]);
+      choose(trace, index, of(trace.customdata), (trace.x || [])[deep ? index[1] : index]);
+    } else if (event.key === "Escape" && at >= 0) point(-1);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  box.addEventListener("blur", () => { if (at >= 0) point(-1); });
   function bind() {
     bound = true;
     box.on("plotly_click", ({ points }) => {
-      const point = points[0];
-      const index = Array.isArray(point.pointIndex) ? point.pointIndex : [point.pointIndex ?? point.pointNumber ?? 0];
-      send({ type: "click", kind: (point.data.meta || {}).kind || "", customdata: point.customdata ?? null, x: point.x ?? null, index });
+      const { data, pointIndex, pointNumber, customdata, x } = points[0];
+      choose(data, pointIndex ?? pointNumber ?? 0, customdata, x);
     });
     box.on("plotly_relayout", (change) => {
       const range = change["xaxis.range[0]"] !== undefined ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : change["xaxis.autorange"] ? null : undefined;
@@ -96,7 +128,9 @@ export function plot({ model, el }) {
   async function draw() {
     if (!model.get("spec").data) return;
     plotly ??= await library(model);
-    box.setAttribute("aria-label", model.get("spoken"));
+    box.setAttribute("aria-label", `${model.get("spoken")}. Arrow keys go from mark to mark, Enter chooses one.`);
+    at = -1;
+    spoken.textContent = "";
     await figure();
     if (!bound) {
       bind();

@@ -1,3 +1,17 @@
+// What both boxes for modules take, as `Trace.where` does.
+const GRAMMAR = "and all inside them: layers.0, *.mlp (* is any text, ? any letter)";
+
+// A shell pattern as fnmatch reads it, for a module or what it is inside of, with or without the root's name.
+export function modulePattern(text) {
+  const parts = [...text.matchAll(/\*+|\?|\[(!?)(\]?[^\]]+|\])\]|[^]/gu)].map(([part, not, set]) => {
+    if (part[0] === "*") return "[^]*";
+    if (part === "?") return "[^]";
+    if (set !== undefined) return `[${not ? "^" : ""}${set.replace(/[\\\]\[^]/g, "\\$&")}]`;
+    return part.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
+  });
+  try { return new RegExp(`^(?:[^.]*\\.)?(?:${parts.join("")})(?=\\.|$)`, "u"); } catch { return /(?!)/; }
+}
+
 // The rows themselves: what is open, hidden, matching, in which order.
 export class Rows {
   constructor(labels, structure, folded, folding) {
@@ -56,7 +70,7 @@ export class Rows {
     return found;
   }
   update() {
-    this.match = this.query ? this.matches(this.query.toLowerCase()) : null;
+    this.match = this.query ? this.matches(modulePattern(this.query)) : null;
     const shown = [];
     const stack = this.children(-1).reverse();
     while (stack.length) {
@@ -69,14 +83,15 @@ export class Rows {
     }
     this.shown = shown;
   }
-  matches(query) {
-    const lower = this.labels.map((label) => label.toLowerCase());
+  // The rows that match, and those around them.
+  matches(pattern) {
     const names = new Array(this.count);
     const match = new Uint8Array(this.count);
     for (let i = 0; i < this.count; i++) {
       const parent = this.parent(i);
-      names[i] = parent < 0 ? lower[i] : `${names[parent]}.${lower[i]}`;
-      if (names[i].includes(query)) match[i] = 1;
+      names[i] = parent < 0 ? this.labels[i] : `${names[parent]}.${this.labels[i]}`;
+      // What is inside of a module that matches needs no look of its own.
+      if ((parent >= 0 && match[parent]) || pattern.test(names[i])) match[i] = 1;
     }
     for (let i = this.count - 1; i >= 0; i--) if (match[i] && this.parent(i) >= 0) match[this.parent(i)] = 1;
     return match;

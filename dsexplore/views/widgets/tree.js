@@ -1,18 +1,19 @@
 // A virtualised treegrid: any number of rows, of which only those in sight are in the page.
-const ROW = 22, NAME = 222, CELL = 70; // pixels; NAME holds the name column, the padding and a scroll bar
+// Pixels where text has 12 of them; NAME holds the name column, the padding and a scroll bar.
+const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 
 export function tree({ model, el }) {
   const made = new Tree(model, el);
-  return { names: ["values", "columns", "folding", "selected"], show: (changed) => made.renew(changed), end: () => made.end() };
+  return { names: ["values", "columns", "folding", "selected"], show: (changed) => made.renew(changed), end: () => made.end(), clear: () => made.clear() };
 }
 
 class Tree {
   constructor(model, el) {
-    Object.assign(this, { model, el, all: false, top: 0, drawn: new Map(), known: model.get("selected") });
+    Object.assign(this, { model, el, all: false, top: 0, drawn: new Map(), known: model.get("selected"), tall: ROW, wider: 1 });
     this.rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), model.get("folded"), model.get("folding"));
     this.titles = model.get("titles");
     this.columns = this.titles.length;
-    this.uid = `dsx-tree-${model.model_id || "page"}`;
+    this.uid = `dsx-tree-${Math.random().toString(36).slice(2)}`; // one explorer may stand in a page twice
     this.fill();
     this.twins = hideTwin(el, model.get("twin"));
     el.classList.add("dsx-tree");
@@ -35,15 +36,16 @@ class Tree {
     const bar = element("div", "dsx-bar");
     this.filter = element("input", "dsx-filter");
     this.filter.type = "search";
-    this.filter.placeholder = "filter modules by name";
-    this.filter.setAttribute("aria-label", "filter modules by name");
-    this.filter.title = "show only modules with this in their name, and what they are in";
+    this.filter.placeholder = "find modules: *.mlp";
+    this.filter.setAttribute("aria-label", "find modules by pattern");
+    this.filter.title = `show only such modules, ${GRAMMAR}`;
     this.fold = element("button", "dsx-fold");
     this.fold.title = "show modules that are the same as one row, or each by itself";
+    this.fold.dataset.asks = "";
     this.copy = element("button", "dsx-copy", "copy name");
     this.copy.title = "copy the full names of all modules that the selected row stands for (key c)";
     this.count = element("span", "dsx-count");
-    this.count.setAttribute("aria-live", "polite");
+    this.count.setAttribute("role", "status");
     this.wide = element("button", "dsx-wide");
     this.wide.setAttribute("aria-pressed", false);
     bar.append(this.filter, this.fold, this.copy, this.wide, this.count);
@@ -57,18 +59,25 @@ class Tree {
     this.port.setAttribute("aria-label", "modules");
     this.head = element("div", "dsx-row dsx-head");
     this.head.setAttribute("role", "row");
+    this.head.setAttribute("aria-rowindex", 1);
     this.head.append(element("span", "dsx-name", "module"));
+    this.head.firstChild.setAttribute("role", "columnheader");
     this.space = element("div", "dsx-space");
+    this.space.setAttribute("role", "rowgroup");
     this.body = element("div", "dsx-body");
+    this.body.setAttribute("role", "presentation");
     this.space.append(this.body);
     this.port.append(this.head, this.space);
     return this.port;
   }
   makeHead([title], column) {
-    const button = element("button", "dsx-cell", title);
+    const header = element("span", "dsx-cell"), button = element("button", "", title);
+    header.setAttribute("role", "columnheader");
+    header.setAttribute("aria-sort", "none");
     button.title = `sort by ${title}`;
     button.addEventListener("click", () => this.sortBy(column));
-    return button;
+    header.append(button);
+    return header;
   }
   listen() {
     const { port, body, filter } = this;
@@ -84,7 +93,7 @@ class Tree {
       if (row && !this.rows.leaf(Number(row.dataset.row))) this.toggle(Number(row.dataset.row));
     });
     filter.addEventListener("input", () => {
-      this.rows.query = filter.value;
+      this.rows.query = filter.value.trim();
       port.scrollTop = this.top = 0;
       this.refresh();
     });
@@ -94,11 +103,9 @@ class Tree {
     this.wide.addEventListener("click", () => { this.all = !this.all; this.fit(); this.paint(); });
     this.seen = new ResizeObserver(() => { this.fit(); this.paint(); });
     this.seen.observe(port);
-    this.ownKeys = (event) => keepKeys(this.el, event);
-    window.addEventListener("keydown", this.ownKeys, true);
+    this.seen.observe(filter); // higher where the text is larger
   }
   end() {
-    window.removeEventListener("keydown", this.ownKeys, true);
     this.seen.disconnect();
     for (const twin of this.twins) twin.style.display = "";
   }
@@ -128,13 +135,19 @@ class Tree {
     });
     cell.replaceChildren(...(thin.childNodes.length ? [thin] : []));
   }
-  // As many columns as fit; the others come with a button, and a scroll bar.
+  // As many columns as fit; the others come with a button, and a scroll bar. Rows and columns grow with the text.
   fit() {
-    const { all, titles } = this, room = Math.max(1, Math.floor((this.port.clientWidth - NAME) / CELL));
+    this.wider = (parseFloat(getComputedStyle(this.port).fontSize) || TEXT) / TEXT;
+    this.tall = Math.round(ROW * this.wider);
+    this.el.style.setProperty("--dsx-row", `${this.tall}px`);
+    const cell = CELL * this.wider, name = NAME * this.wider;
+    const { all, titles } = this, room = Math.max(1, Math.floor((this.port.clientWidth - name) / cell));
     this.columns = all ? titles.length : Math.min(titles.length, room);
-    const width = NAME + this.columns * CELL;
+    this.space.style.height = `${this.rows.shown.length * this.tall}px`;
+    const width = name + this.columns * cell;
     for (const part of [this.head, this.space, this.body]) part.style.minWidth = all ? `${width}px` : "0";
-    [...this.head.querySelectorAll("button")].forEach((button, i) => { button.hidden = i >= this.columns; });
+    [...this.head.querySelectorAll(".dsx-cell")].forEach((header, i) => { header.hidden = i >= this.columns; });
+    put(this.port, "aria-colcount", titles.length + 1);
     this.wide.hidden = !all && this.columns === titles.length;
     this.wide.textContent = all ? "fewer columns" : `${titles.length - this.columns} more columns`;
     this.wide.setAttribute("aria-pressed", all);
@@ -142,8 +155,9 @@ class Tree {
   refresh() {
     const { rows } = this;
     rows.update();
-    this.space.style.height = `${rows.shown.length * ROW}px`;
-    this.count.textContent = `${rows.shown.length.toLocaleString("en")} of ${rows.count.toLocaleString("en")} modules`;
+    this.space.style.height = `${rows.shown.length * this.tall}px`;
+    const none = rows.query && !rows.shown.length && !/[*?[]/.test(rows.query) ? `; * is any text: try *${rows.query}*` : "";
+    write(this.count, `${rows.shown.length.toLocaleString("en")} of ${rows.count.toLocaleString("en")} modules${none}`);
     this.port.setAttribute("aria-rowcount", rows.shown.length + 1);
     this.fold.textContent = rows.folding ? "unfold ×N" : "fold ×N";
     this.fold.setAttribute("aria-pressed", rows.folding);
@@ -151,8 +165,8 @@ class Tree {
   }
   // The scroll position is kept in `top`: reading it after a change forces a layout.
   paint() {
-    const { rows, body, drawn } = this, most = Math.ceil(this.model.get("height") / ROW);
-    const first = Math.max(0, Math.min(Math.floor(this.top / ROW), rows.shown.length - most) - 2);
+    const { rows, body, drawn, tall } = this, most = Math.ceil(this.model.get("height") / tall);
+    const first = Math.max(0, Math.min(Math.floor(this.top / tall), rows.shown.length - most) - 2);
     const last = Math.min(rows.shown.length, first + most + 4);
     const kept = new Map();
     for (let r = first; r < last; r++) {
@@ -167,8 +181,10 @@ class Tree {
       else body.insertBefore(row, at);
     }
     this.drawn = kept;
-    body.style.transform = `translateY(${first * ROW}px)`;
-    if (this.selected >= 0) put(this.port, "aria-activedescendant", `${this.uid}-${this.selected}`);
+    body.style.transform = `translateY(${first * tall}px)`;
+    const active = rows.shown.indexOf(this.selected);
+    if (active >= first && active < last) put(this.port, "aria-activedescendant", `${this.uid}-${this.selected}`);
+    else this.port.removeAttribute("aria-activedescendant");
   }
   // The part of a row that never changes; see update for the rest.
   line(i) {
@@ -223,9 +239,9 @@ class Tree {
     if (at >= 0) { this.scrollTo(at); this.paint(); }
   }
   scrollTo(position) {
-    const { port } = this, at = position * ROW, room = port.clientHeight;
+    const { port, tall } = this, at = position * tall, room = port.clientHeight;
     if (at < port.scrollTop) port.scrollTop = at;
-    else if (at + ROW * 2 > port.scrollTop + room) port.scrollTop = at + 2 * ROW - room;
+    else if (at + tall * 2 > port.scrollTop + room) port.scrollTop = at + 2 * tall - room;
     this.top = port.scrollTop;
   }
 
@@ -236,10 +252,10 @@ class Tree {
     const { rows, titles } = this, again = rows.sort && rows.sort.shown === column;
     const by = { column: column === this.bar ? column - 1 : column, shown: column };
     rows.sort = !again ? { ...by, down: true } : rows.sort.down ? { ...by, down: false } : null;
-    [...this.head.querySelectorAll("button")].forEach((button, i) => {
+    [...this.head.querySelectorAll(".dsx-cell")].forEach((header, i) => {
       const on = rows.sort && rows.sort.shown === i;
-      button.textContent = titles[i][0] + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
-      button.setAttribute("aria-sort", on ? (rows.sort.down ? "descending" : "ascending") : "none");
+      header.firstChild.textContent = titles[i][0] + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
+      header.setAttribute("aria-sort", on ? (rows.sort.down ? "descending" : "ascending") : "none");
     });
     this.refresh();
   }
@@ -256,6 +272,11 @@ class Tree {
     this.rows.open[i] = open ? 1 : 0;
     this.refresh();
   }
+  clear() {
+    this.filter.value = this.rows.query = "";
+    this.port.scrollTop = this.top = 0;
+    this.refresh();
+  }
   copyNames(i) { copyText(this.rows.names(i).join("\n"), this.el); }
   clicked({ target }) {
     const row = target.closest(".dsx-row");
@@ -267,7 +288,7 @@ class Tree {
   }
   keys(event) {
     const { rows } = this, last = rows.shown.length - 1, at = rows.shown.indexOf(this.selected), i = rows.shown[at];
-    const page = Math.max(1, Math.floor(this.port.clientHeight / ROW) - 2);
+    const page = Math.max(1, Math.floor(this.port.clientHeight / this.tall) - 2);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last, PageDown: at + page, PageUp: at - page }[event.key];
     if (to !== undefined) this.select(rows.shown[Math.min(Math.max(to, 0), last)]);
     else if (at < 0) return;

@@ -16,10 +16,10 @@ from dsexplore.views.world_map.node_boxes import Cell, Node, node_boxes
 
 STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
-.dsx .node{border:1px solid var(--dsx-line);padding:3px 5px;font-size:11px}
+.dsx .node{border:1px solid var(--dsx-line);padding:3px 5px;font-size:var(--dsx-tiny)}
 .dsx .node>div{display:grid;gap:2px;margin-top:2px}
-.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;font:10px/16px var(--dsx-font);color:inherit;
-border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0}
+.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);color:inherit;
+border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0;forced-color-adjust:none}
 .dsx .rank.in{border:2px solid var(--dsx-fg);line-height:14px}
 .dsx .rank.own{font-weight:700;text-decoration:underline}
 .dsx button.rank,.dsx [data-link]{cursor:pointer}
@@ -54,19 +54,23 @@ class WorldMapView(View):
         """The nodes as boxes of ranks, shaded by what the recorded ranks send them, and a table of links."""
         return html.fragment(map_html(self._world), STYLE)
 
-    def figure(self, axis: str | None = None, **_options: Any) -> Any:
-        """A plotly heatmap, a row per node and a column per rank of it."""
+    def figure(self, axis: str | None = None) -> Any:
+        """A heatmap, a row per node and a column per rank of it.
+
+        Args:
+            axis: a mesh axis; None for all of them.
+        """
         import plotly.graph_objects as go  # takes long to import
 
         from dsexplore.views.world_map.world_map_figure import heatmap
 
         return go.Figure(heatmap(self._world, axis))
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """The map with its axes to choose from; a click on a rank selects what is sent to it."""
         from dsexplore.views.world_map.world_map_explorer import explorer  # ipywidgets are loaded when asked for
 
-        return explorer(self._world, **options)
+        return explorer(self._world)
 
 
 def map_html(

@@ -148,7 +148,7 @@ def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:
     page = view_of(diff).page(sizes="message")
     assert "message A" in re.sub(r"<[^>]+>", "", page)
     with pytest.raises(UsageError, match="has no option 'size'"):
-        view_of(diff).page(size="message")
+        diff.to_html("is refused", size="message")
 
 
 def test_start_up_has_a_column_of_its_own(traces: ModuleType) -> None:

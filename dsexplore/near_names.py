@@ -1,0 +1,37 @@
+"""The known name that is most like a misspelt one, for the end of an error message."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_LIKE_ENOUGH = 0.5
+"""Of `difflib`'s ratio: ``pt`` and ``tp`` have half their letters in the same order."""
+_MOST_LISTED = 12
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """`` (did you mean 'tp'?)``; empty where no known name is like the given one."""
+    found = nearest(given, known)
+    return f" (did you mean {found!r}?)" if found is not None else ""
+
+
+def nearest(given: object, known: Iterable[str]) -> str | None:
+    """The known name that is most like a text, upper and lower case taken as one; None where none is like it."""
+    by_lower = {name.lower(): name for name in known if name}
+    found = difflib.get_close_matches(str(given).lower(), by_lower, 1, _LIKE_ENOUGH)
+    return by_lower[found[0]] if found else None
+
+
+def options_meant(message: str, known: Iterable[str]) -> str:
+    """Of the unknown options that argparse's message names, what the first was meant to be; else empty."""
+    options = list(known)
+    wrong = (word.partition("=")[0] for word in message.split() if word.startswith("--"))
+    return next((did_you_mean(word, options) for word in wrong if word not in options), "")
+
+
+def listed(names: Iterable[str]) -> str:
+    """``dp, tp``; of many names the first, and how many more there are."""
+    every = list(names)
+    more = len(every) - _MOST_LISTED
+    return ", ".join(every[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,22 @@
+"""``%%commtrace`` before ``%load_ext dsexplore``: the one line that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+_FIRST = "{} is not loaded yet: run %load_ext dsexplore in a cell before this one, and then this cell again"
+
+
+def offer(shell: InteractiveShell) -> None:
+    """Put what says so in the place of a magic that is not there; loading the extension puts the magic there."""
+    if "commtrace" not in shell.magics_manager.magics["cell"]:
+        register: Any = shell.register_magic_function  # typed as if it took no function
+        register(_say, "line_cell", "commtrace")
+
+
+def _say(line: str, cell: str | None = None) -> NoReturn:
+    """Not loaded: run ``%load_ext dsexplore``."""
+    raise UsageError(_FIRST.format("%commtrace" if cell is None else "%%commtrace"))
