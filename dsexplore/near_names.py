@@ -19,15 +19,18 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 def nearest(given: object, known: Iterable[str]) -> str | None:
     """The known name that is most like a text, upper and lower case taken as one; None where none is like it."""
     by_lower = {name.lower(): name for name in known if name}
-    found = difflib.get_close_matches(str(given).lower(), by_lower, 1, _LIKE_ENOUGH)
+    text = str(given).lower()
+    same_letters = [name for name in by_lower if sorted(name) == sorted(text)]
+    found = same_letters or difflib.get_close_matches(text, by_lower, 1, _LIKE_ENOUGH)
     return by_lower[found[0]] if found else None
 
 
 def options_meant(message: str, known: Iterable[str]) -> str:
     """Of the unknown options that argparse's message names, what the first was meant to be; else empty."""
-    options = list(known)
-    wrong = (word.partition("=")[0] for word in message.split() if word.startswith("--"))
-    return next((did_you_mean(word, options) for word in wrong if word not in options), "")
+    options = {option.removeprefix("--") for option in known if option.startswith("--")}
+    words = (word.partition("=")[0].removeprefix("--") for word in message.split() if word.startswith("--"))
+    found = next((nearest(word, options) for word in words if word not in options), None)
+    return f" (did you mean --{found}?)" if found is not None else ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -90,17 +90,39 @@ def test_show_shows_a_saved_trace(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 class TestLab:
-    def test_starts_jupyterlab_on_the_tour(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_starts_jupyterlab_on_a_copy_of_the_tour(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         started: list[list[str]] = []
         monkeypatch.setattr("os.geteuid", lambda: 1000)
+        monkeypatch.chdir(tmp_path)
         cli.open_lab(["--no-browser"], started.append)
         (command,) = started
         assert command[:3] == [sys.executable, "-m", "jupyterlab"]
         assert command[4:] == [f"--LabApp.default_url=/lab/tree/{cli.TOUR}", "--no-browser"]
         folder = Path(command[3].removeprefix("--ServerApp.root_dir="))
+        assert folder == tmp_path / "dsexplore-notebooks"
         assert (folder / cli.TOUR).exists()
+        assert f"the tutorials are in {folder}" in capsys.readouterr().out
 
-    def test_as_root_asks_jupyter_to_allow_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_never_opens_the_clones_own_notebooks(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        clone = Path(cli.__file__).resolve().parents[1]
+        monkeypatch.setattr(Path, "home", lambda: tmp_path)
+        for folder in (clone, clone / "notebooks", clone / "docs"):
+            copy = cli.tour(folder)
+            assert copy == tmp_path / "dsexplore-notebooks" / cli.TOUR
+            assert {path.name for path in copy.parent.iterdir()} == {
+                p.name for p in (clone / "notebooks").glob("*.ipynb")
+            }
+        assert not (clone / "dsexplore-notebooks").exists()
+
+    def test_says_where_the_copies_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "dsexplore-notebooks").write_text("a file of that name")
+        with pytest.raises(UsageError, match=r"cannot be copied to .*dsexplore-notebooks .*start in a folder of yours"):
+            cli.tour(tmp_path)
+
+    def test_as_root_asks_jupyter_to_allow_it(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.chdir(tmp_path)
         started: list[list[str]] = []
         monkeypatch.setattr("os.geteuid", lambda: 0)
         cli.open_lab([], started.append)
@@ -119,6 +141,14 @@ class TestLab:
         assert first == here / "dsexplore-notebooks" / cli.TOUR
         first.write_text("mine")
         assert cli.tour(here).read_text() == "mine"
+
+    def test_a_misspelt_option_names_the_one_that_was_meant(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            cli.main(["run", "--worldsize", "8", "train.py"])
+        assert "--worldsize (did you mean --world-size?)" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            cli.main(["demo", "--htlm", "out.html"])
+        assert "(did you mean --html?)" in capsys.readouterr().err
 
     def test_without_jupyterlab_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cli, "find_spec", lambda name: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import textwrap
 import time
@@ -221,6 +222,42 @@ class TestLine:
         notebook.ok("%%commtrace --world-size 3\n1")
 
 
+class TestNextStep:
+    """What to do is said where a step was left out."""
+
+    def test_a_cell_that_communicates_without_a_world(self, notebook: Notebook) -> None:
+        ran = notebook.run(f"%%commtrace\n{SEND}")
+        assert "Default process group has not been initialized" in ran.text
+        assert "%commtrace --world-size 8 opens one that stays, %%commtrace --world-size 8 one for its cell" in ran.text
+
+    def test_a_cell_that_sends_nothing_without_a_world(self, notebook: Notebook) -> None:
+        assert "nothing was sent, and no world is open: %commtrace --world-size 8" in notebook.ok("%%commtrace\n1").out
+        other = notebook.run("%%commtrace\n1 / 0").text
+        assert "ZeroDivisionError" in other
+        assert "no world is open" not in other
+        assert "nothing was sent" not in notebook.ok("%%commtrace --world-size 2\n1").out
+        assert "no world is open: %commtrace --world-size 8 opens one" in notebook.ok("%commtrace").out
+
+    def test_the_magic_before_the_extension_is_loaded(self, notebook: Notebook) -> None:
+        notebook.ok("%unload_ext dsexplore")
+        for line in ("%%commtrace --world-size 8\n1", "%commtrace --world-size 8"):
+            ran = notebook.run(line)
+            assert type(ran.error) is ShellUsageError
+            assert "is not loaded yet: run %load_ext dsexplore in a cell before this one" in ran.text
+        notebook.ok("%load_ext dsexplore")
+        assert notebook.ok("%%commtrace --world-size 2\n1 + 1").value == 2
+
+    def test_importing_the_package_is_enough_to_be_told(self) -> None:
+        program = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import dsexplore")
+shell.run_cell("%%commtrace\\n1")
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+        assert "%%commtrace is not loaded yet: run %load_ext dsexplore" in done.stdout + done.stderr
+
+
 class TestBadInput:
     """One clear message each, and the next %%commtrace in the same kernel works."""
 
@@ -228,6 +265,7 @@ class TestBadInput:
         ("cell", "message"),
         [
             ("%%commtrace --nope 8\n1", "commtrace: unrecognized arguments: --nope 8; %commtrace -h lists the options"),
+            ("%%commtrace --worldsize 8\n1", "unrecognized arguments: --worldsize 8 (did you mean --world-size?); "),
             ("%%commtrace --world-size many\n1", "argument --world-size: invalid int value: 'many'"),
             (
                 "%%commtrace --world-size 6 --mesh dp=2,tp=4\n1",

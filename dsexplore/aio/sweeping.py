@@ -22,6 +22,7 @@ from dsexplore.aio.rounds import Measured, mixed_rate
 from dsexplore.aio.setup import CONTROL, Plan, Setup, WriteMode
 from dsexplore.aio.sweep_progress import Progress, Report, reporting
 from dsexplore.errors import UsageError
+from dsexplore.signatures import with_options
 from dsexplore.units import format_bytes, format_rate
 
 _LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
@@ -34,6 +35,7 @@ _FEWEST_SLICES = 48
 _USED_UP = "what may be written is used up: raise max_written"
 
 
+@with_options(search.AXES)
 def sweep(
     path: str | os.PathLike[str],
     size: int | str = "1GiB",

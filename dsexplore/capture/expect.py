@@ -11,6 +11,7 @@ import polars as pl
 
 from dsexplore.capture.record import record
 from dsexplore.errors import ExpectationError, UsageError
+from dsexplore.signatures import with_options
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.select import select
@@ -24,6 +25,7 @@ _SIZES = {"count": "count", "bytes": "message_bytes", "wire_bytes": "wire_bytes"
 Wanted = int | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
+@with_options(OPS)
 @contextmanager
 def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1, **ops: Wanted) -> Iterator[Trace]:
     """Record the block, and fail unless it communicates exactly what is expected. Works as a decorator too.

@@ -25,8 +25,7 @@ def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
     """`Trace.where` on plain tables.
 
     Raises:
-        UsageError: no such column, a value that its type cannot be compared with, or a phase, op, axis, group or
-            module that the trace does not know.
+        UsageError: no such column, a value that its type cannot be compared with, or a phase or op that is none.
     """
     events = tables.events
     tests = [_condition(tables, name, wanted) for name, wanted in conditions.items()]
@@ -46,7 +45,7 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
 def _is_one_of(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
     """Whether a column has one of the values; null is one like others, as in ``where(batch=None)``."""
     present = [value for value in values if value is not None]
-    for value in present:
+    for value in present if name in _KNOWN else ():
         check_value(tables, name, value)
     try:
         wanted = pl.Series(name, present, dtype=schema.EVENTS[name], strict=True)
@@ -57,6 +56,20 @@ def _is_one_of(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
         )
     test = pl.col(name).is_in(wanted.implode()).fill_null(False)
     return test | pl.col(name).is_null() if None in values else test
+
+
+def check_names(tables: Tables, conditions: Mapping[str, Any]) -> None:
+    """Refuse conditions of `Trace.where` by an axis, a group or a module that a trace does not know.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, wanted in conditions.items():
+        for value in _several(wanted):
+            if name == "module":
+                check_module(tables, value)
+            elif name not in _KNOWN:
+                check_value(tables, name, value)
 
 
 def check_value(tables: Tables, name: str, value: Any, method: str = "where") -> None:
@@ -147,7 +160,8 @@ def _as_column_value(name: str, value: Any) -> Any:
 def _in_module(tables: Tables, patterns: Iterable[Any]) -> pl.Expr:
     events, wanted = tables.events, list(patterns)
     for pattern in wanted:
-        check_module(tables, pattern)
+        if not isinstance(pattern, str):
+            raise UsageError(f"where(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
     names = set(events["trigger"].unique()) | set(events["owner"].unique())
     matching = pl.Series(list(modules_inside(names, wanted)), dtype=pl.String)
     return pl.col("trigger").is_in(matching.implode()) | pl.col("owner").is_in(matching.implode())

@@ -18,7 +18,7 @@ from dsexplore.trace.diff import compare
 from dsexplore.trace.exports import write_csv, write_perfetto
 from dsexplore.trace.merge import merge_as_they_come, merge_modules
 from dsexplore.trace.passes import run_pass
-from dsexplore.trace.select import select
+from dsexplore.trace.select import check_names, select
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
 from dsexplore.trace.unmatched import unmatched
@@ -117,7 +117,9 @@ class Trace(Displayable):
             UsageError: no such column, a value of another type than the column's, or a phase, op, axis, group or
                 module that the trace does not know.
         """
-        return Trace(select(self.tables, conditions))
+        tables = self.tables
+        check_names(tables, conditions)
+        return Trace(select(tables, conditions))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the trace and return where to: ``step.parquet`` is one file, ``trace/`` gets one file per rank.

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
@@ -84,8 +85,43 @@ def test_equal_layers_are_one_row_and_unfold(draw: Callable[..., Any], make_laye
 
 def test_filter_shows_matches_with_their_parents(draw: Callable[..., Any], make_layered: Callable[..., Trace]) -> None:
     page = draw(make_layered(4, odd=1))
-    page.fill(".dsx-filter", "LAYERS.1.UP")
-    assert names(page) == ["Net", "layers", "1", "up"]
+    for pattern in ("layers.1.up", "*1.up", "Net.layers.?.up "):
+        page.fill(".dsx-filter", pattern)
+        assert names(page)[-2:] == ["1", "up"], pattern
+    page.fill(".dsx-filter", "layers.1")
+    assert names(page) == ["Net", "layers", "1", "up", "down"]
+    page.fill(".dsx-filter", "up")
+    assert names(page) == []
+    assert "* is any text: try *up*" in page.inner_text(".dsx-count")
+
+
+MATCHING = """
+async ([source, patterns, names]) => {
+  const { modulePattern } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  return patterns.map((pattern) => names.filter((name) => modulePattern(pattern).test(name)));
+}
+"""
+
+
+def test_the_box_above_the_tree_takes_the_patterns_that_where_takes(page: Any) -> None:
+    names_of = [
+        "Net",
+        "Net.layers.1",
+        "Net.layers.10.up",
+        "Net.layers.1.a-b",
+        "Net.up",
+        "Net.[x]",
+        "Other.up^",
+        "",
+        "é.☃",
+    ]
+    patterns = [
+        "layers.1", "layers.1*", "*up", "up", "Net", "layers.[0-9]", "layers.[!2].a-b", "[[]x]", "[x]", "[", "[]",
+        "?.?", "*", "", "**up", "Other.up^", "layers.(1|10)", "NET", "layers.[]1]", "*.a-b", "[^x]", "[!]]", "a\\",
+    ]  # fmt: skip
+    page.goto("about:blank")
+    found = page.evaluate(MATCHING, [TreeWidget._esm, patterns, names_of])
+    assert found == [[n for n in names_of if n in modules_inside(names_of, [pattern])] for pattern in patterns]
 
 
 def test_columns_sort_both_ways_and_back(draw: Callable[..., Any], make_layered: Callable[..., Trace]) -> None:
@@ -113,7 +149,12 @@ def test_keyboard_alone_opens_selects_and_copies(
     assert len(names(page)) == shown - 2
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.get_attribute(".dsx-port", "aria-activedescendant") == "dsx-tree-stub-3"
+    active = page.get_attribute(".dsx-port", "aria-activedescendant")
+    assert page.evaluate("id => document.getElementById(id).dataset.row", active) == "3"
+    page.fill(".dsx-filter", "layers.2")  # the selected row is not in sight any more
+    assert page.get_attribute(".dsx-port", "aria-activedescendant") is None
+    page.fill(".dsx-filter", "")
+    page.focus(".dsx-port")
     page.evaluate("document.execCommand = (c) => { window.copied = [c, document.activeElement.value]; }")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
     page.keyboard.press("c")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -119,11 +120,41 @@ def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
         ({"rank": 2**40}, r"where\(rank=1099511627776\): this column holds Int32"),
         ({"axis": 3}, r"where\(axis=3\): this column holds String"),
         ({"module": 3}, r"where\(module=3\): give a module's name or a shell pattern"),
+        ({"axis": "pt"}, r"where\(axis='pt'\): no such axis; they are dp, tp \(did you mean 'tp'\?\)"),
+        ({"axis": ["tp", "dq"]}, r"where\(axis='dq'\).*did you mean 'dp'"),
+        ({"op": "allreduce"}, r"did you mean 'all_reduce'"),
+        ({"phase": "bakward"}, r"did you mean 'backward'"),
+        ({"phse": "backward"}, r"where\(phse=…\).*did you mean 'phase'"),
+        ({"group": "g_pt"}, r"where\(group='g_pt'\): no such group; they are g_dp, g_tp \(did you mean 'g_tp'"),
+        ({"module": "nope"}, r"where\(module='nope'\): no such module; names are those of trace.modules\['module'\]"),
+        ({"module": ["layers.0", "layers.0.atn"]}, r"where\(module='layers.0.atn'\).*did you mean 'layers.0.attn'"),
+        ({"module": "attn"}, r"\* stands for any text, as in '\*.mlp' \(did you mean '\*.attn'"),
+        ({"owner": "Net.layers.1"}, r"where\(owner='Net.layers.1'\): no such owner.*did you mean 'Net.layers.0"),
     ],
 )
 def test_a_slip_of_the_pen_is_an_error(make: Make, conditions: dict[str, Any], message: str) -> None:
+    groups = [
+        {"group": f"g_{axis}", "axis": axis, "mesh": "dp=2,tp=4", "ranks": [0], "size": 1, "backend": "", "timing": ""}
+        for axis in ("dp", "tp")
+    ]
+    modules = [{"module": name, "parent": "", "type": "", "depth": 0, "calls": 1} for name in ("Net.layers.0.attn",)]
+    tables = replace(
+        make([{"axis": "tp", "group": "g_tp", "owner": "Net.layers.0"}]),
+        groups=pl.DataFrame(groups, schema=schema.GROUPS),
+        modules=pl.DataFrame(modules, schema=schema.MODULES),
+    )
     with pytest.raises(UsageError, match=message):
-        Trace(make([{}])).where(**conditions)
+        Trace(tables).where(**conditions)
+
+
+def test_what_sends_nothing_can_be_asked_for_where_the_trace_knows_it(make: Make) -> None:
+    tables = make([{"axis": "tp", "owner": "Net.up", "trigger": "Net.up"}])
+    known = Trace(replace(tables, info=replace(tables.info, mesh="dp=2,tp=4")))
+    assert len(known.where(axis="dp")) == 0
+    assert len(known.where(axis="tp").where(axis="dp")) == 0
+    modules = [{"module": "Net.down", "parent": "", "type": "", "depth": 0, "calls": 1}]
+    assert len(Trace(replace(tables, modules=pl.DataFrame(modules, schema=schema.MODULES))).where(module="down")) == 0
+    assert len(Trace().where(axis="tp", module="anything", group="g")) == 0  # it knows no name that could be meant
 
 
 def test_ops_that_are_not_torch_s_can_be_selected(make: Make) -> None:

@@ -117,7 +117,10 @@ class CalibrationView(View):
         return html.fragment("".join(body), STYLE)
 
     def figure(self, op: str | None = None, **options: Any) -> Any:
-        """Measured times of one op (None: the first) over what the base cluster predicted.
+        """Measured times of one op over what the base cluster predicted.
+
+        Args:
+            op: which; None for the first.
 
         Raises:
             UsageError: an op that was not measured, or an unknown option.

@@ -410,6 +410,17 @@ def test_unknown_things_are_named(trace: Trace) -> None:
         explorer.filter(phase="forwards")
     with pytest.raises(UsageError, match=r"filter\(module=3\)"):
         explorer.filter(module=3)
+    for wanted, message in [
+        ({"axis": "pt"}, r"filter\(axis='pt'\): no such axis; they are dp, tp \(did you mean 'tp'\?\)"),
+        ({"axis": ["tp", "pd"]}, r"filter\(axis='pd'\).*did you mean 'dp'"),
+        ({"op": "allgather"}, r"filter\(op='allgather'\): no such op.*did you mean 'all_gather'"),
+        ({"group": "g_dq"}, r"filter\(group='g_dq'\).*did you mean 'g_dp'"),
+        ({"module": "layer.1"}, r"filter\(module='layer.1'\): no such module.*did you mean 'layers.1'"),
+        ({"axes": "tp"}, r"filter\(axes=…\): no such filter.*did you mean 'axis'"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            explorer.filter(**wanted)
+    assert len(explorer.selection) == 25  # as before all that
     with pytest.raises(UsageError, match=r"explore\(height='tall'\).*in pixels"):
         trace.explore(height="tall")
     with pytest.raises(UsageError, match=r"figure\(kind='pie'\)"):

@@ -1,0 +1,119 @@
+"""What ``?`` shows and Tab completes: the options of public functions, and not ``**options``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import dsexplore
+from dsexplore import aio, comm
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.trace import schema
+from dsexplore.trace.collectives import OPS
+from dsexplore.trace.trace import Trace
+from dsexplore.views import VIEWS
+from dsexplore.views.explorer.explorer import Explorer
+
+
+def shown_classes() -> list[type]:
+    """The classes that have a view."""
+    homes = [home.partition(":") for home in VIEWS]
+    return [getattr(import_module(module), name) for module, _, name in homes]
+
+
+def options_of(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "path")]
+
+
+@pytest.mark.parametrize("method", ["to_html", "figure", "explore"])
+@pytest.mark.parametrize("shown", shown_classes(), ids=lambda shown: shown.__name__)
+def test_what_shows_itself_names_its_options(shown: type, method: str) -> None:
+    function = getattr(shown, method)
+    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+    for name in options_of(function):
+        assert f"{name}: " in inspect.getdoc(function), name
+
+
+def test_the_options_are_those_of_the_view() -> None:
+    assert options_of(Trace.explore) == ["figure", "height", "sizes"]
+    assert options_of(Trace().figure) == ["kind", "window", "sizes"]
+    assert options_of(Trace.to_html)[0] == "sizes"
+    assert "self" not in inspect.signature(Trace().figure).parameters
+    assert list(inspect.signature(Displayable.figure).parameters) == ["self", "options"]  # which has no view
+    assert Trace().figure("ops").layout == Trace().figure(kind="ops").layout
+
+
+def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UsageError, match=r"explore\(\) of this Trace has no option 'heigth'.*did you mean 'height'"):
+        Trace().explore(heigth=3)
+    with pytest.raises(UsageError, match=r"to_html\(\) of this Trace has no option 'size': it takes sizes"):
+        Trace().to_html("never written", size="wire")
+    with pytest.raises(TypeError, match="3 arguments at most, not 4"):
+        Trace().figure("ops", None, "wire", 3)
+
+
+def test_functions_that_hand_options_on_name_them() -> None:
+    assert options_of(Trace.where) == ["module", *schema.EVENTS]
+    assert str(inspect.signature(Trace.where)).startswith("(self, *, module=…, rank=…, ")
+    assert options_of(Explorer.filter) == ["module", "implicit", "phase", "op", "axis", "group", "step", "rank"]
+    assert options_of(dsexplore.calibrate) == ["group", "base", *options_of(comm.sweep)[1:]]
+    assert set(options_of(aio.AioConfig.with_)) == set(aio.AioConfig.__dataclass_fields__)
+    assert "backend" in options_of(comm.new_group)
+    assert options_of(dsexplore.expect_comms)[2:] == list(OPS)
+    assert {"queue_depth", "thread_count"} < set(options_of(aio.sweep))
+
+
+def test_no_public_function_ends_in_options_that_it_does_not_name() -> None:
+    """In DeepSpeed's calls, whose own signatures end so, they are torch's."""
+    open_ended = []
+    for module in (dsexplore, dsexplore.cost, dsexplore.aio):
+        for name in getattr(module, "__all__", ()):
+            found = getattr(module, name)
+            if inspect.isfunction(found) and any(
+                each.kind is inspect.Parameter.VAR_KEYWORD for each in inspect.signature(found).parameters.values()
+            ):
+                open_ended.append(name)
+    assert open_ended == []
+
+
+def test_sharding_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    help(dsexplore.sharding)
+    text = capsys.readouterr().out
+    for part in ("dsexplore.sharding(shown: ", "Compute which rank holds which slice", "placements: for a shape"):
+        assert part in text
+    assert options_of(dsexplore.sharding) == ["shown", "placements", "mesh", "dtype"]
+
+
+def test_tab_completes_options_and_the_question_mark_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    try:
+        shell.user_ns["trace"] = Trace()
+        for jedi in (False, True):
+            shell.Completer.use_jedi = jedi
+            for text, option in {
+                "trace.explore(": "height=",
+                "trace.where(": "axis=",
+                "trace.figure(": "kind=",
+            }.items():
+                with provisionalcompleter():
+                    found = [each.text for each in shell.Completer.completions(text, len(text))]
+                assert option in found, (text, jedi)
+        asked = shell.object_inspect_text("trace.explore", detail_level=0)
+        assert re.search("height: '?int'? = 420", asked)
+        assert "of the tree, in pixels" in asked
+    finally:
+        InteractiveShell.clear_instance()
