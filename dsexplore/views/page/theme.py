@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
-SKY, VERMILION, GREY = "#56b4e9", "#d55e00", "#8a8a8a"
+SKY, VERMILION, GREY = "#56b4e9", "#d55e00", "#6b6b6b"
 INK = "#767676"
 """Text of a figure, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
@@ -67,7 +67,7 @@ PHASES: dict[str, Mark] = {
     "backward": Mark("B", ORANGE, "#000", _stripes(45), "/"),
     "recompute": Mark("R", PURPLE, "#000", _stripes(-45), "\\"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4), "-"),
-    "other": Mark("·", GREY, "#000", _stripes(90, 4), "|"),
+    "other": Mark("·", GREY, "#fff", _stripes(90, 4), "|"),
 }
 
 AXES: tuple[Mark, ...] = (
