@@ -42,7 +42,7 @@ class View:
         """A ``plotly.graph_objects.Figure``."""
         raise TypeError(f"{self.title} has no figure: show the object itself, or write it with to_html(path)")
 
-    def still(self) -> str:
+    def still(self, **options: Any) -> str:
         """Static HTML that stands in for the figure of the same options where no plotly runs."""
         return self.html()
 

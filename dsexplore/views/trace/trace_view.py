@@ -51,7 +51,7 @@ class TraceView(View):
 
         return trace_figure(self._trace.tables, kind, window, sizes)
 
-    def still(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> str:
+    def still(self, kind: str = "modules", sizes: str = WIRE, **options: Any) -> str:
         """The section that shows what the figure shows."""
         return figure_html(self._trace.tables, kind, sizes)
 

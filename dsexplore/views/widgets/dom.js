@@ -40,12 +40,3 @@ function copyText(text, near) {
   if (navigator.clipboard) navigator.clipboard.writeText(text).catch(fallback);
   else fallback();
 }
-
-// Keys without a modifier belong to the explorer: JupyterLab would move from cell to cell with the arrows. A timeline has
-// Shift too, with which it selects a range.
-function keepKeys(el, event) {
-  if (!(el.closest(".dsx-explorer") || el).contains(event.target)) return;
-  const shift = event.shiftKey && event.target.getAttribute("role") !== "application";
-  const plain = !event.ctrlKey && !event.metaKey && !event.altKey && !shift;
-  event.target.toggleAttribute("data-lm-suppress-shortcuts", plain);
-}

@@ -21,5 +21,5 @@ export function follow(model, parts) {
 // A part that is a widget of its own.
 export const alone = (part) => ({ model: plain, el }) => {
   const { model, part: state } = watchKernel(plain, el);
-  return follow(model, [part({ model, el }), state, keepKeys(el)]);
+  return follow(model, [part({ model, el }), state, ownKeys(el)]);
 };

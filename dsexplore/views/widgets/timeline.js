@@ -222,8 +222,6 @@ export function timeline({ model, el }) {
   };
   for (const [name, listener] of Object.entries(listeners)) canvas.addEventListener(name, listener);
   canvas.addEventListener("wheel", turned, { passive: false });
-  const ownKeys = (event) => keepKeys(el, event);
-  window.addEventListener("keydown", ownKeys, true);
   whole.addEventListener("click", () => send({ type: "whole" }));
   none.addEventListener("click", clear);
 
@@ -257,7 +255,6 @@ export function timeline({ model, el }) {
   function end() {
     for (const observer of [sized, themed]) observer.disconnect();
     scheme.removeEventListener("change", draw);
-    window.removeEventListener("keydown", ownKeys, true);
   }
   return { names: ["timeline", "brushed"], show, end };
 }

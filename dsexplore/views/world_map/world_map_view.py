@@ -18,7 +18,8 @@ STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
 .dsx .node{border:1px solid var(--dsx-line);padding:3px 5px;font-size:var(--dsx-tiny)}
 .dsx .node>div{display:grid;gap:2px;margin-top:2px}
-.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);color:inherit;
+.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;color:inherit;
+font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
 border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0;forced-color-adjust:none}
 .dsx .rank.in{border:2px solid var(--dsx-fg);line-height:14px}
 .dsx .rank.own{font-weight:700;text-decoration:underline}

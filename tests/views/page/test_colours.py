@@ -1,9 +1,9 @@
 """Colours that stand side by side are told apart by the colour-blind, and can be read on light and on dark pages.
 
-Computed, not looked at: how a dichromat sees a colour by Viénot, Brettel and Mollon (1999, *Digital video colourmaps for
-checking the legibility of displays by dichromats*, Color Research & Application 24) for protanopes and deuteranopes, and
-by Machado, Oliveira and Fernandes (2009, *A physiologically-based model for simulation of color vision deficiency*, IEEE
-Transactions on Visualization and Computer Graphics 15, severity 1.0) for all three; differences by CIEDE2000.
+Computed, not looked at. How a dichromat sees a colour: Viénot, Brettel and Mollon (Digital video colourmaps for
+checking the legibility of displays by dichromats, 1999) for protanopes and deuteranopes, and Machado, Oliveira and
+Fernandes (A physiologically-based model for simulation of color vision deficiency, 2009; severity 1.0) for all three.
+Differences: CIEDE2000.
 """
 
 from __future__ import annotations
