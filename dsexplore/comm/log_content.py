@@ -21,6 +21,7 @@ from dsexplore.comm.straggler import StragglerReport
 from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
 from dsexplore.comm.waiting import waiting_of_lines
 from dsexplore.errors import UsageError
+from dsexplore.signatures import with_options
 from dsexplore.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -106,13 +107,14 @@ class LogContent:
         """The table of `summary` as a polars frame."""
         return self.summary().to_frame()
 
-    def figure(self, kind: str = "time") -> Any:
+    @with_options(())
+    def figure(self, kind: str = "time", **options: Any) -> Any:
         """A plotly figure of `summary`: ``"time"`` of each line, or ``"bandwidth"`` by message size.
 
         Raises:
-            UsageError: no such kind.
+            UsageError: no such kind, or an option.
         """
-        return self.summary().figure(kind=kind)
+        return self.summary().figure(kind=kind, **options)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return self.summary()._repr_mimebundle_(include, exclude)

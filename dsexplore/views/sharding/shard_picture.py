@@ -40,7 +40,7 @@ vertical-align:-2px;margin-right:5px}
 .dsx .pic *{position:absolute}
 .dsx .pic .who{position:static}
 .dsx .pic .b{border:1px solid var(--dsx-line);display:flex;align-items:center;justify-content:center;overflow:hidden;
-font-size:11px;line-height:13px;background:var(--lit,color-mix(in srgb,var(--dsx-fg) 16%,var(--dsx-bg)));
+font-size:var(--dsx-tiny);line-height:13px;background:var(--lit,color-mix(in srgb,var(--dsx-fg) 16%,var(--dsx-bg)));
 outline:var(--ring,none);outline-offset:-2px}
 .dsx .pic .b.odd{background:var(--lit,color-mix(in srgb,var(--dsx-fg) 7%,var(--dsx-bg)))}
 .dsx .pic .b>span{position:relative;z-index:3;background:var(--dsx-bg);color:var(--dsx-fg);padding:0 3px;
