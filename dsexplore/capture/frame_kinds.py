@@ -45,7 +45,7 @@ USER_HOOK: Final = 20  # a function of the program with a parameter "bucket", as
 START_UP: Final = 21  # sets a model, a mesh or a group up, and sends before the first step
 SENDER: Final = 22  # a function of torch that sends parameters at start-up, named as the cause
 
-_DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+_DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py", "utils/_stats.py")
 """Files of torch between an op and a dispatch mode: like our own, their frames do not show who issued the op."""
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep

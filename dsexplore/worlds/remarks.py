@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from types import FrameType
 
 from dsexplore.capture.frame_kinds import USER, USER_HOOK, meaningful
@@ -50,7 +51,12 @@ class Remarks:
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's program, from that frame outward."""
-    return next((outer for kind, outer in meaningful(frame) if kind in (USER, USER_HOOK)), None)
+    return next(user_frames(frame), None)
+
+
+def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of the user's program, from that frame outward."""
+    return (outer for kind, outer in meaningful(frame) if kind in (USER, USER_HOOK))
 
 
 def _at(lines: list[str]) -> str:

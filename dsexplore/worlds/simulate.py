@@ -35,6 +35,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.fake import fake_tensors
 from dsexplore.worlds.fake.invented_values import Inventor
+from dsexplore.worlds.fake.real_integers import patch_reducer
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.spawned import patch_spawn
@@ -228,8 +229,9 @@ class World:
             fake_tensors.patch_initialisation(patches)
             fake_tensors.patch_reading(patches, self._inventor)
             fake_tensors.patch_loaders(patches, self.remarks)
+            patch_reducer(patches)
         self._watch.install(patches)
-        patch_ddp(patches, self._watch.module, self.fake)
+        patch_ddp(patches, self._watch.module)
         received = Received()
         objects = Objects(patches, self.remarks, received)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks)

@@ -377,10 +377,6 @@ class TestFakeTensors:
 
         assert tensors_made(16_384) == tensors_made(64)
 
-    def test_ddp_says_that_it_cannot(self) -> None:
-        with simulate(8, fake=True), pytest.raises(UsageError, match="fake tensors"):
-            DistributedDataParallel(layers())
-
 
 class CountTensors(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts the ops that run."""

@@ -30,9 +30,11 @@ Where torch's way forks, and what is done there:
 | FlexAttention and its block masks | torch's plain form, forward and backward | `flex_masks` |
 | ``torch.compile`` | the code as it is written, said once | `refused` |
 | CUDA graphs, Triton kernels, extensions, ``nn.DataParallel`` | one error that names it and the remedy | `refused` |
+| an op of tensors on different devices | torch's error, for what a script forgot to move | `mixed_devices` |
+| ``pickle``, ``copy`` | the device is kept; a pickle is loaded where a GPU is, or is stood in for | `loading`, `tensors` |
 
 What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of
-``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; ops of tensors on different
-devices do not raise; NumPy takes a tensor that is believed to be on a GPU; numbers drawn on ``cuda`` are the CPU
-generator's, which Megatron warns of (CPU RNG state changed); what is pickled or saved is a CPU tensor.
+``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; an op in place on a tensor
+of another device does not raise; NumPy takes a tensor that is believed to be on a GPU; numbers drawn on ``cuda`` are
+the CPU generator's, which Megatron warns of (CPU RNG state changed); what ``torch.save`` writes is a CPU tensor.
 """

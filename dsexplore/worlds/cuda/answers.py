@@ -11,6 +11,7 @@ from types import BuiltinFunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.backends.cudnn
 import torch.cuda
 import torch.cuda.nvtx
 import torch.cuda.streams
@@ -170,6 +171,7 @@ def patch_torch_cuda(patches: Patches, devices: Devices) -> None:
     patches.attribute(torch, "Event", Event)
     patches.attribute(torch.cuda.nvtx, "_nvtx", Ranges())
     patches.attribute(torch.backends.cuda, "is_built", lambda: True)
+    patches.attribute(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # no RNN is laid out for it
     runtime = "hip" if devices.gpu.vendor == "amd" else "cuda"
     patches.attribute(torch.version, runtime, devices.gpu.runtime)
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils._device import DeviceContext, _device_constructors
 
 from dsexplore.worlds.cuda.marks import CPU, device_of, mark, marked
+from dsexplore.worlds.cuda.mixed_devices import refuse_mixed
 from dsexplore.worlds.patches import Patches
 
 Handler = Callable[["StandInMode", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -68,10 +69,13 @@ class StandInMode(TorchFunctionMode):
         else:
             result = func(*args)
         if isinstance(result, Tensor):
-            if result._dsexplore_cuda_device is None:  # type: ignore[attr-defined]
+            # A tensor that was written to, as by copy_, stays where it was.
+            if result._dsexplore_cuda_device is None and not (args and result is args[0]):  # type: ignore[attr-defined]
                 device = marked(args) or (marked(kwargs.values()) if kwargs else None)
                 if device is not None:
                     result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
+                    if kwargs or len(args) > 1 or type(args[0]) in (list, tuple):
+                        refuse_mixed(func, args, kwargs, device)
         elif isinstance(result, (tuple, list)) and type(result) is not torch.Size:
             device = marked(args) or (marked(kwargs.values()) if kwargs else None)
             if device is not None:
@@ -183,6 +187,14 @@ def _cuda(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 @handles(Tensor.cpu)
 def _cpu(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return moved(func(*args, **kwargs), args, None)
+
+
+@handles(torch._VF._pack_padded_sequence)
+def _pack_padded_sequence(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The data of a packed sequence; its sizes stay on the CPU."""
+    data, sizes = func(*args, **kwargs)
+    mark(data, mode.believed(args[0]))
+    return data, sizes
 
 
 @handles(Tensor.device.__get__)

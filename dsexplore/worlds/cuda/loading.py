@@ -1,6 +1,8 @@
 """``torch.load`` onto a GPU that is not there: what is put on ``cuda`` stays in CPU memory and is marked.
 
-Files hold CPU tensors, as torch finds them when saving; a file of a real GPU loads too, wherever its map says.
+Files hold CPU tensors, as torch finds them when saving; a file of a real GPU loads too, wherever its map says. What
+``pickle`` takes keeps its device, as object collectives and copies through bytes do: it is loaded where a GPU is, or is
+stood in for.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import serialization
+from torch import Tensor, serialization
+from torch.storage import _StorageBase as StorageBase
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import ATTRIBUTE, mark
@@ -47,6 +50,28 @@ def patch_files(patches: Patches, mode: StandInMode) -> None:
             return move(storage, device=torch.device(device), non_blocking=non_blocking)
         return placed(storage.clone(), device)
 
+    def tagged(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda storage: pickled[-1] if pickled else original(storage)
+
+    pickled: list[str] = []  # the device of the storage that is pickled now
+
+    def with_tag(reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def reduced(storage: Any) -> Any:
+            device = getattr(_untyped(storage), ATTRIBUTE, None)
+            if device is None:
+                return reduce(storage)
+            pickled.append(str(device))
+            try:
+                return reduce(storage)
+            finally:
+                pickled.pop()
+
+        return reduced
+
+    for kind in (torch.TypedStorage, StorageBase):
+        patches.attribute(kind, "__reduce__", with_tag(kind.__reduce__))
+    patches.attribute(Tensor, "_reduce_ex_internal", _with_marked_storage(Tensor._reduce_ex_internal))
+    patches.function(serialization.location_tag, tagged)
     move = torch.UntypedStorage.to
     patches.function(serialization._deserialize, deserialize)
     patches.function(torch._utils._rebuild_tensor, rebuild)
@@ -56,3 +81,21 @@ def patch_files(patches: Patches, mode: StandInMode) -> None:
         "cuda",
         lambda storage, device=None, non_blocking=False: placed(storage.clone(), "cuda" if device is None else device),
     )
+
+
+def _with_marked_storage(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a tensor that is taken apart hand its mark to its storage, which is pickled by itself."""
+
+    def reduced(tensor: Tensor, protocol: int) -> Any:
+        parts = reduce(tensor, protocol)
+        device = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
+        storage = parts[1][0] if parts[1] else None
+        if device is not None and isinstance(storage, (torch.TypedStorage, torch.UntypedStorage)):
+            setattr(_untyped(storage), ATTRIBUTE, device)
+        return parts
+
+    return reduced
+
+
+def _untyped(storage: Any) -> Any:
+    return storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage

@@ -18,6 +18,8 @@ from dsexplore.worlds.patches import Patches
 ATTRIBUTE = "_dsexplore_cuda_device"
 CPU = torch.device("cpu")
 _CONTAINERS = (tuple, list)
+_any = False
+"""Whether any tensor got a mark since the marks were last removed."""
 
 
 def patch_marks(patches: Patches) -> None:
@@ -38,6 +40,10 @@ def _without_mark(original: Any) -> Any:
 
 
 def _remove_all() -> None:
+    global _any
+    if not _any:  # nothing was put on a device: no need to look at every object of the process
+        return
+    _any = False
     for tensor in tensors_alive():
         vars(tensor).pop(ATTRIBUTE, None)
 
@@ -54,8 +60,10 @@ def tensors_alive() -> list[Tensor]:
 
 def mark(result: Any, device: torch.device | None) -> None:
     """Put a tensor, or the tensors of a list or tuple, on a device; None is the CPU."""
+    global _any
     if isinstance(result, Tensor):
         if device is not None:
+            _any = True  # other marks are handed on from tensors that have one
             result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
         elif result._dsexplore_cuda_device is not None:  # type: ignore[attr-defined]
             del result._dsexplore_cuda_device  # type: ignore[attr-defined]

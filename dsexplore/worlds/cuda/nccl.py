@@ -6,7 +6,7 @@ A mesh keeps the device type that it was asked for, so torch goes the ways that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor._random as tensor_random
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.tensor import DTensor, _op_schema
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.cuda.marks import CPU, mark
+from dsexplore.worlds.cuda.marks import CPU, mark, marked
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.patches import Patches
 
@@ -51,6 +52,8 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         if not hasattr(module, "ProcessGroupNCCL"):
             patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
     _patch_random_ops(patches)
+    for name in ("buffer", "gradients"):
+        patches.attribute(GradBucket, name, _as_its_parameters(getattr(GradBucket, name)))
     patches.function(_op_schema._rebuild_tensor_from_dtensor_meta, _on_the_cpu)
     to_local = DTensor.to_local
 
@@ -61,6 +64,17 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         return local
 
     patches.attribute(DTensor, "to_local", believed_local)
+
+
+def _as_its_parameters(method: Callable[[GradBucket], Any]) -> Callable[[GradBucket], Any]:
+    """Make what DDP's bucket hands to a communication hook be where its parameters are."""
+
+    def believed(bucket: GradBucket) -> Any:
+        made = method(bucket)
+        mark(made, marked(bucket.parameters()))
+        return made
+
+    return believed
 
 
 def _on_the_cpu(original: Any) -> Any:

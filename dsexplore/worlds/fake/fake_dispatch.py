@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from dsexplore.worlds.fake.invented_values import READS, Inventor, note
+from dsexplore.worlds.fake.real_integers import RealIntegers
 
 _GROUPED = torch.ops.aten._grouped_mm.default
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -29,11 +30,13 @@ class SimulationMode(FakeTensorMode):
 
     Attributes:
         inventor: invents the values that a program reads.
+        integers: tensors that have memory all the same.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.inventor = Inventor()
+        self.integers = RealIntegers()
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def dispatch(
@@ -43,6 +46,10 @@ class SimulationMode(FakeTensorMode):
         if DTensor in types:
             return NotImplemented
         kwargs = kwargs or {}
+        if not types:
+            result = self.integers.run(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         read = READS.get(func)
         if read is not None and _needs_invention(args):
             return read(self.inventor, args, kwargs)

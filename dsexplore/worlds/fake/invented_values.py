@@ -16,6 +16,7 @@ What is invented follows from what made the tensor, as far as a few rules can te
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.fake.endless_loops import ENDED, Reads
+from dsexplore.worlds.remarks import Remarks, user_frames
 
 _aten = torch.ops.aten
 _KNOWN = "_dsexplore_known"
@@ -58,6 +60,7 @@ class Inventor:
     def __init__(self, remarks: Remarks | None = None, values: Mapping[str, float] | None = None) -> None:
         self._remarks = remarks if remarks is not None else Remarks()
         self._values = dict(values or {})
+        self._reads = Reads()
 
     def value(self, tensor: torch.Tensor) -> Any:
         """What ``tensor.item()`` returns."""
@@ -65,10 +68,13 @@ class Inventor:
         if known is not None and known.numel() == 1:
             return known.item()
         self._remarks.say(READ)
-        given = self._given()
+        line = self._remarks.line()
+        given = self._given(line)
         mean = guess_of(tensor).mean if given is None else given
-        if tensor.dtype == torch.bool:
-            return mean >= 0.5
+        is_bool = tensor.dtype == torch.bool
+        is_other = self._is_other_answer(line, given is not None, not is_bool)
+        if is_bool:
+            return (mean >= 0.5) is not is_other
         if tensor.is_complex():
             return complex(mean)
         return float(mean) if tensor.is_floating_point() else round(mean)
@@ -76,8 +82,10 @@ class Inventor:
     def size(self, expected: float) -> int:
         """How many elements there are where values decide, given how many are expected."""
         self._remarks.say(SIZED)
-        given = self._given()
-        return round(expected if given is None else given)
+        line = self._remarks.line()
+        given = self._given(line)
+        size = round(expected if given is None else given)
+        return int(size == 0) if self._is_other_answer(line, given is not None, False) else size
 
     def array(self, tensor: torch.Tensor) -> Any:
         """What ``tensor.numpy()`` returns: one value, seen at all places; the array cannot be written."""
@@ -89,11 +97,16 @@ class Inventor:
         with unset_fake_temporarily():
             return torch.tensor(value, dtype=tensor.dtype).expand(tensor.shape).numpy()
 
-    def _given(self) -> float | None:
-        if not self._values:
-            return None
-        line = self._remarks.line()
+    def _given(self, line: str) -> float | None:
         return next((value for ending, value in self._values.items() if line.endswith(ending)), None)
+
+    def _is_other_answer(self, line: str, is_given: bool, is_number: bool) -> bool:
+        """Whether a loop that reads on this line is to be ended by another answer; never one that the user gave."""
+        self._reads.count(line)
+        is_other = not is_given and self._reads.is_other_answer(line, user_frames(sys._getframe(1)), is_number)
+        if is_other:
+            self._remarks.say(ENDED)
+        return is_other
 
 
 def known_of(tensor: Any) -> torch.Tensor | None:

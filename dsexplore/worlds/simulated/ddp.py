@@ -18,18 +18,16 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_ddp_hook
-from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.closed import translated
 
 
-def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None], fake: bool) -> None:
-    """Make DDP work on simulated groups, or say why it cannot.
+def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None]) -> None:
+    """Make DDP work on simulated groups.
 
     Args:
         patches: where the changes are kept.
         made: called with each DDP module that is created.
-        fake: whether tensors are fake.
     """
     init: Callable[..., None] = DistributedDataParallel.__init__
     forward: Callable[..., Any] = DistributedDataParallel.forward
@@ -37,11 +35,6 @@ def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None],
 
     @wraps(init)
     def simulated_init(ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any) -> None:
-        if fake:
-            raise UsageError(
-                "DistributedDataParallel cannot run on fake tensors, because its C++ reducer reads their memory: "
-                "simulate it without fake (--fake), or use torch.distributed.fsdp.fully_shard"
-            )
         init(ddp, *args, **kwargs)
         made(ddp)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
 import warnings
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from dsexplore.errors import UsageError
+from dsexplore.worlds.cuda import marks
 from dsexplore.worlds.cuda.gpu import known_gpus, read_gpu
 from dsexplore.worlds.cuda.marks import ATTRIBUTE
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in, standing_in
@@ -250,3 +253,32 @@ def test_functions_that_only_a_cuda_build_has_are_as_absent_as_on_a_cpu_build(mo
     with cuda_stand_in(), pytest.raises(AttributeError, match="_cuda_getCurrentBlasHandle needs a GPU"):
         torch.cuda.current_blas_handle()
     assert torch._C._cuda_getCurrentBlasHandle is len  # type: ignore[attr-defined, comparison-overlap]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_pickled_keeps_its_device(dtype: torch.dtype) -> None:
+    with cuda_stand_in():
+        tensors = {"moved": torch.ones(3, dtype=dtype, device="cuda:1"), "stays": torch.ones(3, dtype=dtype)}
+        layer = nn.Linear(2, 2).cuda()
+        pickled = pickle.dumps((tensors, layer))
+        loaded, same_layer = pickle.loads(pickled)
+        assert {name: str(tensor.device) for name, tensor in loaded.items()} == {"moved": "cuda:1", "stays": "cpu"}
+        assert same_layer.weight.is_cuda
+        assert same_layer.weight.equal(layer.weight)
+        saved = io.BytesIO()
+        torch.save(tensors, saved)  # a file that any machine can read, though its storage was pickled before
+    saved.seek(0)
+    assert torch.load(saved)["moved"].tolist() == [1, 1, 1]
+    with pytest.raises(RuntimeError, match="Attempting to deserialize object on a CUDA device"):
+        pickle.loads(pickled)
+
+
+def test_closing_looks_for_marks_only_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[None] = []
+    monkeypatch.setattr(marks, "tensors_alive", lambda: looked.append(None) or [])
+    with cuda_stand_in():
+        assert (torch.ones(2) + 1).device == CPU
+    assert not looked
+    with cuda_stand_in():
+        torch.ones(2).cuda()
+    assert len(looked) == 1

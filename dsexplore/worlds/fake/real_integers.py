@@ -1,0 +1,93 @@
+"""Tensors that keep their memory although a fake mode is entered: the integers of the C++ reducer of DDP.
+
+`DistributedDataParallel` hands its parameters to a reducer in C++, which does to tensors what ops do, so that fake
+tensors serve; but for three small tensors of integers, whose elements it writes and reads in memory:
+
+* the shapes of all parameters, which rank 0 broadcasts when the module is made;
+* the order of the parameters in buckets, which rank 0 broadcasts before the second step;
+* which parameters were used, all-reduced in each step with ``find_unused_parameters`` or ``static_graph``.
+
+So the factories that make them give real tensors, and ops on these run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Reducer
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+
+from dsexplore.worlds.patches import Patches
+
+_FACTORIES = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default})
+_INTEGERS = frozenset({torch.int32, torch.int64})
+_MANY = 64
+"""Storages that are remembered until those that are gone are looked for."""
+
+
+class RealIntegers:
+    """The tensors of one fake mode that have memory."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._makes = False
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Give memory to the integers that ``empty`` and ``zeros`` make in the block."""
+        before, self._makes = self._makes, True
+        try:
+            yield
+        finally:
+            self._makes = before
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an op without fake tensors among its arguments returns, if it makes or is on such integers.
+
+        Returns:
+            ``NotImplemented`` where the op is the fake mode's.
+        """
+        if self._makes and func in _FACTORIES and kwargs.get("dtype") in _INTEGERS:
+            return self._kept(func(*args, **kwargs))
+        if not self._storages or not args:
+            return NotImplemented
+        first = args[0]
+        while type(first) is list and first:  # collectives take lists, and lists of lists
+            first = first[0]
+        if not isinstance(first, torch.Tensor) or first.untyped_storage()._cdata not in self._storages:
+            return NotImplemented
+        return self._kept(func(*args, **kwargs))
+
+    def _kept(self, made: Any) -> Any:
+        if isinstance(made, torch.Tensor):
+            if len(self._storages) > _MANY:
+                self._storages = {key: one for key, one in self._storages.items() if not one.expired()}
+            # As long as a weak reference to a storage exists, no other has its number.
+            reference = StorageWeakRef(made.untyped_storage())
+            self._storages[reference.cdata] = reference
+        return made
+
+
+def patch_reducer(patches: Patches) -> None:
+    """Make DDP's reducer find memory where it reads its integers, on whatever fake mode is entered then."""
+    patches.attribute(DistributedDataParallel, "__init__", _with_memory(DistributedDataParallel.__init__))
+    for name in ("_rebuild_buckets", "_set_static_graph"):
+        patches.attribute(Reducer, name, _with_memory(getattr(Reducer, name)))
+
+
+def _with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        integers = getattr(mode, "integers", None)
+        if integers is None:
+            return function(*args, **kwargs)
+        with integers.made():
+            return function(*args, **kwargs)
+
+    return called
