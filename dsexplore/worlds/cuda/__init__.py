@@ -31,7 +31,7 @@ Where torch's way forks, and what is done there:
 | ``torch.compile`` | the code as it is written, said once | `refused` |
 | CUDA graphs, Triton kernels, extensions, ``nn.DataParallel`` | one error that names it and the remedy | `refused` |
 | an op of tensors on different devices | torch's error, for what a script forgot to move | `mixed_devices` |
-| ``pickle``, ``copy`` | the device is kept; a pickle is loaded where a GPU is, or is stood in for | `loading`, `tensors` |
+| ``pickle``, ``copy`` | the device is kept; what was pickled is loaded where a GPU is | `loading`, `tensors` |
 
 What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of
 ``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; an op in place on a tensor

@@ -1,4 +1,5 @@
-"""Ops that torch has on GPUs alone, computed on the CPU: matrix products whose result has a dtype of its own."""
+"""Ops that torch has on GPUs alone, computed on the CPU: matrix products whose result has a dtype of its own, and
+histograms of whole numbers, by which mixtures of experts count tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsexplore.worlds.cuda.function_mode import StandInMode, handles
+from dsexplore.worlds.cuda.marks import mark
 from dsexplore.worlds.patches import Patches
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
@@ -34,3 +37,16 @@ def _product(product: Callable[..., Tensor], *args: Any, **scales: Any) -> Tenso
 
 def _product_out(product: Callable[..., Tensor], *args: Any, out: Tensor, **scales: Any) -> Tensor:
     return out.copy_(_product(product, *args, **scales))
+
+
+@handles(torch.histc, Tensor.histc)
+def _histogram(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A histogram, whose counts have the dtype of what was counted."""
+    tensor = args[0] if args else kwargs["input"]
+    if tensor.is_floating_point():
+        counts = func(*args, **kwargs)
+    else:
+        kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+        counts = func(tensor.double(), *args[1:], **kwargs).to(tensor.dtype)
+    mark(counts, mode.believed(tensor))
+    return counts

@@ -175,3 +175,10 @@ def test_products_with_a_dtype_of_their_own() -> None:
     assert torch.addmm(total, a, a, out_dtype=torch.float32, beta=2).tolist() == [[10, 10], [10, 10]]
     torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
     assert total.tolist() == [[9, 9], [9, 9]]
+
+
+def test_histograms_of_whole_numbers() -> None:
+    chosen = torch.tensor([0, 2, 2, 3], device="cuda")
+    counts = torch.histc(chosen.int(), bins=4, min=0, max=3)
+    assert (counts.tolist(), counts.dtype, counts.device) == ([1, 0, 2, 1], torch.int32, cuda(1))
+    assert chosen.float().histc(2).tolist() == [1, 3]
