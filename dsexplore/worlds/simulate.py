@@ -51,7 +51,7 @@ from dsexplore.worlds.simulated.other_ranks_objects import Objects
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.takeover import Takeover
-from dsexplore.worlds.simulated.target_traffic import Target, check_target, patch_target
+from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
 from dsexplore.worlds.spec import resolve
 
 _numbers = count(1)
@@ -234,7 +234,7 @@ class World:
         patch_ddp(patches, self._watch.module)
         received = Received()
         objects = Objects(patches, self.remarks, received)
-        patch_pipeline(patches, self.stage_shapes, objects, self.remarks)
+        patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
         patch_flat_gathers(patches)
         patch_futures(patches)
         patch_target(patches, self.target)

@@ -11,7 +11,8 @@ earlier stage come from `StageShapes.ask`, which plays the ranks of the earlier 
 `dsexplore.worlds.scripts.stage_shapes`). The gradients that a later stage sends back are taken to have the
 shapes, dtypes and placements of what was sent there. Both travel torch's whole way, so the same messages are recorded.
 
-A schedule of torch 2.15 leaves the vote out on a simulated group.
+A schedule of torch 2.15 votes by one all-reduce and tries each connection once, but neither on groups whose backend is
+"fake", where it refuses stages without shapes: so it gets the name of the target's backend.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._utils import InferenceMode
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._utils import InferenceMode, _StageBackwardMeta, _StageForwardMeta
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from dsexplore.errors import UsageError
@@ -50,7 +53,7 @@ class StageShapes:
     found: Callable[[Any], None] = lambda _stage: None
 
 
-def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks) -> None:
+def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks, backend: str) -> None:
     """Make pipeline stages run on simulated groups; say what those lack that cannot find out their shapes.
 
     Args:
@@ -58,12 +61,13 @@ def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, rema
         shapes: answers for other stages.
         objects: brings what another rank would send.
         remarks: where assumptions are reported.
+        backend: what schedules take the backend of groups to be whose backend nobody chose.
     """
     if hasattr(PipelineStage, "_warmup_forward_vote"):
         _patch_vote(patches, shapes)
-        _patch_messages(patches, shapes, objects, remarks)
-    else:  # torch 2.15 holds no vote on a fake group
-        _patch_initialisation(patches)
+    else:  # torch 2.15
+        _patch_initialisation(patches, shapes, backend)
+    _patch_messages(patches, shapes, objects, remarks)
 
 
 def _patch_vote(patches: Patches, shapes: StageShapes) -> None:
@@ -116,31 +120,49 @@ def _patch_messages(patches: Patches, shapes: StageShapes, objects: Objects, rem
 
 def sent_on(stage: Any) -> Any:
     """What a stage sends to the next one once the shapes of its outputs are known."""
-    from torch.distributed.pipelining._utils import _StageForwardMeta  # not in torch 2.15
-
     return _StageForwardMeta(forward_metas=stage._stage_meta.outputs)
 
 
 def _gradients_of(outputs: Any) -> Any:
     """What the next stage would send back: a description of the gradient of each output that needs one."""
-    from torch.distributed.pipelining._utils import _StageBackwardMeta  # not in torch 2.15
-
     described = tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs)
     return _StageBackwardMeta(backward_metas=described)
 
 
-def _patch_initialisation(patches: Patches) -> None:
+def _patch_initialisation(patches: Patches, shapes: StageShapes, backend: str) -> None:
     name = "_initialize_pipeline_distributed_state"
     initialise: Callable[..., None] = getattr(_PipelineSchedule, name)
 
     @wraps(initialise)
     def simulated(schedule: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
         for stage in stages:
-            if isinstance(stage, PipelineStage) and InferenceMode.needs_dynamic(stage._user_meta, has_backward):
+            if (
+                isinstance(stage, PipelineStage)
+                and InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+                and shapes.ask is None
+                and not stage.is_first
+            ):
                 raise _no_shapes(stage)
         initialise(schedule, stages, has_backward, *args, **kwargs)
 
     patches.attribute(_PipelineSchedule, name, simulated)
+    patches.attribute(schedules, "dist", _NeverFake(backend))
+
+
+class _NeverFake(ModuleType):
+    """``torch.distributed`` without a group whose backend is "fake"."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__("torch.distributed")
+        self._backend = backend
+
+    def get_backend(self, group: dist.ProcessGroup | None = None) -> str:
+        """The backend that the program asked for, else the target's."""
+        asked = dist.get_backend(group)
+        return self._backend if asked == "fake" else asked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
 
 
 def _no_shapes(stage: Any) -> UsageError:

@@ -53,7 +53,7 @@ from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
 Target = Literal["cuda", "cpu"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
-_BACKENDS: dict[Target, str] = {"cuda": dist.Backend.NCCL, "cpu": dist.Backend.GLOO}
+BACKENDS: dict[Target, str] = {"cuda": dist.Backend.NCCL, "cpu": dist.Backend.GLOO}
 
 
 def check_target(target: Any) -> Target:
@@ -201,7 +201,7 @@ def patch_autograd_collectives(patches: Patches, target: Target) -> None:
     Mirrors ``_AllGather.backward``, ``_AllGatherBase.backward`` and ``_AlltoAll.forward`` in
     ``torch/distributed/nn/functional.py``, which ask for the group's backend.
     """
-    patches.attribute(differentiable, "dist", _BackendOf(_BACKENDS[target]))
+    patches.attribute(differentiable, "dist", _BackendOf(BACKENDS[target]))
 
 
 _all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -6,16 +6,19 @@ them out, in tests/worlds/scripts/test_stage_shapes.py.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedule
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import simulate
+from dsexplore.worlds.simulated.target_traffic import Target
 from dsexplore.worlds.tracing import commtrace
 
 INITIALISE = "_initialize_pipeline_distributed_state"
@@ -32,12 +35,16 @@ def initialised(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return stages
 
 
-def test_a_stage_without_shapes_is_refused_before_torch_initialises_it(initialised: list[Any]) -> None:
-    with simulate(mesh="pp=2") as mesh:
-        stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"), group=mesh.get_group())
-        with pytest.raises(UsageError, match="pipeline stage 0 does not know its shapes"):
+@pytest.mark.parametrize(("index", "is_refused"), [(0, False), (1, True)])
+def test_a_stage_that_nobody_tells_its_shapes_is_refused_before_torch_initialises_it(
+    initialised: list[Any], index: int, is_refused: bool
+) -> None:
+    with simulate(mesh="pp=2", rank=index) as mesh:
+        stage = PipelineStage(nn.Linear(4, 4), index, 2, torch.device("cpu"), group=mesh.get_group())
+        refused = pytest.raises(UsageError, match="pipeline stage 1 does not know its shapes")
+        with refused if is_refused else nullcontext():
             getattr(_PipelineSchedule, INITIALISE)(None, [stage], False)
-    assert initialised == []
+    assert initialised == ([] if is_refused else [stage])
 
 
 def test_stages_with_shapes_and_of_other_classes_are_torchs_to_initialise(initialised: list[Any]) -> None:
@@ -48,7 +55,17 @@ def test_stages_with_shapes_and_of_other_classes_are_torchs_to_initialise(initia
     assert initialised == [other, stage]
 
 
-@pytest.mark.skipif(not hasattr(PipelineStage, "_recv_meta"), reason="torch 2.15 asks in another way")
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize(("target", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
+def test_a_schedule_finds_the_targets_backend_unless_one_was_asked_for(target: Target, backend: str) -> None:
+    with simulate(2, target=target):
+        assert schedules.dist.get_backend() == backend
+        assert schedules.dist.P2POp is dist.P2POp
+        dist.init_process_group("ucc")
+        assert schedules.dist.get_backend() == "ucc"
+    assert schedules.dist is dist
+
+
 class TestStagesWithoutShapesWhereNobodyAnswers:
     """In a notebook there is no script whose other ranks could be played."""
 
