@@ -38,8 +38,9 @@ FLOORS = (
     {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ONE_DOOR = {("display", "views"), ("trace", "cost")}
-"""`display` imports from above when something is shown, and `Trace.predict` when something is predicted."""
+ONE_DOOR = {("display", "views"), ("trace", "cost"), ("sharding", "analysis")}
+"""`display` imports from above when something is shown, `Trace.predict` when something is predicted, and
+`Sharding.redistribute` when a way to other placements is planned."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()

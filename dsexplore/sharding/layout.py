@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import Any
 
 import polars as pl
 import torch
@@ -52,6 +53,26 @@ class Sharding(Displayable):
             if name in (tensor.name, *tensor.also):
                 return Sharding(name, self.mesh, [tensor])
         raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
+
+    def redistribute(self, placements: Any) -> Any:
+        """The tensor before and after a redistribute, and the collectives between, with their bytes.
+
+        Steps are those of torch's planner on a mesh without flattened axes, for which it would merge some. Returns a
+        `dsexplore.analysis.redistribution.Redistribution`, which shows itself as two pictures and a table; its
+        ``to_frame()`` has a row per step. Nothing is sent, and no process group is needed::
+
+            dsexplore.sharding((8192, 1024), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)")
+            dsexplore.sharding(model)["layers.0.wq.weight"].redistribute([Replicate(), Shard(0)])
+
+        Args:
+            placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
+
+        Raises:
+            UsageError: several tensors, one without a mesh, or placements that do not fit or are Partial.
+        """
+        from dsexplore.analysis.redistribution import redistribution  # a door upward; see `dsexplore.display`
+
+        return redistribution(self, placements)
 
     def to_frame(self, ranks: int | Iterable[int] | None = None) -> pl.DataFrame:
         """What each rank holds, one row per tensor and rank.

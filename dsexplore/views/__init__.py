@@ -23,6 +23,9 @@ VIEWS = {
     "dsexplore.analysis.step_timeline:Timeline": "dsexplore.views.timeline.timeline_view:TimelineView",
     "dsexplore.analysis.headline:Headline": "dsexplore.views.trace.headline_view:HeadlineView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
+    "dsexplore.analysis.redistribution:Redistribution": (
+        "dsexplore.views.sharding.redistribution_view:RedistributionView"
+    ),
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",

@@ -1,0 +1,199 @@
+"""`Redistribution`: how torch brings a tensor from some placements to others, step by step, with each step's bytes.
+
+Which steps there are is decided by torch's own planner, on a mesh without process groups. Bytes are those of the rank
+with coordinate 0 on every axis: no rank sends more, because no shard is larger than the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+from dsexplore.sharding.chunks import Cut, part_size
+from dsexplore.sharding.layout import Sharding
+from dsexplore.sharding.placement import Placement, read_all
+from dsexplore.sharding.tensor import Placed, fit
+from dsexplore.trace.collectives import wire_bytes
+
+COLUMNS: dict[str, pl.DataType] = {
+    "axis": pl.String(),
+    "ranks": pl.Int64(),  # of the axis: those of the collective's group
+    "before": pl.String(),  # the axis's placement, "S(0)"
+    "after": pl.String(),
+    "op": pl.String(),  # "" where each rank cuts what it has: nothing is sent
+    "message_bytes": pl.Int64(),  # of rank 0 of the mesh, which sends most
+    "wire_bytes": pl.Int64(),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The change of one axis's placement."""
+
+    axis: str
+    ranks: int
+    before: Placement
+    after: Placement
+    op: str
+    """The collective; empty where nothing is sent."""
+    message_bytes: int
+    """Of the rank that sends most."""
+    wire_bytes: int
+
+
+class Redistribution(Displayable):
+    """A tensor before and after a redistribute, and the steps between them; see `Sharding.redistribute`.
+
+    Attributes:
+        both: the tensor as it lies before and after, named so.
+        steps: in the order in which torch takes them.
+    """
+
+    def __init__(self, name: str, both: Sharding, steps: Sequence[Step]) -> None:
+        self.name = name
+        self.both = both
+        self.steps = tuple(steps)
+
+    def __repr__(self) -> str:
+        ops = [f"{step.op} on {step.axis}" for step in self.steps if step.op]
+        return f"<Redistribution of {self.name}: {', '.join(ops) or 'nothing is sent'}>"
+
+    @property
+    def before(self) -> Placed:
+        """The tensor as it lies before."""
+        return self.both.tensors[0]
+
+    @property
+    def after(self) -> Placed:
+        """The tensor as it lies afterwards."""
+        return self.both.tensors[1]
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per step; columns: `COLUMNS`."""
+        rows = [
+            (step.axis, step.ranks, str(step.before), str(step.after), step.op, step.message_bytes, step.wire_bytes)
+            for step in self.steps
+        ]
+        return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+
+
+def redistribution(shown: Sharding, placements: Any) -> Redistribution:
+    """The way of a sharding's tensor to other placements.
+
+    Args:
+        shown: of one tensor.
+        placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
+
+    Raises:
+        UsageError: several tensors, one without a mesh, or placements that do not fit or are Partial.
+    """
+    if len(shown) != 1:
+        raise UsageError("redistribute() is of one tensor: name it, sharding['…'].redistribute(…)")
+    (before,) = shown.tensors
+    if not before.placements:
+        raise UsageError(
+            f"{before.name} has no placements: give it some, sharding(shape, placements=…, mesh='dp=2,tp=4')"
+        )
+    wanted = fit(read_all(placements, before.name), before.shape, [axis.name for axis in before.axes], before.name)
+    for axis, old, new in zip(before.axes, before.placements, wanted, strict=True):
+        if new.kind == "partial" and new != old:
+            raise UsageError(
+                f"{before.name}: {old} to {new} on axis {axis.name}: redistribute goes to shards and copies, not to "
+                "partial values; give S(…) or R"
+            )
+    after = replace(before, placements=wanted)
+    named = [replace(before, name="before"), replace(after, name="after")]
+    return Redistribution(before.name, Sharding(before.name, shown.mesh, named), _steps(before, after))
+
+
+def _steps(before: Placed, after: Placed) -> list[Step]:
+    """The steps of torch's planner, each with what it sends."""
+    axes = 1 + max((term[0] for axis in before.axes for term in axis.terms), default=0)
+    sizes = list(before.local_shape([0] * axes))
+    found = []
+    for number, old, new, whole in _planned(before, after):
+        axis = before.axes[number]
+        if axis.size > 1:
+            op, numel = _sent(sizes, old, new, axis.size, whole)
+            message = numel * before.dtype.itemsize
+            sent = wire_bytes(op, message, axis.size) if op else 0
+            found.append(Step(axis.name, axis.size, old, new, op, message, sent))
+    return found
+
+
+def _sent(sizes: list[int], old: Placement, new: Placement, ranks: int, whole: Sequence[int]) -> tuple[str, int]:
+    """The collective and the elements of its message; ``sizes``, the local shape, becomes that after the step.
+
+    Args:
+        sizes: the local shape before the step.
+        old: the axis's placement.
+        new: the axis's placement afterwards.
+        ranks: of the axis.
+        whole: the shape that this axis cuts, as the planner gives it.
+    """
+    op, numel = "", 0
+    if old.cuts and new.kind == "shard" and old.kind == "shard" and old.dim != new.dim:
+        sizes[old.dim] = -(-whole[old.dim] // ranks)
+        numel = math.prod(sizes) // max(sizes[new.dim], 1) * (-(-sizes[new.dim] // ranks) * ranks)
+        op, sizes[old.dim] = "all_to_all", whole[old.dim]
+    elif old.cuts:
+        padded = -(-whole[old.dim] // ranks) if old.kind == "shard" else sizes[old.dim]
+        op, numel = "all_gather", ranks * padded * _others(sizes, old.dim)
+        sizes[old.dim] = whole[old.dim]
+    elif old.kind == "partial" and new.kind == "shard":
+        op, numel = "reduce_scatter", -(-sizes[new.dim] // ranks) * ranks * _others(sizes, new.dim)
+    elif old.kind == "partial":
+        op, numel = "all_reduce", math.prod(sizes)
+    if new.cuts:
+        sizes[new.dim] = int(part_size(sizes[new.dim], Cut(ranks, new.pieces), 0))
+    return op, numel
+
+
+def _others(sizes: Sequence[int], dim: int) -> int:
+    return math.prod(size for number, size in enumerate(sizes) if number != dim)
+
+
+def _planned(before: Placed, after: Placed) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
+    """Number of the axis, its placement before and after, and the shape that it cuts, of each step."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached, clear_redistribute_planner_cache
+
+    with _disable_current_modes():
+        ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
+        names = tuple(f"axis{number}" for number in range(len(before.axes)))
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+        whole = torch.empty(before.shape, dtype=before.dtype, device="meta")
+        meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+        first, last = (
+            DTensorSpec(mesh, tuple(map(_of_torch, one.placements)), tensor_meta=meta) for one in (before, after)
+        )
+        try:
+            infos = _gen_transform_infos_non_cached(first, last)
+        finally:
+            clear_redistribute_planner_cache()
+    return [(i.mesh_dim, *map(_read, i.src_dst_placements), tuple(map(int, i.logical_shape))) for i in infos]  # type: ignore[misc]
+
+
+def _of_torch(placement: Placement) -> Any:
+    """The placement as torch's object."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if placement.kind == "strided":
+        return _StridedShard(placement.dim, split_factor=placement.pieces)
+    if placement.kind == "shard":
+        return Shard(placement.dim)
+    return Replicate() if placement.kind == "replicate" else Partial(placement.reduce_op)
+
+
+def _read(placement: Any) -> Placement:
+    return read_all([placement])[0]

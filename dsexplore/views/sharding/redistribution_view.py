@@ -1,0 +1,115 @@
+"""The view of a `Redistribution`: a tensor before and after, and between the two what is sent."""
+
+from __future__ import annotations
+
+from dsexplore.analysis.redistribution import Redistribution, Step
+from dsexplore.sharding.layout import dtype_name
+from dsexplore.sharding.tensor import Placed
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.sharding import rank_grid, shard_picture
+from dsexplore.views.sharding.placement_tables import meanings
+from dsexplore.views.sharding.shared import Shared
+from dsexplore.views.view import View
+
+_BLOCKS = 64
+_NOTE = (
+    "The steps are those of torch's planner. Bytes are those of rank 0 of the mesh, which sends most; a message is the "
+    "whole buffer of the collective, padded where shards are uneven."
+)
+
+STYLE = """
+.dsx .way{display:flex;flex-wrap:wrap;gap:4px 28px;align-items:flex-start}
+.dsx .way>div{max-width:min(100%,560px);min-width:0}
+"""
+
+
+class RedistributionView(View):
+    """The view of a `Redistribution`."""
+
+    title = "Redistribute"
+
+    def __init__(self, redistribution: Redistribution) -> None:
+        self._shown = redistribution
+
+    def text(self) -> str:
+        """What it needs in all, and a line per step."""
+        return "\n".join(
+            [f"Redistribute: {_headline(self._shown)}", *(f"  {_line(step)}" for step in self._shown.steps)]
+        )
+
+    def html(self) -> str:
+        """The ranks, the tensor before, the steps, and the tensor after; a rank lights its shards in both."""
+        shown = self._shown
+        shared = Shared(shown.both)
+        body = (
+            f"<p><b>Redistribute</b> {html.escape(_headline(shown), 0)}</p>"
+            + rank_grid.rank_grid(shared, shown.both.tensors)
+            + f'<div class="way">{_part("before", shown.before, shared)}{_steps(shown, shared)}'
+            + f'{_part("after", shown.after, shared)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
+        )
+        style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(shared, shown.both.tensors)
+        return html.fragment(body, style)
+
+
+def _headline(shown: Redistribution) -> str:
+    tensor = shown.before
+    placed = [", ".join(map(str, one.placements)) for one in (tensor, shown.after)]
+    mesh = ", ".join(f"{axis.name}={axis.size}" for axis in tensor.axes)
+    sent = [step for step in shown.steps if step.op]
+    needs = (
+        f"{_counted(sent)}, {format_bytes(sum(step.wire_bytes for step in sent))} on the wire per rank"
+        if sent
+        else "nothing is sent" + (", each rank cuts what it has" if shown.steps else ": both are the same")
+    )
+    name = html.plain(shown.name)
+    return f"{name} {tensor.shape} {dtype_name(tensor.dtype)} from {placed[0]} to {placed[1]} on {mesh}: {needs}"
+
+
+def _counted(steps: list[Step]) -> str:
+    """``"1 all_gather and 2 all_reduces"``."""
+    counts: dict[str, int] = {}
+    for step in steps:
+        counts[step.op] = counts.get(step.op, 0) + 1
+    return " and ".join(f"{count} {op}{'s' if count > 1 else ''}" for op, count in counts.items())
+
+
+def _line(step: Step) -> str:
+    change = f"{html.plain(step.axis, 30)}: {step.before}→{step.after}"
+    if not step.op:
+        return f"{change}, each of {step.ranks:,} ranks cuts what it has, nothing is sent"
+    sizes = f"{format_bytes(step.message_bytes)} message, {format_bytes(step.wire_bytes)} on the wire"
+    return f"{change} by {step.op} of {step.ranks:,} ranks, {sizes}"
+
+
+def _part(title: str, tensor: Placed, shared: Shared) -> str:
+    swatches = [
+        shard_picture.swatch(placement, shared.marks.kind(axis.name))
+        for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
+    ]
+    said = "; ".join(
+        f"{swatch} {html.name(axis.name, 30)}: {html.escape(meaning)}"
+        for swatch, axis, meaning in zip(swatches, tensor.axes, meanings(tensor), strict=True)
+    )
+    picture = shard_picture.picture_html(tensor, shared, _BLOCKS, with_zoom=False)
+    return f"<div><h4>{title}</h4><p>{said}</p>{picture}</div>"
+
+
+def _steps(shown: Redistribution, shared: Shared) -> str:
+    """The steps as a table, between the pictures."""
+    if not shown.steps:
+        return ""
+    rows = [
+        (
+            str(number),
+            f'<span class="axis {shared.marks.kind(step.axis)}">{html.name(step.axis, 30)}</span>',
+            f"{step.ranks:,}",
+            f"<code>{step.before}</code> → <code>{step.after}</code>",
+            html.name(step.op) if step.op else "each rank cuts what it has",
+            format_bytes(step.message_bytes) if step.op else "–",
+            format_bytes(step.wire_bytes) if step.op else "–",
+        )
+        for number, step in enumerate(shown.steps, 1)
+    ]
+    head = ("step", "axis", "ranks", "change", "collective", "message bytes", "wire bytes")
+    return f"<div><h4>→ in order</h4>{html.table(head, rows, left=(1, 3, 4))}</div>"
