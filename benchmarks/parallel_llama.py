@@ -16,8 +16,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from llama import rotated
+from torch import distributed as dist
 from torch import nn
-from torch.distributed._tensor import Replicate, Shard
+from torch.distributed._tensor import DTensor, Replicate, Shard
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -65,6 +66,8 @@ class Run:
         checkpointing: what is computed again in backward.
         compiled: whether the layers are compiled.
         stages_per_rank: of an interleaved pipeline.
+        sharding: ``"fsdp"``; or ``"zero1"``: whole parameters and gradients in bf16, which are reduced over all of the
+            axis dp once a step, and the optimizer's state in fp32, in parts over the ranks of a node.
     """
 
     sequence: int
@@ -73,6 +76,7 @@ class Run:
     checkpointing: Checkpointing = "none"
     compiled: bool = False
     stages_per_rank: int = 1
+    sharding: Literal["fsdp", "zero1"] = "fsdp"
 
 
 class Attention(nn.Module):
@@ -225,6 +229,72 @@ def shard_parameters(part: Part, mesh: DeviceMesh, keep_gathered: bool) -> None:
     fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
 
 
+class ZeroOne:
+    """ZeRO's first stage: one flat buffer per layer, reduced when its last gradient is there, beside backward."""
+
+    def __init__(self, parts: list[Part], mesh: DeviceMesh) -> None:
+        own = dist.get_rank()
+        self.group = mesh["dp"].get_group()
+        near = [rank for rank in dist.get_process_group_ranks(self.group) if rank // 8 == own // 8]
+        self.node, self.shards = dist.new_group(near), len(near)
+        self.reduces = True
+        units: list[list[nn.Parameter]] = []
+        for part in parts:
+            in_layers = [list(layer.parameters()) for layer in part.layers]
+            seen = {id(one) for unit in in_layers for one in unit}
+            units += [[one for one in part.parameters() if id(one) not in seen], *in_layers]
+        self.units = [unit for unit in units if unit]
+        self.running: dict[int, tuple[torch.Tensor, Any]] = {}
+        sizes = [sum(_local(one).numel() for one in unit) // self.shards for unit in self.units]
+        self.masters = [nn.Parameter(torch.zeros(size, dtype=torch.float32)) for size in sizes]
+        self.adam = torch.optim.AdamW(self.masters, fused=True)
+        for number, unit in enumerate(self.units):
+            left = set(map(id, unit))
+            for one in unit:
+                one.register_post_accumulate_grad_hook(partial(self._there, number, left, len(unit)))
+
+    def _there(self, number: int, left: set[int], count: int, parameter: torch.Tensor) -> None:
+        if not self.reduces:
+            return
+        left.discard(id(parameter))
+        if not left:
+            unit = self.units[number]
+            left.update(map(id, unit))
+            flat = torch.cat([_local(one.grad).flatten() for one in unit])
+            self.running[number] = flat, dist.all_reduce(flat, group=self.group, async_op=True)
+
+    def step(self) -> None:
+        """Update the own part of each buffer, and gather the others' of the node."""
+        for number, (flat, work) in self.running.items():
+            work.wait()
+            size = self.masters[number].numel()
+            self.masters[number].grad = flat[:size].float()
+        self.adam.step()
+        for number in self.running:
+            part = self.masters[number].detach().to(torch.bfloat16)
+            gathered = torch.empty(part.numel() * self.shards, dtype=torch.bfloat16)
+            dist.all_gather_into_tensor(gathered, part, group=self.node)
+            at = 0
+            for one in self.units[number]:
+                local = _local(one.detach())
+                if at + local.numel() <= gathered.numel():
+                    local.copy_(gathered[at : at + local.numel()].view_as(local))
+                at += local.numel()
+        self.running.clear()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.adam.zero_grad()
+        for unit in self.units:
+            for one in unit:
+                one.grad = None
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """A tensor's part on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
     """One training step of a model on a mesh with axes pp, dp, cp and tp.
 
@@ -245,15 +315,18 @@ def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
             for layer in part.layers:
                 layer.compile()
         data = mesh["dp", "cp"]._flatten("dp_cp") if mesh["cp"].size() > 1 else mesh["dp"]
-        if data.size() > 1:
+        if data.size() > 1 and run.sharding == "fsdp":
             shard_parameters(part, data, keep_gathered=mesh["pp"].size() > 1)
         else:
             part.to(torch.bfloat16)
     parameters = [parameter for part in stages.values() for parameter in part.parameters()]
-    optimizer = torch.optim.AdamW(parameters, fused=True)
+    zero1 = ZeroOne(list(stages.values()), mesh) if run.sharding == "zero1" else None
+    optimizer = zero1 or torch.optim.AdamW(parameters, fused=True)
     sequence = run.sequence // mesh["cp"].size()
     tokens = torch.randint(model.vocabulary, (run.batch, sequence))
-    compute = _pipeline(stages, model, run, mesh, tokens) if mesh["pp"].size() > 1 else _plain(stages[0], run, tokens)
+    compute = (
+        _pipeline(stages, model, run, mesh, tokens) if mesh["pp"].size() > 1 else _plain(stages[0], run, tokens, zero1)
+    )
 
     def step() -> None:
         sharded = loss_parallel() if mesh["tp"].size() > 1 else nullcontext()
@@ -277,9 +350,11 @@ def _stages(model: Model, run: Run, mesh: DeviceMesh) -> dict[int, Part]:
     return {stage: Part(model, range(bounds[stage], bounds[stage + 1])) for stage in range(own, stages, size)}
 
 
-def _plain(part: Part, run: Run, tokens: torch.Tensor) -> Callable[[], None]:
+def _plain(part: Part, run: Run, tokens: torch.Tensor, zero1: ZeroOne | None) -> Callable[[], None]:
     def compute() -> None:
         for number in range(run.microbatches):
+            if zero1 is not None:
+                zero1.reduces = number == run.microbatches - 1
             if run.microbatches > 1 and hasattr(part, "set_is_last_backward"):
                 part.set_is_last_backward(number == run.microbatches - 1)
             loss(part(tokens), tokens).backward()

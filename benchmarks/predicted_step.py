@@ -18,6 +18,7 @@ import statistics
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from parallel_llama import (
@@ -32,8 +33,8 @@ from parallel_llama import (
     build,
 )
 
-import dsexplore
 from dsexplore.cost.prediction import Prediction
+from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.trace.trace import Trace
 
 DATA = Path(__file__).with_name("data")
@@ -47,6 +48,8 @@ MODELS = {
     "llama-2-70b": LLAMA_2_70B,
     # MPT: attention of as many key and value heads, GELU; positions as biases, which cost little.
     "mpt-1b": Model(24, 2048, 16, 16, 8192, 50368, gated=False),
+    "internlm-7b": Model(32, 4096, 32, 32, 11008, 103168),
+    "mpt-3b": Model(32, 2560, 20, 20, 10240, 50368, gated=False),
     "mpt-7b": Model(32, 4096, 32, 32, 16384, 50368, gated=False),
     "mpt-13b": Model(40, 5120, 40, 40, 20480, 50368, gated=False),
     "mpt-30b": Model(48, 7168, 56, 56, 28672, 50368, gated=False),
@@ -84,6 +87,7 @@ def read_rows(path: Path) -> list[Row]:
                 int(each["microbatches"]),
                 each["checkpointing"],  # type: ignore[arg-type] # one of its words
                 each["compiled"] == "True",
+                sharding=each["sharding"] or "fsdp",  # type: ignore[arg-type] # likewise
             )
             sizes = {axis: int(each[axis]) for axis in ("pp", "dp", "cp", "tp")}
             cluster = each["cluster"]
@@ -100,16 +104,12 @@ def trace_of(row: Row, kept: Path | None) -> Trace:
     file = kept / f"{row.model}-{hashlib.sha1(text.encode()).hexdigest()[:12]}.parquet" if kept else None
     if file is not None and file.exists():
         return Trace.load(file)
-    mesh = ",".join(f"{axis}={size}" for axis, size in row.sizes.items())
     stages = row.sizes["pp"]
     per_stage = row.sizes["dp"] * row.sizes["cp"] * row.sizes["tp"]
-    traces = []
-    for stage in sorted({0, stages // 2, stages - 1}):
-        with dsexplore.simulate(mesh=mesh, rank=stage * per_stage, fake=True) as world:
-            step = build(MODELS[row.model], row.run, world)
-            with dsexplore.commtrace(costs=True) as trace:
-                step()
-        traces.append(trace)
+    program = partial(build, MODELS[row.model], row.run)
+    traces = [
+        Trace(trace_rank(program, row.sizes, stage * per_stage)) for stage in sorted({0, stages // 2, stages - 1})
+    ]
     merged = Trace.merge(traces) if len(traces) > 1 else traces[0]
     if file is not None:
         merged.save(file)
@@ -119,7 +119,7 @@ def trace_of(row: Row, kept: Path | None) -> Trace:
 def predicted(row: Row, kept: Path | None) -> Prediction:
     """The prediction of a row; of accumulated microbatches two are traced, as the others repeat the first."""
     count = row.run.microbatches
-    if row.sizes["pp"] > 1 or count <= 2:
+    if row.sizes["pp"] > 1 or count <= 2 or row.run.sharding == "zero1":
         return trace_of(row, kept).predict(row.cluster)
     return trace_of(replace(row, run=replace(row.run, microbatches=2)), kept).predict(row.cluster)
 
@@ -127,7 +127,7 @@ def predicted(row: Row, kept: Path | None) -> Prediction:
 def step_seconds(row: Row, prediction: Prediction) -> float:
     """Predicted seconds of the row's step."""
     count = row.run.microbatches
-    if row.sizes["pp"] > 1 or count <= 2:
+    if row.sizes["pp"] > 1 or count <= 2 or row.run.sharding == "zero1":
         return prediction.step.expected
     optimizer = (
         prediction.by_module().filter(phase="optimizer").select("compute", "exposed", "idle").sum().sum_horizontal()[0]
