@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsexplore.cost.beside_measured import beside as beside
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
     from dsexplore.cost.duration import collective_time as collective_time
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cluster": "cluster",
     "Range": "estimate",
+    "beside": "beside_measured",
     "collective_time": "duration",
     "known_clusters": "cluster",
 }
 
-__all__ = ["Cluster", "Range", "collective_time", "known_clusters"]
+__all__ = ["Cluster", "Range", "beside", "collective_time", "known_clusters"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +113,38 @@ def test_meshes_are_left_out_before_they_are_traced(monkeypatch: pytest.MonkeyPa
 def test_numbers_that_cannot_be_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         dsexplore.compare_meshes(*arguments)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("compared")  # which starts the server of local ranks
+def test_ctrl_c_ends_the_workers_and_keeps_what_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def program(mesh: DeviceMesh) -> Callable[[], Any]:
+        if mesh["tp"].size() > 1:
+            (tmp_path / str(os.getpid())).touch()
+            threading.Event().wait()
+        return lambda: torch.ones(4) + 1
+
+    class Interrupting:
+        def advance(self) -> None:
+            while not list(tmp_path.glob("[0-9]*")):  # until the other worker is at work
+                time.sleep(0.01)
+            signal.raise_signal(signal.SIGINT)
+
+    @contextmanager
+    def tracked(*_args: Any) -> Iterator[Interrupting]:
+        yield Interrupting()
+
+    monkeypatch.setattr("dsexplore.cost.compare_meshes.track", tracked)
+    with pytest.warns(RuntimeWarning, match=r"interrupted: 1 of 2 traces were made"):
+        compared = compare_meshes(
+            program, 2, axes=("dp", "tp"), keep=lambda sizes: True, cache=tmp_path / "kept", processes=2
+        )
+    assert dict(compared.to_frame().select("mesh", "dropped").iter_rows())["dp=1,tp=2"] == (
+        "not traced, as it was interrupted"
+    )
+    assert [one.mesh for one in compared.ranking] == ["dp=2,tp=1"]
+    (pid,) = (int(file.name) for file in tmp_path.glob("[0-9]*"))
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.processes

@@ -7,8 +7,10 @@ from typing import Any
 
 import polars as pl
 
+from dsexplore.cost.beside_measured import beside
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREY, ORANGE
@@ -72,10 +74,16 @@ class PredictionView(View):
         ]
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
 
-    def page(self, **options: Any) -> str:
-        """A document with many more modules than a notebook's output holds."""
-        self.refuse("to_html", options)
-        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
+    def page(self, measured: Any = None, **options: Any) -> str:
+        """A document with many more modules than a notebook's output holds.
+
+        Args:
+            measured: a trace of the same program on real ranks: where prediction and truth part, per module.
+            options: none.
+        """
+        self.refuse("to_html", options, "measured")
+        parted = _beside(self._prediction, measured) if measured is not None else ""
+        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE) + parted)
 
     def figure(self, kind: str = "timeline", **options: Any) -> Any:
         """A plotly figure.
@@ -172,6 +180,24 @@ def _modules(one: Prediction, most: int) -> str:
     left = len(sums) - len(rows)
     more = f'<p class="dim">… and {left:,} shorter modules: <code>by_module()</code> has all</p>' if left > 0 else ""
     return html.table(("module", "", "compute", "communication", "exposed", "idle"), rows, left=(0, 1)) + more
+
+
+def _beside(one: Prediction, measured: Trace) -> str:
+    """The modules and phases of which prediction and measurement differ most."""
+    frame = beside(one, measured).head(_MOST_ROWS)
+    shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
+    rows = [
+        (
+            html.name(row["module"] or "(outside modules)"),
+            html.escape(row["phase"]),
+            *(format_seconds(row[name]) for name in shown),
+            f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}",
+        )
+        for row in frame.iter_rows(named=True)
+    ]
+    head = ("module", "phase", *(name.replace("_", ", ") if "_" in name else f"{name}, predicted" for name in shown))
+    table = html.table((*head, "predicted − measured"), rows, left=(0, 1))
+    return html.fragment(_section("Predicted beside measured, where they part most", table, opened=True), STYLE)
 
 
 def _busy(parts: Mapping[str, float]) -> float:

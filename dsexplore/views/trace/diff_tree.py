@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 import polars as pl
 
 from dsexplore.analysis.plan_difference import SIZES, PlanDifference, count_text
+from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import TraceDiff
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
 from dsexplore.views.trace import outline
@@ -23,6 +24,7 @@ from dsexplore.views.trace.facets import Facets
 from dsexplore.views.trace.folding import Fold, Folds, signatures
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
 from dsexplore.views.trace.pivot import Sizes
+from dsexplore.views.trace.time_columns import StoodFor, seconds_cell, step_seconds
 
 _MOST_ROWS = 16
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
@@ -42,6 +44,12 @@ background:linear-gradient(var(--dsx-fg),var(--dsx-fg)) center/2px 100% no-repea
 .dsx .sides .thin{{margin:5px 0}}
 .dsx .sides .thin:first-child{{flex-direction:row-reverse}}
 """
+)
+
+_TIMES = (
+    ("time A (pred.)", "predicted seconds of the first trace: compute, idle and what is exposed", ""),
+    ("time B (pred.)", "predicted seconds of the second trace", ""),
+    ("± time (pred.)", "predicted seconds of B less those of A", "delta"),
 )
 
 _Change = tuple[Any, ...]
@@ -65,7 +73,14 @@ class _Side:
 class DiffRows:
     """The rows of two traces' joined tree that differ, as `outline.Source`; numbers are per rank and step."""
 
-    def __init__(self, diff: TraceDiff, difference: PlanDifference, sizes: str, anchors: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        diff: TraceDiff,
+        difference: PlanDifference,
+        sizes: str,
+        anchors: Mapping[str, str],
+        predictions: Sequence[Prediction] = (),
+    ) -> None:
         before, after = diff.before.tables, diff.after.tables
         self._kind = sizes
         self.anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
@@ -83,6 +98,8 @@ class DiffRows:
         own = [(self._changes.get(name, ()), self._only[row]) for row, name in enumerate(self.tree.names)]
         self._differs = self.tree.with_children(np.array([any(each) for each in own], np.int64))
         self._folds = Folds(self.tree, signatures(self.tree, own))
+        self._seconds = [step_seconds(self.tree, one) for one in predictions]
+        self._stood_for = StoodFor()
         roots = self.tree.roots
         self._top = max(float(side.bytes[roots].sum()) for side in (self._before, self._after)) or 1.0
 
@@ -101,6 +118,7 @@ class DiffRows:
             ("count A", f"collectives of the first trace{inside}", ""),
             ("count B", f"collectives of the second trace{inside}", ""),
             ("± count", "count B less count A", "delta"),
+            *(_TIMES if self._seconds else ()),
             *axes,
             *([("± start-up", "the change at start-up per rank", "delta")] if self._has_start_up else []),
         ]
@@ -111,11 +129,11 @@ class DiffRows:
 
     def roots(self) -> list[Fold]:
         """The topmost rows in which something differs."""
-        return self._different(self._folds.roots())
+        return self._stood_for.roots(self._different(self._folds.roots()))
 
     def children(self, row: int) -> list[Fold]:
         """The rows inside a row in which something differs."""
-        return self._different(self._folds.children(row))
+        return self._stood_for.children(row, self._different(self._folds.children(row)))
 
     def _different(self, folds: list[Fold]) -> list[Fold]:
         return [fold for fold in folds if self._differs[fold.first]]
@@ -141,9 +159,18 @@ class DiffRows:
             + _delta(*sizes, format_bytes, moved)
             + "".join(_number(count, count_text) for count in counts)
             + _delta(*counts, count_text, moved)
+            + self._times(fold)
             + "".join(_delta(x, y, format_bytes, False) for x, y in axes)
             + (_delta(*started, format_bytes, False) if self._has_start_up else "")
         )
+
+    def _times(self, fold: Fold) -> str:
+        """Predicted seconds of both, and the change; empty where nothing is predicted."""
+        if not self._seconds:
+            return ""
+        rows = self._stood_for.rows(fold)
+        before, after = (float(seconds[rows].sum()) for seconds in self._seconds)
+        return seconds_cell(before) + seconds_cell(after) + _delta(before, after, format_seconds, False)
 
     def _bars(self, axes: list[tuple[float, float]]) -> str:
         """A's bar, that grows to the left, and B's, that grows to the right: a part per axis."""

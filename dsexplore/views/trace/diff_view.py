@@ -9,6 +9,7 @@ import polars as pl
 
 from dsexplore.analysis.joint_timeline import joint_timeline, rank_and_step
 from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
+from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -65,18 +66,21 @@ class TraceDiffView(View):
             )
         return "\n".join(lines)
 
-    def html(self, budget: int = _BUDGET, sizes: str = WIRE) -> str:
+    def html(self, budget: int = _BUDGET, sizes: str = WIRE, cluster: Any = None) -> str:
         """The sentences, the joined tree only where it differs, equal layers folded, findings, and both in time.
 
         Args:
             budget: bytes, about; the tree gets what the rest leaves.
             sizes: which bytes the tree shows, ``"wire"`` or ``"message"``.
+            cluster: for which the tree shows predicted seconds of both.
         """
         column_of(sizes)
         head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff, self._difference), 0)}</p>"
         names = {one: _anchor(one) for one in self._difference.sentences if one.about != "axes"}
         places = {one.module: names[one] for one in names if one.about == "module"}
-        rows = DiffRows(self._diff, self._difference, sizes, places)
+        both = self._predicted(cluster)
+        head += _steps(both)
+        rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
             return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
         said = diff_tree.key() + self._said(sizes)
@@ -94,13 +98,20 @@ class TraceDiffView(View):
         )
         return html.fragment(f'{head}{drawn.html}<p class="dim">{cut}</p>{below}', STYLE)
 
-    def page(self, sizes: str = WIRE) -> str:
+    def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
         """A document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes it shows, ``"wire"`` or ``"message"``.
+            cluster: for which the tree shows predicted seconds of both; see `Trace.predict`.
         """
-        return html.page(self.title, self.html(_PAGE_BUDGET, sizes))
+        return html.page(self.title, self.html(_PAGE_BUDGET, sizes, cluster))
+
+    def _predicted(self, cluster: Any) -> tuple[Prediction, ...]:
+        """The predictions of both; none without a cluster."""
+        if cluster is None:
+            return ()
+        return self._diff.before.predict(cluster), self._diff.after.predict(cluster)
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
         """The bars of A and B on one scale, and the sentences, with links to what has one of these ids."""
@@ -182,6 +193,16 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
         f'<div class="plans">{rows}</div>'
         f'<p class="dim" style="font-size:12px">Wire bytes per rank and step, A → B: {words}</p>'
     )
+
+
+def _steps(both: tuple[Prediction, ...]) -> str:
+    """The predicted steps; empty where nothing is predicted."""
+    if not both:
+        return ""
+    before, after = both
+    change = after.step.expected / before.step.expected - 1 if before.step.expected else 0.0
+    steps = html.escape(f"A {before.step}, B {after.step} per step on {before.cluster.title} ({change:+.1%})", 300)
+    return f'<p><span class="tag">predicted</span> {steps}</p>'
 
 
 def _totals(diff: TraceDiff, difference: PlanDifference) -> str:

@@ -8,6 +8,7 @@ import polars as pl
 
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
+from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
@@ -18,6 +19,7 @@ from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.findings_view import PER, findings_table
 from dsexplore.views.trace.headline_view import headline_html
 from dsexplore.views.trace.sections import communication_html, still_html
+from dsexplore.views.trace.time_columns import time_columns
 from dsexplore.views.trace.tree_html import tree_html
 
 BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
@@ -48,7 +50,14 @@ def trace_text(tables: Tables) -> str:
     return "\n".join(lines)
 
 
-def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE, *, in_words: bool = False) -> str:
+def trace_html(
+    tables: Tables,
+    budget: int = BUDGET,
+    sizes: str = WIRE,
+    *,
+    in_words: bool = False,
+    prediction: Prediction | None = None,
+) -> str:
     """The headline, the module tree, the findings, and what was sent; complete in itself.
 
     Args:
@@ -56,6 +65,7 @@ def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE, *, in_wo
         budget: bytes; the tree gets what the other sections leave.
         sizes: which bytes are shown below the headline, ``"wire"`` or ``"message"``.
         in_words: whether the questions of `headline_report` are answered below the headline.
+        prediction: whose seconds the tree shows too.
     """
     codes, headline = EventCodes(tables, sizes=sizes), Headline(tables)
     names = dict(zip((one.about for one in headline.sentences), headline_view.anchors(headline), strict=True))
@@ -65,8 +75,17 @@ def trace_html(tables: Tables, budget: int = BUDGET, sizes: str = WIRE, *, in_wo
     answers = _answers(headline) if in_words and len(codes) else ""
     head = _header(tables) + _headline(headline, names, codes.tree.axes) + answers + _said(codes)
     around = html.fragment(head + sent, _STYLE)
-    tree = tree_html(codes, budget - len(around.encode()), modules)
-    return html.fragment(head + tree + sent, _STYLE)
+    times = time_columns(codes.tree, prediction) if prediction is not None else ()
+    tree = tree_html(codes, budget - len(around.encode()), modules, times)
+    return html.fragment(head + _predicted(prediction) + tree + sent, _STYLE)
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    """The line that says what seconds the tree shows; empty where it shows none."""
+    if prediction is None:
+        return ""
+    step = html.escape(f"{prediction.step} per step of rank {prediction.rank} on {prediction.cluster.title}")
+    return f'<p><span class="tag">predicted</span> {step}: seconds in the tree are predicted, not measured.</p>'
 
 
 def twin_html(codes: EventCodes, headline: Headline) -> str:

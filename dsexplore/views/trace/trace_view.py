@@ -27,13 +27,16 @@ class TraceView(View):
         """The summary, the module tree, and what was sent; complete in itself."""
         return trace_html(self._trace.tables)
 
-    def page(self, sizes: str = WIRE) -> str:
+    def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
         """A document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes it shows, ``"wire"`` or ``"message"``.
+            cluster: for which the tree shows predicted seconds; see `Trace.predict`.
         """
-        return html.page(self.title, trace_html(self._trace.tables, PAGE_BUDGET, sizes, in_words=True))
+        prediction = self._trace.predict(cluster) if cluster is not None else None
+        shown = trace_html(self._trace.tables, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
+        return html.page(self.title, shown)
 
     def figure(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> Any:
         """Bytes, drawn in one of several ways.

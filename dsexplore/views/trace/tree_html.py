@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -14,6 +14,7 @@ from dsexplore.views.trace.byte_sizes import summed_over
 from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.folding import Fold, ranges
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
+from dsexplore.views.trace.time_columns import StoodFor, TimeColumn
 
 LEAST = 12_000
 """Bytes that the tree may always take."""
@@ -22,17 +23,20 @@ MOST_PLACEMENTS = 2
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 
 
-def tree_html(codes: EventCodes, budget: int, anchors: Mapping[str, str] | None = None) -> str:
+def tree_html(
+    codes: EventCodes, budget: int, anchors: Mapping[str, str] | None = None, times: Sequence[TimeColumn] = ()
+) -> str:
     """The tree of a trace, drawn from the top until about ``budget`` bytes are spent, which it then says.
 
     Args:
         codes: the events.
         budget: bytes.
         anchors: module → id for its row, or for the row that stands for it.
+        times: columns with seconds.
     """
     if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
-    source = _TraceSource(codes, anchors or {})
+    source = _TraceSource(codes, anchors or {}, times)
     drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
     if not drawn.hidden and not drawn.closed:
         return drawn.html
@@ -47,8 +51,9 @@ def tree_html(codes: EventCodes, budget: int, anchors: Mapping[str, str] | None 
 class _TraceSource:
     """The rows of a trace's tree, as `outline.Source`."""
 
-    def __init__(self, codes: EventCodes, anchors: Mapping[str, str]) -> None:
-        self._codes = codes
+    def __init__(self, codes: EventCodes, anchors: Mapping[str, str], times: Sequence[TimeColumn]) -> None:
+        self._codes, self._times = codes, times
+        self._stood_for = StoodFor()
         self._anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
         self._tree = codes.tree
         self._sent = codes.columns(codes.total)
@@ -80,6 +85,7 @@ class _TraceSource:
             ("bytes", f"{kind} in steps, {inside}", ""),
             ("share", "of all that is sent in steps, by axis in the colours of the headline", "thinbar"),
             ("own", f"{kind} of the module itself, without the modules inside", ""),
+            *(column.head for column in self._times),
             *axes,
             *phases,
             ("all params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
@@ -89,11 +95,11 @@ class _TraceSource:
 
     def roots(self) -> list[Fold]:
         """The topmost rows."""
-        return self._codes.folding.roots()
+        return self._stood_for.roots(self._codes.folding.roots())
 
     def children(self, row: int) -> list[Fold]:
         """The rows inside a row."""
-        return self._codes.folding.children(row)
+        return self._stood_for.children(row, self._codes.folding.children(row))
 
     def line(self, fold: Fold, times: int) -> str:
         """Name and numbers of a module, or the sums of several equal ones."""
@@ -112,7 +118,9 @@ class _TraceSource:
             + _number(count, f"{count:,}")
             + _number(int(sizes[0]), format_bytes(int(sizes[0]) * times))
             + outline.cell(self._thin(row, times), "thinbar")
-            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes[1:])
+            + _number(int(sizes[1]), format_bytes(int(sizes[1]) * times))
+            + "".join(column.cell(self._stood_for.rows(fold)) for column in self._times)
+            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes[2:])
             + self._placed(tree.names[row])
         )
 

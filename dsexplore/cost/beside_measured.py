@@ -1,0 +1,81 @@
+"""A predicted step beside a measured one, module by module: where prediction and truth part."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dsexplore.cost.prediction import Prediction
+from dsexplore.errors import UsageError
+from dsexplore.trace import timeline
+from dsexplore.trace.trace import Trace
+
+_KEYS = ("module", "phase")
+COLUMNS: dict[str, pl.DataType] = {
+    "module": pl.String(),
+    "phase": pl.String(),
+    "communication": pl.Float64(),  # seconds, predicted
+    "communication_measured": pl.Float64(),
+    "exposed": pl.Float64(),  # predicted, with its range
+    "exposed_low": pl.Float64(),
+    "exposed_high": pl.Float64(),
+    "exposed_measured": pl.Float64(),  # seconds for which the program stood still for collectives
+    "compute": pl.Float64(),  # predicted, with what the CPU makes the GPU wait for
+    "between_measured": pl.Float64(),  # seconds between two collectives, of the module that called the second one
+    "off": pl.Float64(),  # predicted less measured: exposed + compute
+}
+"""One row per module and phase of a step; seconds are those of one step."""
+
+
+def beside(prediction: Prediction, measured: Trace) -> pl.DataFrame:
+    """Predicted and measured seconds per module and phase, the largest difference first.
+
+    Args:
+        prediction: of the program.
+        measured: a trace of the same program on real ranks; of several steps the mean is taken, without the first, in
+            which programs still set themselves up.
+
+    Returns:
+        columns `COLUMNS`.
+
+    Raises:
+        UsageError: the trace has no measured times.
+    """
+    events = measured.events.filter(pl.col("phase") != "start-up")
+    if not timeline.is_timed(events):
+        raise UsageError("this trace has no measured times to stand beside a prediction: record it on real ranks")
+    rank = prediction.rank if prediction.rank in events["rank"] else events["rank"][0]
+    steps = events.filter(rank=rank)["step"].unique().sort()
+    counted = steps[1:] if len(steps) > 1 else steps
+    own = events.filter(rank=rank).filter(pl.col("step").is_in(counted.implode()))
+    seconds = _measured(own).with_columns(pl.col(pl.Float64) / len(counted))
+    predicted = prediction.by_module().select(
+        *_KEYS,
+        "communication",
+        "exposed",
+        "exposed_low",
+        "exposed_high",
+        compute=pl.col("compute") + pl.col("idle"),
+    )
+    joined = predicted.join(seconds, on=list(_KEYS), how="full", coalesce=True).fill_null(0.0)
+    off = pl.col("exposed") + pl.col("compute") - pl.col("exposed_measured") - pl.col("between_measured")
+    return joined.with_columns(off=off).select(list(COLUMNS)).sort(pl.col("off").abs(), descending=True)
+
+
+def _measured(events: pl.DataFrame) -> pl.DataFrame:
+    """Sums of one rank's events, in program order."""
+    lasted = (pl.col("end") - pl.col("start")) / 1e9
+    stood = pl.when(pl.col("is_async")).then(pl.col("waited").fill_null(0) / 1e9).otherwise(lasted)
+    timed = events.sort("seq").with_columns(
+        communication_measured=lasted.fill_null(0.0), exposed_measured=stood.fill_null(0.0)
+    )
+    # What the program did not stand still for, since the collective before was called.
+    since = (pl.col("start") - pl.col("start").shift(1).over("step")) / 1e9
+    between = (since - pl.col("exposed_measured").shift(1).over("step")).clip(lower_bound=0.0).fill_null(0.0)
+    timed = timed.with_columns(between_measured=between)
+    by_owner = timed.group_by(pl.col("owner").alias("module"), "phase", maintain_order=True).agg(
+        pl.col("communication_measured", "exposed_measured").sum()
+    )
+    by_trigger = timed.group_by(pl.col("trigger").alias("module"), "phase", maintain_order=True).agg(
+        pl.col("between_measured").sum()
+    )
+    return by_owner.join(by_trigger, on=list(_KEYS), how="full", coalesce=True).fill_null(0.0)

@@ -1,0 +1,105 @@
+"""Columns of a module tree with predicted seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dsexplore.cost.prediction import Prediction
+from dsexplore.units import format_seconds
+from dsexplore.views.trace import outline
+from dsexplore.views.trace.folding import Fold
+from dsexplore.views.trace.module_tree import ModuleTree
+from dsexplore.views.trace.pivot import Sizes
+
+SHOWN = {
+    "compute": "what its kernels take, and what the CPU makes them wait for",
+    "communication": "what its collectives take, hidden or not",
+    "exposed": "of that, what no compute hides",
+}
+"""The columns of `Prediction.by_module` that a tree shows, and what they are."""
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """Seconds by row of a module tree, with the modules inside."""
+
+    title: str
+    explanation: str
+    seconds: Sizes
+    """(modules,) of one rank and step."""
+
+    @property
+    def head(self) -> tuple[str, str, str]:
+        """Title, explanation and class of the column; see `outline.outline`."""
+        return self.title, f"predicted: {self.explanation}, per rank and step, with the modules inside", ""
+
+    def cell(self, rows: Sequence[int]) -> str:
+        """The cell of a line that stands for the modules of these rows, which may take different times."""
+        return seconds_cell(float(self.seconds[list(rows)].sum()))
+
+
+class StoodFor:
+    """The rows of a tree for which each drawn line stands: folded modules, inside folded ones too."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[int]] = {}
+
+    def roots(self, folds: list[Fold]) -> list[Fold]:
+        """Remember the topmost lines, which are returned."""
+        self._rows.update((fold.first, list(fold.rows)) for fold in folds)
+        return folds
+
+    def children(self, row: int, folds: list[Fold]) -> list[Fold]:
+        """Remember the lines inside the line whose first module has that row; they are returned.
+
+        Modules that are folded hold the same modules in the same order, so these are as far from each.
+        """
+        around = self._rows.get(row, [row])
+        for fold in folds:
+            self._rows[fold.first] = [inner + other - row for other in around for inner in fold.rows]
+        return folds
+
+    def rows(self, fold: Fold) -> list[int]:
+        """All rows for which a line stands."""
+        return self._rows.get(fold.first, list(fold.rows))
+
+
+def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
+    """The predicted seconds of the modules of a tree; what it has no row for counts to the module around it."""
+    frame = prediction.by_module().with_columns(compute=pl.col("compute") + pl.col("idle"))
+    return [
+        TimeColumn(f"{_SHORT.get(name, name)} (pred.)", explanation, _inclusive(tree, frame, name))
+        for name, explanation in SHOWN.items()
+    ]
+
+
+def step_seconds(tree: ModuleTree, prediction: Prediction) -> Sizes:
+    """(modules,) predicted seconds of the step, with the modules inside."""
+    frame = prediction.by_module().with_columns(step=pl.col("compute") + pl.col("idle") + pl.col("exposed"))
+    return _inclusive(tree, frame, "step")
+
+
+def _inclusive(tree: ModuleTree, frame: pl.DataFrame, name: str) -> Sizes:
+    rows = np.array([_row(tree, module) for module in frame["module"]], np.int64)
+    own, known = np.zeros(len(tree)), rows >= 0
+    np.add.at(own, rows[known], frame[name].to_numpy()[known])
+    return tree.with_children(own)
+
+
+_SHORT = {"communication": "comm."}
+
+
+def seconds_cell(seconds: float) -> str:
+    """A column with seconds, or with a dash."""
+    return outline.cell(format_seconds(seconds)) if seconds > 0 else outline.cell("–", "z")
+
+
+def _row(tree: ModuleTree, module: str) -> int:
+    """The row of a module, or of the nearest one around it; −1 where there is none."""
+    while module and module not in tree.row_of:
+        module = module.rpartition(".")[0]
+    return tree.row_of.get(module, -1)

@@ -1,0 +1,100 @@
+"""Predicted seconds in the tree of a trace and of a difference: of the right modules, and marked as predicted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import dsexplore
+from dsexplore.cost.prediction import Prediction
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.folding import Fold
+from dsexplore.views.trace.time_columns import StoodFor, step_seconds, time_columns
+
+
+def trace_of(width: int) -> Trace:
+    with dsexplore.simulate(4, fake=True) as mesh:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(6)))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with dsexplore.commtrace(costs=True) as trace:
+            model(torch.randn(1024, width)).sum().backward()
+    return trace
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return trace_of(512)
+
+
+@pytest.fixture(scope="module")
+def prediction(trace: Trace) -> Prediction:
+    return trace.predict()
+
+
+def test_seconds_of_a_module_hold_those_inside_it(trace: Trace, prediction: Prediction) -> None:
+    tree = EventCodes(trace.tables).tree
+    columns = {column.title: column.seconds for column in time_columns(tree, prediction)}
+    assert list(columns) == ["compute (pred.)", "comm. (pred.)", "exposed (pred.)"]
+    outside = prediction.by_module().filter(module="")["exposed"].sum()
+    root = tree.row_of["Sequential"]
+    assert columns["exposed (pred.)"][root] + outside == pytest.approx(prediction.exposed.expected)
+    inside = sum(columns["compute (pred.)"][tree.row_of[f"Sequential.{number}"]] for number in range(6))
+    own = prediction.by_module().filter(module="Sequential").select("compute", "idle").sum().sum_horizontal()[0]
+    assert columns["compute (pred.)"][root] == pytest.approx(inside + own)
+    everything = prediction.by_module().filter(module="").select("compute", "idle", "exposed").sum().sum_horizontal()[0]
+    assert step_seconds(tree, prediction)[root] + everything == pytest.approx(prediction.step.expected)
+
+
+def test_a_folded_line_sums_modules_that_take_different_times(trace: Trace, prediction: Prediction) -> None:
+    codes = EventCodes(trace.tables)
+    exposed = time_columns(codes.tree, prediction)[2].seconds
+    stood_for = StoodFor()
+    folds = stood_for.roots(codes.folding.roots())
+    seen: dict[int, int] = {}
+
+    def walk(folds: list[Fold]) -> None:
+        for fold in folds:
+            for row in stood_for.rows(fold):
+                seen[row] = seen.get(row, 0) + 1
+            walk(stood_for.children(fold.first, codes.folding.children(fold.first)))
+
+    walk(folds)
+    assert set(seen) == set(range(len(codes.tree)))
+    assert set(seen.values()) == {1}
+    layers = [codes.tree.row_of[f"Sequential.{number}"] for number in range(6)]
+    assert len({round(float(exposed[row]), 12) for row in layers}) > 1
+
+
+def heads_of(page: str) -> str:
+    """The text of the tree's first row."""
+    row = page[page.index('class="row head"') :].partition("</div>")[0]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", row))
+
+
+def test_pages_show_predicted_seconds_and_say_so(trace: Trace, prediction: Prediction, tmp_path: Path) -> None:
+    plain = trace.to_html(tmp_path / "plain.html").read_text()
+    assert "predicted" not in plain
+    page = trace.to_html(tmp_path / "timed.html", cluster="dgx-h100").read_text()
+    assert "predicted, not measured" in page
+    assert "compute (pred.) comm. (pred.) exposed (pred.)" in heads_of(page)
+    wider = trace.diff(trace_of(1024))
+    assert "predicted" not in wider.to_html(tmp_path / "plain-diff.html").read_text()
+    difference = wider.to_html(tmp_path / "diff.html", cluster="dgx-h100").read_text()
+    assert "time A (pred.) time B (pred.) ± time (pred.)" in heads_of(difference)
+    assert str(prediction.step) in difference
+
+
+def test_a_trace_without_costs_has_no_seconds_to_show(tmp_path: Path) -> None:
+    with dsexplore.commtrace(world_size=2) as trace:
+        torch.distributed.all_reduce(torch.ones(4))
+    with pytest.raises(UsageError, match="costs=True"):
+        trace.to_html(tmp_path / "page.html", cluster="dgx-h100")
