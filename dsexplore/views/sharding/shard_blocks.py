@@ -37,15 +37,23 @@ def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:
     total = math.prod(cut.parts for cut in cuts)
     if not cuts or not size:
         return [Stretch(((0, size),), ())]
+    if _is_nested(size, cuts):
+        if total <= most:
+            return _one_by_one(size, numbers, cuts, 1)
+        if cuts[1].parts <= most:
+            return _one_by_one(size, numbers[1:], cuts[1:], cuts[0].parts)
     for kept in range(len(cuts), 0, -1):
         if math.prod(cut.parts * cut.pieces for cut in cuts[:kept]) <= most:
             return _one_by_one(size, numbers[:kept], cuts[:kept], math.prod(cut.parts for cut in cuts[kept:]))
     first = cuts[0]
     if first.pieces == 1:
         return _alike(size, numbers[0], first, total // first.parts)
-    if len(cuts) == 2 and first.pieces == cuts[1].parts <= most and cuts[1].pieces == 1 and size % first.pieces == 0:
-        return _one_by_one(size, numbers[1:], [Cut(first.pieces)], first.parts)
     return [Stretch(((0, size),), (), total)]
+
+
+def _is_nested(size: int, cuts: Sequence[Cut]) -> bool:
+    """Whether the first of two axes cuts each part of the second, as FSDP cuts what tensor parallelism left."""
+    return len(cuts) == 2 and 1 < cuts[0].pieces == cuts[1].parts and cuts[1].pieces == 1 and size % cuts[0].pieces == 0
 
 
 def _one_by_one(size: int, numbers: Sequence[int], cuts: Sequence[Cut], inside: int) -> list[Stretch]:

@@ -17,7 +17,7 @@ from dsexplore.sharding.layout import Sharding
 from dsexplore.views import view_of
 from dsexplore.views.sharding.parameter_list import fold_names
 from dsexplore.views.sharding.picture_frame import HEIGHT, WIDTH, frame_of
-from dsexplore.views.sharding.shard_blocks import drawn_dims, picture, stretches
+from dsexplore.views.sharding.shard_blocks import Stretch, drawn_dims, picture, stretches
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 SHAPES = [(), (0,), (0, 5), (7,), (10, 8), (8, 6, 4, 10), (2, 3, 4, 5, 6)]
@@ -213,6 +213,14 @@ def test_the_standard_plan_of_fsdp_over_tp_shows_tensor_parallel_parts_at_scale(
     html = html_of(dsexplore.sharding((53248, 16384), "_S(0, 8), S(0)", "dp=2048,tp=8"))
     assert [box["top"] for box in boxes(html)] == [100 * i / 8 for i in range(8)]
     assert re.findall(r"<span>(tp \d)</span>", html) == [f"tp {i}" for i in range(8)]
+
+
+def test_a_strided_cut_lies_inside_the_parts_that_it_cuts_also_where_few_blocks_are_drawn():
+    (tensor,) = dsexplore.sharding((512, 512), "_S(0, 4), S(0)", "dp=2,tp=4").tensors
+    every = [Stretch(((64 * i, 64 * i + 64),), ((0, (i % 2, i % 2 + 1)), (1, (i // 2, i // 2 + 1)))) for i in range(8)]
+    assert sorted(stretches(tensor, 0, 8), key=lambda stretch: stretch.ranges) == every
+    parts = [Stretch(((128 * i, 128 * i + 128),), ((1, (i, i + 1)),), 2) for i in range(4)]
+    assert stretches(tensor, 0, 7) == parts
 
 
 def big_plan(layers: int) -> Sharding:
