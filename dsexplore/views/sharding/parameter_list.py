@@ -23,13 +23,13 @@ MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
 STYLE = (
     "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
     + """
-.dsx .list{min-width:800px;border-top:1px solid var(--dsx-line)}
+.dsx .list{min-width:756px;border-top:1px solid var(--dsx-line)}
 .dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
 .dsx .line:hover{background:var(--dsx-shade)}
 .dsx .line.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
 .dsx .list summary{list-style:none}
 .dsx .list summary::-webkit-details-marker{display:none}
-.dsx .line .n{flex:1 1 0;min-width:130px;overflow-wrap:anywhere;position:relative;padding-left:16px}
+.dsx .line .n{flex:1 1 0;min-width:120px;overflow-wrap:anywhere;position:relative;padding-left:16px}
 .dsx .list summary .n::before{content:"▸";position:absolute;left:2px;color:var(--dsx-dim)}
 .dsx .list details[open]>summary .n::before{content:"▾"}
 .dsx .line .n::after{content:var(--no,"");font-weight:600}
@@ -39,8 +39,8 @@ STYLE = (
 stroke-width:.6}
 .dsx .line .q{fill:var(--lit,color-mix(in srgb,var(--dsx-fg) 18%,var(--dsx-bg)))}
 .dsx .line .f{fill:var(--some,color-mix(in srgb,var(--dsx-fg) 34%,var(--dsx-bg)))}
-.dsx .line .s{flex:0 0 124px}
-.dsx .line .p{flex:0 0 160px}
+.dsx .line .s{flex:0 0 112px}
+.dsx .line .p{flex:0 0 150px}
 .dsx .line .p>span{display:inline-block;white-space:nowrap;margin-right:8px}
 .dsx .line .c{flex:0 0 70px;text-align:right;font-variant-numeric:tabular-nums}
 .dsx .line b{display:block;font-weight:400;white-space:nowrap}
