@@ -77,6 +77,12 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+@pytest.fixture(scope="session")
+def chromium_arguments() -> dict[str, Any]:
+    """What another Chromium is launched with."""
+    return {"executable_path": chromium(), "args": ARGUMENTS}
+
+
 class Requests:
     """What a page asked for, by host."""
 

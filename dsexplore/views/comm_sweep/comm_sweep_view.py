@@ -41,7 +41,7 @@ class CommSweepView(View):
             rows = html.escape(self._sweep.table(op), 0)
             body.append(
                 f"<details{' open' if not at else ''}><summary>{html.escape(op)}</summary>"
-                f'<pre class="rows">{rows}</pre></details>'
+                f'<pre class="rows" tabindex="0">{rows}</pre></details>'
             )
         return html.fragment("".join(body), STYLE)
 

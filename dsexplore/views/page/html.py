@@ -28,8 +28,8 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u20
 STYLE = """
 .dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:var(--dsx-size)/1.45 var(--dsx-font);max-width:100%;
 text-align:left}
-.dsx p,.dsx.dsx h4{margin:.3em 0;font-size:inherit}
-.dsx.dsx h4{font-weight:600}
+.dsx p,.dsx.dsx h2{margin:.3em 0;font-size:inherit}
+.dsx.dsx h2{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx .scroll{overflow-x:auto;max-width:100%}
 .dsx .scroll::-webkit-scrollbar{height:9px}
@@ -47,7 +47,7 @@ background:none;color:inherit;white-space:nowrap}
 .dsx.dsx.dsx tbody tr{background:none}
 .dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
 .dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:var(--dsx-tiny);
-margin-right:3px}
+margin-right:3px;forced-color-adjust:none}
 .dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:var(--dsx-tiny)}
 .dsx .tag{border:1px dashed currentColor;padding:0 3px}
 .dsx .bar{display:flex;height:calc(var(--dsx-size)*16/13);min-width:2px}
@@ -157,8 +157,9 @@ def page(title: str, body: str) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">'
         f"<title>{escape(title)}</title>"
-        "<style>:root{color-scheme:light dark;--dsx-page:.875rem}body{margin:16px;background:Canvas}</style>"
-        f"</head><body>{body}</body></html>\n"
+        "<style>:root{color-scheme:light dark;--dsx-page:.875rem}body{margin:16px;background:Canvas}"
+        "h1{position:absolute;clip-path:inset(50%);margin:0}</style>"
+        f"</head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
     )
 
 

@@ -122,7 +122,7 @@ def _memory_html(shown: Sharding) -> str:
     more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
     table = html.table(("ranks", "how many", "", *PARTS, "total"), rows, left=(), wrap=(0,), bar=2)
     note = f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
-    return f'<h4>Memory by rank</h4><p class="dim">{key}</p>{table}{note}'
+    return f'<h2>Memory by rank</h2><p class="dim">{key}</p>{table}{note}'
 
 
 def _memory_row(group: RankGroup, top: int) -> list[str]:
@@ -142,7 +142,7 @@ def _list_html(shared: Shared) -> str:
     lines = [_line_html(shared, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
     more = len(kinds) - len(lines)
     return (
-        "<h4>Tensors</h4>"
+        "<h2>Tensors</h2>"
         '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><div class="list">'
         '<div class="line head"><span class="n">name</span> <span class="v">shards</span> <span class="s">shape</span> '
         '<span class="p">placements</span> <span class="s">on a rank</span> <span class="c">bytes</span> '

@@ -18,9 +18,10 @@ STYLE = """
 .dsx .ranks{border:0;margin:2px 0 6px;padding:0;min-width:0}
 .dsx .ranks legend{padding:0;margin-bottom:2px}
 .dsx .ranks>div{display:flex;flex-wrap:wrap;gap:2px;margin-bottom:2px;align-items:center}
-.dsx .ranks b{font-weight:400;font-size:11px;min-width:48px;margin-right:4px}
-.dsx .ranks label{position:relative;min-width:var(--w);padding:0 4px;font:11px/18px var(--dsx-font);text-align:center;
-border:1px solid var(--dsx-line);cursor:pointer;background:var(--lit,none);outline:var(--ring,none);
+.dsx .ranks b{font-weight:400;font-size:var(--dsx-tiny);min-width:48px;margin-right:4px}
+.dsx .ranks label{position:relative;min-width:max(24px,var(--w));padding:0 4px;
+font:var(--dsx-tiny)/22px var(--dsx-font);
+text-align:center;border:1px solid var(--dsx-line);cursor:pointer;background:var(--lit,none);outline:var(--ring,none);
 color:var(--ink,inherit)}
 .dsx .ranks .o{border-style:dashed;border-color:var(--dsx-fg)}
 .dsx .ranks input{appearance:none;position:absolute;inset:0;width:100%;height:100%;margin:0;cursor:pointer}

@@ -24,7 +24,8 @@ STYLE = """
 .dsx .tl>span{font-size:var(--dsx-small);overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px;
 grid-column:1}
 .dsx .tl>svg,.dsx .tl>.l{width:100%;height:18px;background:var(--dsx-shade);grid-column:2;position:relative}
-.dsx .tl>.l>i{position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
+.dsx .tl>.l>i{forced-color-adjust:none;
+position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
 text-align:center}
 .dsx .tl>.ties{background:none;height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
 .dsx .tl>div:last-child{display:flex;justify-content:space-between;font-size:var(--dsx-tiny);color:var(--dsx-dim);

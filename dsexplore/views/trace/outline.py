@@ -23,7 +23,7 @@ _WIDTHS = {"": 70, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
 
 STYLE = """
 .dsx .tree{min-width:calc(var(--dsx-width)*var(--dsx-size)/13);border-top:1px solid var(--dsx-line)}
-.dsx .row{display:flex;align-items:baseline;padding:1px 4px 1px 0;gap:4px}
+.dsx .row{display:flex;align-items:baseline;padding:1px 4px 1px 0;gap:4px;min-height:24px}
 .dsx .row.head{font-weight:600;font-size:var(--dsx-small);border-bottom:1px solid var(--dsx-line)}
 .dsx .row .n{flex:1 1 0;min-width:200px;max-width:560px;overflow-wrap:break-word;position:sticky;left:0;z-index:1;
 background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-16px}

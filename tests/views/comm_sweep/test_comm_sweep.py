@@ -29,7 +29,7 @@ def test_text_and_page(sweep: CommSweep, tmp_path: Path) -> None:
     bundle = sweep._repr_mimebundle_()
     assert bundle["text/plain"].splitlines()[0] == "gloo on cpu, 4 ranks, float32; torch <b>"
     page = sweep.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count('<pre class="rows">') == 2
+    assert page.count('<pre class="rows"') == 2
     assert "torch &lt;b&gt;" in page
     assert "left <i>" not in page
 

@@ -279,7 +279,7 @@ def test_names_are_data(name):
             "style",
             "p",
             "b",
-            "h4",
+            "h2",
             "table",
             "thead",
             "tbody",
