@@ -318,7 +318,7 @@ def test_keys_alone_reach_every_control_and_every_mark(page: Any, explorers: dic
     assert words[0] != words[1]
     assert words[-1] == words[0]
     assert "KiB" in words[0]
-    page.wait_for_selector(".dsx-plot .hoverlayer .hovertext")
+    assert page.is_visible(".dsx-spoken")  # what hovering shows, below the figure
     page.keyboard.press("Enter")
     assert page.evaluate("sent.at(-1)") == "click"
     page.keyboard.press("Escape")

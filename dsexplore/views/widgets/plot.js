@@ -84,10 +84,6 @@ export function plot({ model, el }) {
     const marks = marksOf(drawn());
     at = to < marks.length ? to : -1;
     spoken.textContent = at < 0 ? "" : markWords(marks[at], drawn());
-    try {
-      if (at < 0) plotly.Fx.unhover(box);
-      else plotly.Fx.hover(box, [{ curveNumber: marks[at].curve, pointNumber: marks[at].point }]);
-    } catch { /* of a kind that has no axes: the words are enough */ }
   }
   box.addEventListener("keydown", (event) => {
     if (!bound || event.target !== box || event.ctrlKey || event.metaKey || event.altKey) return;
