@@ -45,13 +45,11 @@ def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:
     """The bus factor as numerator and denominator; the one place that says what each op sends."""
     if group_size < 1:
         raise UsageError(f"group_size {group_size} is not a number of ranks: give the size of the group, 1 or more")
-    if group_size == 1:
-        return 0, 1
     if op == "all_reduce":
         return 2 * (group_size - 1), group_size
     if op in _IN_PARTS:
         return group_size - 1, group_size
-    return 1, 1
+    return int(group_size > 1), 1
 
 
 def bus_factor(op: str, group_size: int) -> float:
