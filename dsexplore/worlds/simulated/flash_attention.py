@@ -89,7 +89,7 @@ def _backward(
     *rest: Any,
     scale: float | None = None,
 ) -> Any:
-    """The gradients of `_forward`; ``rest`` is cumulative and largest lengths, dropout, is_causal, and the states of dropout."""
+    """The gradients of `_forward`; ``rest``: cumulative and largest lengths, dropout, is_causal, states of dropout."""
     dropout, is_causal = rest[4], rest[5]
     tensors = (gradient, query, key, value, output, logsumexp)
     return _ON_CPU_BACKWARD(*tensors, dropout, is_causal, scale=scale)
