@@ -12,7 +12,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from dsexplore.capture import recorder
-from dsexplore.capture.recorder import Recorder, record
+from dsexplore.capture.record import record
+from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.worlds.simulate import simulate
 
