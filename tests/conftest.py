@@ -95,6 +95,17 @@ def nothing_leaks() -> Iterator[None]:
     assert not left, f"left behind by this test (before, after): {left}"
 
 
+@pytest.fixture(scope="module")
+def rank_server() -> None:
+    """Start the process that real ranks are forked from, if there is none, before a module's first test.
+
+    The process lives until the test run ends or a test ends it: each test file that needs it costs one small fork.
+    """
+    from dsexplore import run_ranks
+
+    run_ranks("", 1, backend=None).check()
+
+
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""

@@ -20,21 +20,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
-from dsexplore import RanksFailedError, real_cells, run_ranks
+from dsexplore import RanksFailedError, real_cells
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.real import rank_server as server_module
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
 SUM = "import torch, torch.distributed as dist\nx = torch.ones(4) * (rank + 1)\ndist.all_reduce(x)\n"
-
-
-@pytest.fixture(scope="module")
-def rank_server() -> Iterator[None]:
-    """Start the process that ranks are forked from before the first test, and end it after the last."""
-    run_ranks("", 1, backend=None).check()
-    yield
-    server_module.close()
 
 
 class Notebook:

@@ -11,15 +11,11 @@ import dsexplore.comm as dist
 from dsexplore import run_ranks
 from dsexplore.comm import switches
 from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.worlds.real import rank_server as server_module
 
 
-@pytest.fixture(scope="session", autouse=True)
-def rank_server() -> Iterator[None]:
-    """Start the process that ranks are forked from before the first test, and end it after the last."""
-    run_ranks("", 1, backend=None).check()
-    yield
-    server_module.close()
+@pytest.fixture(scope="module", autouse=True)
+def ranks_can_start(rank_server: None) -> None:
+    """Start the process that ranks are forked from before the first test."""
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ from dsexplore.views.trace.tree_html import tree_html
 BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
 """Bytes of a trace's view in a notebook, on a page of its own, and beside the explorer."""
 
+LONGEST_NOTE = 600
+"""Characters of a note that are shown: a path in it may be long."""
 _STYLE = headline_view.STYLE + outline.STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 _PLAYED_ALONE = (
@@ -46,7 +48,7 @@ def trace_text(tables: Tables) -> str:
         f"{format_bytes(row['wire_bytes'])}"
         for row in totals.head(8).iter_rows(named=True)
     ]
-    lines += [f"  note: {html.plain(note, 200)}" for note in tables.info.notes[:3]]
+    lines += [f"  note: {html.plain(note, LONGEST_NOTE)}" for note in tables.info.notes[:3]]
     return "\n".join(lines)
 
 
@@ -167,5 +169,5 @@ def _header(tables: Tables) -> str:
     if tables.info.stands_for:
         notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
     lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
-    lines += [f'<p class="dim">{html.escape(line, 600)}</p>' for line in (*notes, *tables.info.notes)]
+    lines += [f'<p class="dim">{html.escape(line, LONGEST_NOTE)}</p>' for line in (*notes, *tables.info.notes)]
     return "".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from dsexplore.trace.trace import Trace
@@ -58,17 +59,24 @@ class TraceView(View):
         """The section that shows what the figure shows."""
         return figure_html(self._trace.tables, kind, sizes)
 
-    def explore(self, figure: str = "modules", height: int = 420, sizes: str = WIRE) -> Any:
+    def explore(
+        self,
+        figure: str = "modules",
+        height: int = 420,
+        sizes: str = WIRE,
+        opened: Collection[str] = ("timeline",),
+    ) -> Any:
         """Filters, module tree, figure and tables that follow one another; ``.selection`` is the chosen part.
 
         Args:
             figure: the figure shown first, a kind of `figure`.
             height: of the tree, in pixels.
             sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
+            opened: the parts that are open at first, of ``"timeline"`` and ``"map"``.
 
         Raises:
-            UsageError: no such figure or sizes, or a height that is none.
+            UsageError: no such figure, sizes or part, or a height that is none.
         """
         from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
 
-        return Explorer(self._trace, figure, height, sizes)
+        return Explorer(self._trace, figure, height, sizes, opened)

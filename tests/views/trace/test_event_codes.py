@@ -55,7 +55,11 @@ def test_filters_let_through_what_where_does(trace: Trace, facets: Any, module: 
     codes = EventCodes(trace.tables, sizes=size.removesuffix("_bytes"))
     passed = Passed(codes, Filters(facets, module, implicit))
     wanted = {**facets, **({"module": module} if module else {}), **({"implicit": True} if implicit else {})}
-    events = trace.where(**wanted).events if wanted else trace.events
+    try:
+        events = trace.where(**wanted).events if wanted else trace.events
+    except UsageError:  # where() names the module that is not there; the box of a view shows no row
+        assert module in ("nowhere", "Other")
+        events = trace.events.clear()
     assert trace.events.filter(pl.Series(passed.mask)).equals(events)
     counted = codes.sums(passed.mask)
     assert np.array_equal(passed.sums.counts, counted.counts)

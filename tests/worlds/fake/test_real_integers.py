@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.capture.recorder import record
+from dsexplore.capture.record import record
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.fake.real_integers import _MANY
 from dsexplore.worlds.simulate import simulate

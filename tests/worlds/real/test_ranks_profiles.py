@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dsexplore import explain_hang, load, run_ranks
-from dsexplore.worlds.real import rank_server as server_module
 
-pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rank_server() -> Iterator[None]:
-    """Start the process that ranks are forked from before the first test, and end it after the last."""
-    run_ranks("", 1, backend=None).check()
-    yield
-    server_module.close()
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
 
 PROFILED = """
