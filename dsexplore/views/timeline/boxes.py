@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import WAITING, Timeline
+from dsexplore.views.timeline.mark_colours import MOST_MARKS
 
 Numbers = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -31,7 +32,7 @@ class Boxes:
     lane: Indices
     """Index into `Timeline.lanes`."""
     mark: Indices
-    """Index into `Timeline.marks`: in a column that of the most bytes."""
+    """Index into `mark_colours.colours_of`: in a column that of the most bytes."""
     level: Numbers
     """From 0 for no bytes to 1 for the most that one span of the whole timeline has; in a column of their mean."""
     count: Indices
@@ -73,14 +74,14 @@ class Coded:
         self.until: Numbers = np.maximum.accumulate(self.end) if len(self.end) else self.end
         """The latest end of the spans so far."""
         self.lane = _codes(spans["lane"], timeline.lanes)
-        self.mark = _codes(spans["mark"], timeline.marks)
+        self.mark = np.minimum(_codes(spans["mark"], timeline.marks), np.int32(MOST_MARKS - 1))
         self.bytes: Numbers = spans["bytes"].fill_null(0).to_numpy().astype(np.float64)
         self.flat: Mask = spans["bytes"].is_null().to_numpy()
         """What has no bytes, and so no height of its own."""
         self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
         """Of the trace's events; −1 for what is no event."""
         self.top = float(self.bytes.max(initial=0.0))
-        self.shape = (min(len(timeline.lanes), MOST_LANES), max(1, len(timeline.marks)))
+        self.shape = (min(len(timeline.lanes), MOST_LANES), min(max(1, len(timeline.marks)), MOST_MARKS))
         """(lanes, marks) that are drawn."""
         self.low = timeline.marks.index(WAITING) if WAITING in timeline.marks else -1
         """The mark of gaps."""

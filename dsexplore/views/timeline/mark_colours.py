@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
+from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark
 
+MOST_MARKS = 24
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
 _OTHERS = (GREY, "#000")
 """From the seventh mark on: more than six colours are not told apart."""
@@ -27,17 +29,20 @@ _GAPS = {WAITING: Colour(WAITING, "–", GREY, "#000"), WARM_UP: Colour(WARM_UP,
 
 
 def colours_of(timeline: Timeline) -> list[Colour]:
-    """One per mark, in the order of `Timeline.marks`."""
+    """One per mark, in the order of `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
+    names = timeline.marks
+    if len(names) > MOST_MARKS:
+        names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
     return [
         _GAPS[name] if name in _GAPS else _colour(timeline.coloured_by, name, number)
-        for number, name in enumerate(timeline.marks)
+        for number, name in enumerate(names)
     ]
 
 
 def _colour(kind: str, name: str, number: int) -> Colour:
     if kind == "phase":
         mark = phase_mark(name)
-        return Colour(name, mark.letter, mark.colour, mark.ink)
+        return Colour(html.plain(name, 60), mark.letter, mark.colour, mark.ink)
     if kind == "microbatch":  # its number stands on each box
         return Colour(name, name.rpartition(" ")[2], *_IN_TURN[number % len(_IN_TURN)])
-    return Colour(name, str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
+    return Colour(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))

@@ -17,7 +17,7 @@ _LANE, _GAP = 12, 2
 _TICKS = 5
 _MOST_LABELLED = 240
 """Spans that have room for a label each."""
-_MOST_TIES = 200
+_MOST_TIES, _MOST_KEYS = 200, 12
 
 STYLE = """
 .dsx .tl{display:grid;grid-template-columns:minmax(90px,max-content) minmax(0,1fr);gap:3px 8px;align-items:center}
@@ -27,6 +27,8 @@ grid-column:1}
 .dsx .tl>.l>i{forced-color-adjust:none;
 position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
 text-align:center}
+.dsx .tl-part{margin-bottom:8px;max-width:1000px}
+.dsx .tl-part>summary{font-weight:600}
 .dsx .tl>.ties{background:none;height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
 .dsx .tl>div:last-child{display:flex;justify-content:space-between;font-size:var(--dsx-tiny);color:var(--dsx-dim);
 grid-column:2}
@@ -40,34 +42,36 @@ def timeline_html(timeline: Timeline) -> str:
     return html.fragment(f"<p><b>{html.escape(whole(timeline))}</b></p>{drawing(timeline)}", STYLE)
 
 
-def drawing(timeline: Timeline, most_lanes: int = LANES) -> str:
+def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
     """The key, the lanes and the axis; needs `STYLE`."""
     colours = colours_of(timeline)
-    key = "".join(_key(colour) for colour in colours)
-    return f'<p class="dim">{html.escape(axis_text(timeline), 600)}. {key}</p>{_lanes(timeline, colours, most_lanes)}'
+    key = "".join(_key(colour) for colour in colours[:_MOST_KEYS])
+    key += f"and {len(colours) - _MOST_KEYS:,} more" if len(colours) > _MOST_KEYS else ""
+    lanes = _lanes(timeline, colours, most_lanes, columns)
+    return f'<p class="dim">{html.escape(axis_text(timeline), 600)}. {key}</p>{lanes}'
 
 
 def _key(colour: Colour) -> str:
     return (
         f'<span class="key" style="background:{colour.fill};color:{colour.ink}">{html.escape(colour.letter)}</span>'
-        f"{html.escape(colour.name)} "
+        f"{html.escape(colour.name, 30)} "
     )
 
 
-def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int) -> str:
+def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: int) -> str:
     spans, (first, last) = Coded(timeline), extent(timeline)
     labelled = timeline.spans["label"].null_count() < len(timeline.spans) <= _MOST_LABELLED
-    found = boxes(spans, (first, last), COLUMNS, most=_MOST_LABELLED if labelled else 0)
+    found = boxes(spans, (first, last), columns, most=_MOST_LABELLED if labelled else 0)
     totals, rows = lane_totals(timeline), []
     for number, lane in enumerate(timeline.lanes[:most_lanes]):
-        spoken = html.escape(f"{lane}: {totals.get(lane, 'nothing')}")
+        spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
         place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
         rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span>')
         if labelled:
             rows.append(f'<div class="l" {place_of}>{_labelled(timeline, found, number, colours)}</div>')
         else:
-            strip = f'viewBox="0 0 {COLUMNS} {_LANE}" preserveAspectRatio="none"'
-            rows.append(f"<svg {strip} {place_of}>{_paths(found, number, colours)}</svg>")
+            strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
+            rows.append(f"<svg {strip} {place_of}>{_paths(found, number, colours, columns)}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
     ticks = "".join(
@@ -113,14 +117,14 @@ def _ties(timeline: Timeline, lanes: int) -> str:
     )
 
 
-def _paths(found: Boxes, lane: int, colours: list[Colour]) -> str:
+def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
     """One path per colour; boxes side by side that look alike are one rectangle."""
     at = (found.lane == lane).nonzero()[0].tolist()
     runs: dict[int, list[str]] = {}
     cells = [
         (
-            round(found.begin[i] * COLUMNS),
-            max(1, round((found.end[i] - found.begin[i]) * COLUMNS)),
+            round(found.begin[i] * columns),
+            max(1, round((found.end[i] - found.begin[i]) * columns)),
             round(2 + (_LANE - 2) * float(found.level[i])),
             int(found.mark[i]),
         )

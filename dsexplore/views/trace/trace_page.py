@@ -8,11 +8,14 @@ import polars as pl
 
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
+from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.timeline import timeline_drawing
+from dsexplore.views.timeline.timeline_text import whole
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
 from dsexplore.views.trace.event_codes import START_UP, EventCodes
@@ -27,7 +30,9 @@ BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
 
 LONGEST_NOTE = 600
 """Characters of a note that are shown: a path in it may be long."""
-_STYLE = headline_view.STYLE + outline.STYLE + drawings.STYLE
+_TIMELINE_LANES, _TIMELINE_COLUMNS = 6, 96
+_TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE
+_STYLE = _TWIN_STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 _PLAYED_ALONE = (
     "The totals above count each rank as often as it stands for others; the tree and the sections below show the "
@@ -60,7 +65,7 @@ def trace_html(
     in_words: bool = False,
     prediction: Prediction | None = None,
 ) -> str:
-    """The headline, the module tree, the findings, and what was sent; complete in itself.
+    """The headline, the timeline, the module tree, the findings, and what was sent; complete in itself.
 
     Args:
         tables: what was recorded.
@@ -75,7 +80,7 @@ def trace_html(
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
     sent = _findings_part(headline, names.get("finding", "")) + communication_html(codes, figures)
     answers = _answers(headline) if in_words and len(codes) else ""
-    head = _header(tables) + _headline(headline, names, codes.tree.axes) + answers + _said(codes)
+    head = _header(tables) + _headline(headline, names, codes.tree.axes) + answers + _timeline(codes) + _said(codes)
     around = html.fragment(head + sent, _STYLE)
     times = time_columns(codes.tree, prediction) if prediction is not None else ()
     tree = tree_html(codes, budget - len(around.encode()), modules, times)
@@ -91,9 +96,10 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def twin_html(codes: EventCodes, headline: Headline) -> str:
-    """The short static view that stands in the notebook beside the explorer: headline and tree."""
-    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _said(codes)
-    return html.fragment(head + tree_html(codes, _TWIN_BUDGET), headline_view.STYLE + outline.STYLE)
+    """The short static view that stands in the notebook beside the explorer: headline, timeline and tree."""
+    said = headline_html(headline, lambda _: "", codes.tree.axes)
+    head = _header(codes.tables) + said + _timeline(codes) + _said(codes)
+    return html.fragment(head + tree_html(codes, _TWIN_BUDGET), _TWIN_STYLE)
 
 
 def figure_html(tables: Tables, kind: str, sizes: str = WIRE) -> str:
@@ -106,6 +112,15 @@ def figure_html(tables: Tables, kind: str, sizes: str = WIRE) -> str:
 def _headline(headline: Headline, names: dict[str, str], axes: list[str]) -> str:
     said = headline.sentences
     return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes)
+
+
+def _timeline(codes: EventCodes) -> str:
+    """The section of the timeline; empty where nothing was sent."""
+    if not len(codes):
+        return ""
+    shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
+    drawn = timeline_drawing.drawing(shown, _TIMELINE_LANES, _TIMELINE_COLUMNS)
+    return f'<details class="tl-part" open><summary>{html.escape(whole(shown))}</summary>{drawn}</details>'
 
 
 def _findings_part(headline: Headline, anchor: str) -> str:

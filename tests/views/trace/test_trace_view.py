@@ -250,3 +250,19 @@ def test_measured_times_give_bandwidth_and_a_time_axis(traces: ModuleType) -> No
     assert "Sequence, in time" in text
     assert "1 GB/s" in text
     assert list(trace.figure(kind="bandwidth").data[0].y) == [1.0]
+
+
+def test_the_timeline_stands_in_the_view_between_headline_and_tree(traces: ModuleType) -> None:
+    html = traces.layered(126, odd=3)._repr_mimebundle_()["text/html"]
+    assert len(html.encode()) <= 90_000
+    places = [html.index(part) for part in ('class="headline"', 'class="tl"', 'class="tree"')]
+    assert places == sorted(places)
+    lanes = re.findall(r'aria-label="(forward|backward): ([\d,]+) collectives', html)
+    assert lanes == [("forward", "253"), ("backward", "126")]
+    drawn = html[html.index('<div class="tl"') : html.index('class="tree"')]
+    assert len(drawn) < 6_000
+
+
+def test_the_timeline_of_a_view_has_the_bytes_of_the_switch(traces: ModuleType) -> None:
+    for sizes in ("wire", "message"):
+        assert f"taller is more {sizes} bytes" in TraceView(traces.layered(4)).page(sizes=sizes)
