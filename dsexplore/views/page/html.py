@@ -149,12 +149,19 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
     return f'<div class="bar">{segments}</div>'
 
 
-def page(title: str, body: str) -> str:
-    """One self-contained HTML document around a fragment: nothing is fetched, nothing runs."""
+def page(title: str, body: str, scripts: bool = False) -> str:
+    """One self-contained HTML document around a fragment: nothing is fetched, and nothing runs unless asked.
+
+    Args:
+        title: of the window.
+        body: the fragment.
+        scripts: whether the scripts in the fragment run.
+    """
+    run = "script-src 'unsafe-inline'; " if scripts else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; {run}"
         'img-src data:">'
         f"<title>{escape(title)}</title>"
         "<style>:root{color-scheme:light dark;--dsx-page:.875rem}body{margin:16px;background:Canvas}"

@@ -17,7 +17,7 @@ _LANE, _GAP = 12, 2
 _TICKS = 5
 _MOST_LABELLED = 240
 """Spans that have room for a label each."""
-_MOST_TIES, _MOST_KEYS = 200, 12
+_MOST_TIES, _MOST_KEYS = 200, 8
 
 STYLE = """
 .dsx .tl{display:grid;grid-template-columns:minmax(90px,max-content) minmax(0,1fr);gap:3px 8px;align-items:center}

@@ -28,15 +28,23 @@ class TraceView(View):
         """The summary, the module tree, and what was sent; complete in itself."""
         return trace_html(self._trace.tables)
 
-    def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
+    def page(self, sizes: str = WIRE, cluster: Any = None, interactive: bool = False) -> str:
         """A document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes it shows, ``"wire"`` or ``"message"``.
             cluster: for which the tree shows predicted seconds; see `Trace.predict`.
+            interactive: with the explorer's tree, filters and timeline above, which need no kernel and no network.
+
+        Raises:
+            UsageError: no such sizes or cluster, or too many events for an interactive page.
         """
         prediction = self._trace.predict(cluster) if cluster is not None else None
         shown = trace_html(self._trace.tables, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
+        if interactive:
+            from dsexplore.views.explorer.standalone import standalone_page  # anywidget is loaded when asked for
+
+            return standalone_page(self._trace, shown, sizes)
         return html.page(self.title, shown)
 
     def figure(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> Any:
@@ -60,19 +68,15 @@ class TraceView(View):
         return figure_html(self._trace.tables, kind, sizes)
 
     def explore(
-        self,
-        figure: str = "modules",
-        height: int = 420,
-        sizes: str = WIRE,
-        opened: Collection[str] = ("timeline",),
+        self, figure: str = "modules", height: int = 420, sizes: str = WIRE, opened: Collection[str] = ("timeline",)
     ) -> Any:
-        """Filters, module tree, figure and tables that follow one another; ``.selection`` is the chosen part.
+        """Filters, tree, figure, timeline, map and tables that follow one another; ``.selection`` is what is chosen.
 
         Args:
             figure: the figure shown first, a kind of `figure`.
             height: of the tree, in pixels.
             sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-            opened: the parts that are open at first, of ``"timeline"`` and ``"map"``.
+            opened: the parts below the tree that are open at first, of ``"timeline"`` and ``"map"``.
 
         Raises:
             UsageError: no such figure, sizes or part, or a height that is none.

@@ -27,6 +27,7 @@ function assemble({ model, store, el, figure }) {
   map.append(drawing);
   el.append(headline, filters, status, both, lanes, ...(figure ? [map] : []), details);
   const arrange = choice("lanes", (model.get("timeline").kinds || []).map((kind) => [kind, `lanes: ${kind}`]));
+  arrange.hidden = !arrange.length;
   arrange.addEventListener("change", () => model.send({ type: "lanes", kind: arrange.value }));
   arranged.append(arrange);
   arrange.dataset.asks = "";
@@ -36,6 +37,7 @@ function assemble({ model, store, el, figure }) {
     if (arrange.length !== kinds.length) {
       arrange.replaceChildren(...kinds.map((each) => Object.assign(element("option", "", `lanes: ${each}`), { value: each })));
     }
+    arrange.hidden = !kinds.length;
     arrange.value = kind;
   };
   const toTree = () => rows.querySelector(".dsx-port").focus({ preventScroll: true });

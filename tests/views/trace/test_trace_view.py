@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
@@ -173,9 +174,9 @@ def test_names_are_text_wherever_they_appear(traces: ModuleType, name: str) -> N
 
 
 @pytest.mark.parametrize("name", [HOSTILE * 400, "اسم" * 4_000])
-def test_many_long_names_stay_below_70_kb(traces: ModuleType, name: str) -> None:
+def test_many_long_names_stay_below_75_kb(traces: ModuleType, name: str) -> None:
     trace = traces.of_names([f"{i}{name}{i}" for i in range(2_000)])
-    assert len(trace._repr_mimebundle_()["text/html"].encode()) < 70_000
+    assert len(trace._repr_mimebundle_()["text/html"].encode()) < 75_000
 
 
 @settings(max_examples=60, deadline=None)
@@ -266,3 +267,17 @@ def test_the_timeline_stands_in_the_view_between_headline_and_tree(traces: Modul
 def test_the_timeline_of_a_view_has_the_bytes_of_the_switch(traces: ModuleType) -> None:
     for sizes in ("wire", "message"):
         assert f"taller is more {sizes} bytes" in TraceView(traces.layered(4)).page(sizes=sizes)
+
+
+def test_a_file_of_its_own_holds_no_more_events_than_a_browser_filters(
+    traces: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dsexplore.views.explorer import standalone
+
+    path = traces.layered(126, odd=3).to_html(tmp_path / "it.html", interactive=True)
+    text = path.read_text()
+    assert "script-src 'unsafe-inline'" in text
+    assert "http" not in re.sub(r"http-equiv", "", text.partition('<script type="module">')[0].partition("<body>")[2])
+    monkeypatch.setattr(standalone, "MOST_EVENTS", 10)
+    with pytest.raises(UsageError, match=r"379 events are too many .* at most 10"):
+        traces.layered(126, odd=3).to_html(tmp_path / "it.html", interactive=True)

@@ -1,0 +1,182 @@
+"""A trace's explorer as one file that needs no kernel and no network: tree, filters and timeline.
+
+The events are in it as columns of small integers, compressed; ``standalone.js`` filters and adds them up in the
+browser. The static view stands below, and alone where no JavaScript runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.errors import UsageError
+from dsexplore.trace.places import OUTSIDE
+from dsexplore.trace.trace import Trace
+from dsexplore.views.explorer.filters import FACETS, lists
+from dsexplore.views.explorer.module_rows import rows_of
+from dsexplore.views.page import html
+from dsexplore.views.timeline.boxes import MOST_LANES, Coded
+from dsexplore.views.timeline.mark_colours import colours_of
+from dsexplore.views.timeline.timeline_text import AXES, whole
+from dsexplore.views.trace.byte_sizes import WIRE, summed_over
+from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, START_UP, EventCodes
+from dsexplore.views.trace.event_lines import EventLines, event_lines
+from dsexplore.views.trace.facets import facet
+from dsexplore.views.trace.headline_view import filter_by, headline_html
+from dsexplore.views.widgets import script
+from dsexplore.views.widgets.explorer_widget import EXPLORER_SCRIPTS, EXPLORER_STYLE
+
+MOST_EVENTS = 200_000
+"""Events that a browser filters and draws within a tenth of a second without a kernel."""
+_TYPES = {"i4": np.int32, "i2": np.uint16, "i1": np.uint8, "f8": np.float64}
+_START = """
+const place = document.getElementById("dsx-explorer");
+standalone(document.getElementById("dsx-events").textContent, place).then((model) => {
+  globalThis.dsexplore = model;
+  document.getElementById("dsx-static").open = false;
+}, (error) => { place.textContent = `The explorer cannot run in this browser: ${error}`; });
+"""
+
+
+def standalone_page(trace: Trace, static: str, sizes: str = WIRE) -> str:
+    """One HTML document.
+
+    Args:
+        trace: what it shows.
+        static: the HTML below, which stands alone where no JavaScript runs.
+        sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
+
+    Raises:
+        UsageError: more events than a browser can filter, or no such sizes.
+    """
+    if len(trace) > MOST_EVENTS:
+        raise UsageError(
+            f"to_html(interactive=True): {len(trace):,} events are too many to be filtered without a kernel; write a "
+            f"part of at most {MOST_EVENTS:,}, such as trace.where(step=0), or the static page without interactive=True"
+        )
+    data = gzip.compress(json.dumps(_content(trace, sizes), separators=(",", ":")).encode(), 6, mtime=0)
+    code = script(*EXPLORER_SCRIPTS, "standalone.js", render="null") + _START
+    body = (
+        f'<style>{EXPLORER_STYLE}</style><div id="dsx-explorer"></div>'
+        f'<details id="dsx-static" open><summary>The static view: everything in words and tables</summary>{static}'
+        f'</details><script type="text/plain" id="dsx-events">{base64.b64encode(data).decode()}</script>'
+        f'<script type="module">{code}</script>'
+    )
+    return html.page("Trace", body, scripts=True)
+
+
+def _content(trace: Trace, sizes: str) -> dict[str, Any]:
+    codes, tables = EventCodes(trace.tables, sizes=sizes), trace.tables
+    headline = Headline(tables)
+    timeline = timeline_of(tables)
+    spans = Coded(timeline)
+    place = np.argsort(spans.row, kind="stable")  # spans stand in the order of their begin
+    kinds = event_lines(tables.events, SAME_COLLECTIVE, ["seq"])
+    trigger = facet(tables.events["trigger"])
+    filters = lists(codes)
+    events = {
+        "owner": _packed(codes.owner, "i4"),
+        "trigger": _packed(trigger.codes, "i4"),
+        "axis": _packed(codes.tree.columns_of(codes.facets["axis"].labels)[codes.facets["axis"].codes], "i1"),
+        "phase": _packed(codes.facets["phase"].codes, "i1"),
+        "implicit": _packed(codes.implicit, "i1"),
+        "line": _packed(kinds.line, "i4"),
+        **{name: _packed(tables.events[f"{name}_bytes"].to_numpy(), "f8") for name in ("wire", "message")},
+        **{name: _packed(getattr(spans, name)[place], "f8") for name in ("begin", "end")},
+        "lane": _packed(np.minimum(spans.lane, MOST_LANES - 1)[place], "i2"),
+        "mark": _packed(spans.mark[place], "i1"),
+        "facets": {name: _packed(codes.facets[name].codes, "i4") for name in FACETS},
+    }
+    shown = headline_html(headline, filter_by, codes.tree.axes)
+    rows = rows_of(codes)
+    state = {
+        **rows,
+        "structure": _packed(np.frombuffer(rows["structure"], np.int32), "i4"),
+        "lists": filters,
+        "sizes": sizes,
+        "height": 420,
+        "twin": "",
+        "kinds": [],
+        "headline": f'<div class="dsx">{shown}</div>' if shown else "",
+    }
+    sentences = [
+        {"text": html.plain(one.text, 200), "rows": _packed(np.asarray(list(one.rows), np.int32), "i4")}
+        for one in headline.sentences
+    ]
+    return {
+        "state": state,
+        "events": events,
+        "lines": _lines(kinds),
+        "parameters": _parameters(codes),
+        "sentences": sentences,
+        "triggers": list(trigger.labels),
+        "lanes": {
+            "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
+            "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
+            "timed": timeline.order == "measured",
+            "axis": f"left to right: {AXES[timeline.order]}",
+            "title": whole(timeline),
+            "over": summed_over(tables) + (", start-up included" if START_UP in codes.facets["phase"].labels else ""),
+            "outside": OUTSIDE,
+            "columns": _columns(codes),
+        },
+    }
+
+
+def _packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
+    return {"type": kind, "packed": base64.b64encode(np.ascontiguousarray(values, _TYPES[kind]).tobytes()).decode()}
+
+
+def _columns(codes: EventCodes) -> dict[str, Any]:
+    """How many columns of which kind the tree has, and those that no filter changes."""
+    phases = codes.facets["phase"].labels
+    return {
+        "axes": len(codes.tree.axes),
+        "phases": len(phases),
+        "startUp": phases.index(START_UP) if START_UP in phases else -1,
+        "held": [_packed(held, "f8") for held in (codes.tree.global_bytes, codes.tree.local_bytes)],
+    }
+
+
+def _lines(kinds: EventLines) -> list[list[Any]]:
+    """What the table of collectives shows of each kind; its wire and message bytes come last."""
+    return [
+        [
+            html.printable(row["op"]),
+            html.plain(row["axis"], 40),
+            row["phase"],
+            html.plain(f"{row['dtype']}{list(row['shape'] or ())}", 48),
+            html.plain(row["cause"]),
+            html.plain(row["source"].partition(" ← ")[0]),
+            bool(row["implicit"]),
+            row["message_bytes"],
+            row["wire_bytes"],
+        ]
+        for row in kinds.rows.iter_rows(named=True)
+    ]
+
+
+def _parameters(codes: EventCodes) -> dict[str, list[list[Any]]]:
+    """Row of the tree → its own parameters, on the first rank that has each."""
+    found: dict[str, list[list[Any]]] = {}
+    first = codes.tables.parameters.unique("name", keep="first", maintain_order=True)
+    for row in first.iter_rows(named=True):
+        at = codes.tree.row_of.get(row["module"])
+        cells = [
+            html.plain(row["name"].removeprefix(f"{row['module']}.")),
+            str(list(row["global_shape"] or ())),
+            str(list(row["local_shape"] or ())),
+            row["dtype"],
+            html.plain(row["placements"] or "plain tensor", 60),
+            html.plain(row["mesh"] or "–", 40),
+            row["local_bytes"],
+        ]
+        found.setdefault(str(at), []).append(cells)
+    return found

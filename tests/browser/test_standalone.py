@@ -1,0 +1,139 @@
+"""The explorer in a file of its own: the same numbers as with a kernel, no network, and readable without JavaScript."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsexplore.trace.trace import Trace
+
+pytestmark = pytest.mark.browser
+
+COLUMN = """title => { const m = globalThis.dsexplore, at = m.state.titles.findIndex(([name]) => name === title);
+    return [...m.state.values.slice(at * m.rows.count, (at + 1) * m.rows.count)]; }"""
+CHOSEN = "() => [...globalThis.dsexplore.selection()].flatMap((kept, i) => (kept ? [i] : []))"
+STATUS = "document.querySelector('.dsx-status').innerText"
+
+
+def show(page: Any, trace: Trace, folder: Path, **options: Any) -> None:
+    page.goto(trace.to_html(folder / "shown.html", interactive=True, **options).as_uri())
+    page.wait_for_function("globalThis.dsexplore !== undefined")
+    page.wait_for_selector(".dsx-explorer canvas[data-drawn]")
+
+
+def columns(explorer: Any, title: str) -> list[float]:
+    rows = len(explorer.widget.labels)
+    values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, rows)
+    place = explorer.widget.columns[[name for name, _ in explorer.widget.titles].index(title)]
+    return values[place].tolist() if place >= 0 else [0.0] * rows
+
+
+def compare(page: Any, explorer: Any) -> None:
+    """The page has what Python answers in a notebook: every column of the tree, the events, and how many."""
+    for title, _ in explorer.widget.titles:
+        assert page.evaluate(COLUMN, title) == columns(explorer, title), title
+    assert len(page.evaluate(CHOSEN)) == len(explorer.selection)
+    sent = explorer.widget.timeline["boxes"]
+    for name in ("begin", "end", "level"):  # drawn in another order
+        drawn = page.evaluate(
+            "name => [...globalThis.dsexplore.state.timeline.boxes[name]].sort((a, b) => a - b)", name
+        )
+        assert drawn == pytest.approx(sorted(np.frombuffer(sent[name], np.float32).tolist()), abs=1e-6), name
+    assert page.evaluate(STATUS).startswith(explorer._chosen.summary)
+
+
+@pytest.mark.parametrize("which", ["layered", "timed"])
+def test_it_answers_as_the_kernel_does(
+    page: Any, tmp_path: Path, make_layered: Any, make_timed: Any, which: str, shot: Any
+) -> None:
+    trace = make_layered(8, odd=3) if which == "layered" else make_timed(4, 2)
+    explorer = trace.explore()
+    show(page, trace, tmp_path)
+    compare(page, explorer)
+    page.select_option("select[aria-label=phase]", index=1)
+    explorer.filter(phase="forward")
+    compare(page, explorer)
+    page.select_option("select[aria-label=sizes]", "message")
+    explorer.widget.sizes = "message"
+    compare(page, explorer)
+    page.click("text=clear >> nth=0")
+    explorer.filter()
+    for pattern in ("layers.[1-3]*", "*up", "nothing?"):
+        page.fill("input[aria-label='module pattern']", pattern)
+        page.press("input[aria-label='module pattern']", "Enter")
+        explorer.widget.pattern = pattern
+        compare(page, explorer)
+    assert "no module is called nothing?" in page.evaluate(STATUS)
+    page.click("text=clear >> nth=0")
+    explorer.filter()
+    page.click(".dsx-fold")
+    explorer.widget.folding = False
+    compare(page, explorer)
+    page.evaluate("globalThis.dsexplore.set('selected', 3)")
+    explorer.widget.selected = 3
+    compare(page, explorer)
+    shot(page, f"standalone_{which}", full_page=True)
+    assert page.errors == []
+    assert [url for url in page.requests.urls if not url.startswith(("file:", "blob:"))] == []
+
+
+def test_a_range_and_a_sentence_filter_without_a_kernel(page: Any, tmp_path: Path, make_layered: Any) -> None:
+    trace = make_layered(8, odd=3)
+    show(page, trace, tmp_path)
+    box = page.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 200, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"], box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_selector("[data-drop=timeline]")
+    late = page.evaluate(CHOSEN)
+    assert late[-1] == 24
+    assert 1 < len(late) < 12
+    page.click("[data-drop=timeline]")
+    assert len(page.evaluate(CHOSEN)) == 25
+    page.click("[data-sentence] >> nth=0")
+    wanted = trace.headline().sentences[0].rows.tolist()
+    assert page.evaluate(CHOSEN) == sorted(wanted)
+    page.focus("canvas")
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    assert page.evaluate(CHOSEN) == [1]
+    assert "train.py:10" in page.inner_text(".dsx-details")
+    assert page.errors == []
+
+
+def test_many_events_are_drawn_in_columns_that_zoom(page: Any, tmp_path: Path, make_layered: Any) -> None:
+    trace = make_layered(3000)
+    show(page, trace, tmp_path)
+    explorer = trace.explore()
+    compare(page, explorer)
+    sent = explorer.widget.timeline["boxes"]
+    counts = page.evaluate("() => [...globalThis.dsexplore.state.timeline.boxes.count]")
+    assert counts == np.frombuffer(sent["count"], np.uint32).tolist()
+    page.focus("canvas")
+    for _ in range(14):
+        page.keyboard.press("+")
+    page.wait_for_function("globalThis.dsexplore.state.timeline.texts.length > 0")
+    assert page.errors == []
+
+
+def test_without_javascript_the_static_view_is_there(browser: Any, tmp_path: Path, make_layered: Any) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(make_layered(3).to_html(tmp_path / "shown.html", interactive=True).as_uri())
+        assert page.locator("#dsx-static .tree").is_visible()
+    finally:
+        context.close()
+
+
+def test_names_are_data(page: Any, tmp_path: Path, trace_of_names: Any) -> None:
+    show(page, trace_of_names(["<img src=x onerror=window.pwned=1>", "</script><b>", "b" * 300]), tmp_path)
+    page.locator(".dsx-body .dsx-row").nth(0).click()
+    page.locator(".dsx-body .dsx-row").nth(1).click()
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("#dsx-explorer img").count() == 0
+    assert page.errors == []
