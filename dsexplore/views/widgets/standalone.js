@@ -263,7 +263,7 @@ class Standalone {
       cell.bytes += size[i];
       cell.held.push(i);
       cell.marks[events.mark[i]] = (cell.marks[events.mark[i]] || 0) + size[i];
-      cell.until = Math.max(cell.until, (events.end[i] - first) / (last - first));
+      if (events.end[i] - events.begin[i] > (last - first) / COLUMNS) cell.until = Math.max(cell.until, (events.end[i] - first) / (last - first));
       cells.set(key, cell);
     }
     return [...cells.entries()].sort(([a], [b]) => a - b).map(([, cell]) => ({
