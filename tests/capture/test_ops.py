@@ -22,6 +22,15 @@ def test_every_op_is_recorded_or_has_a_reason() -> None:
     assert not unclassified
 
 
+def test_an_op_that_a_program_defines_is_found_until_it_is_gone() -> None:
+    assert "c10d::of_this_test" not in ops.op_names()
+    library = torch.library.Library("c10d", "FRAGMENT")
+    library.define("of_this_test(Tensor x) -> Tensor")
+    assert "c10d::of_this_test" in ops.op_names()
+    library._destroy()
+    assert "c10d::of_this_test" not in ops.op_names()
+
+
 def test_no_op_is_both() -> None:
     assert not ops.COMMUNICATION.keys() & ops.NOT_COMMUNICATION.keys()
     assert all(reason.strip() for reason in ops.NOT_COMMUNICATION.values())
