@@ -18,7 +18,7 @@ from IPython.display import display
 from dsexplore import run_cell, unloaded_magic
 from dsexplore.errors import UsageError
 from dsexplore.near_names import options_meant
-from dsexplore.real_cells import RealCells, failure, hang_sentences
+from dsexplore.real_cells import RealCells, failure, hang_sentences, stack_texts
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
@@ -212,8 +212,9 @@ class CommtraceMagics(Magics):
         except KeyboardInterrupt as interrupt:
             interrupted = getattr(interrupt, "run", None)
             self._bind_trace(options, interrupted)
-            for sentence in hang_sentences(interrupted) if interrupted is not None else ():
-                interrupt.add_note(sentence)
+            if interrupted is not None:
+                for text in (*hang_sentences(interrupted), *stack_texts(interrupted)):
+                    interrupt.add_note(text)
             did = "engines were interrupted" if isinstance(kept, Cluster) else "ranks were ended"
             interrupt.add_note(f"The {did}. What was recorded until then is in `{name}`.")
             raise

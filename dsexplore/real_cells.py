@@ -249,7 +249,7 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     if run.why_closed:
         lines.append(f"the ranks were ended: {run.why_closed}")
     details = first.traceback if first is not None else ""
-    stacks = [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
+    stacks = stack_texts(run)
     text = "\n".join([*lines, *(["", details.rstrip()] if details else []), *(["", *stacks] if not details else [])])
     error = RanksFailedError(run)
     error.args = (text,)
@@ -264,6 +264,11 @@ def hang_sentences(run: CellRun) -> list[str]:
     stacks = {one.rank: one.stack for one in run.outcomes if one.stack}
     report = explain_trace(run.trace, stacks, {one.rank: _end(one) for one in run.outcomes})
     return [] if report.reason == "none" else [report.sentence]
+
+
+def stack_texts(run: CellRun) -> list[str]:
+    """For each rank that was ended while it ran the cell: where it was."""
+    return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
 
 
 def _end(one: RankOutcome) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from traitlets.config import Config
 
 from dsexplore import RanksFailedError, real_cells
 from dsexplore.magics import CommtraceMagics
+from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import rank_server as server_module
+from dsexplore.worlds.real.messages import Cell
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -52,10 +57,14 @@ class Notebook:
         return self.names["_trace"]
 
     @property
-    def kept_pids(self) -> list[int]:
+    def kept_world(self) -> Any:
         magics = self.shell.magics_manager.registry["CommtraceMagics"]
         assert isinstance(magics, CommtraceMagics)
-        kept = magics._real.kept
+        return magics._real.kept
+
+    @property
+    def kept_pids(self) -> list[int]:
+        kept = self.kept_world
         return [rank.pid for rank in kept._ranks] if kept is not None else []
 
 
@@ -161,6 +170,7 @@ def test_an_error_of_one_rank_ends_its_peers_and_says_where_they_waited(notebook
     ("end", "how"),
     [
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("dist.all_reduce(x, async_op=True)\n    os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("os._exit(7)", "ended with exit code 7, without a result"),
     ],
 )
@@ -172,38 +182,92 @@ def test_a_rank_that_dies_is_named(notebook: Notebook, end: str, how: str) -> No
     notebook.ok(f"%%commtrace --real 2\n{SUM}")
 
 
-def test_a_stopped_rank_is_named_at_the_timeout(notebook: Notebook) -> None:
+Hang = Callable[..., tuple[BaseException | None, str]]
+
+
+@pytest.fixture
+def hang(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Hang:
+    """Run a cell until each rank has printed ``here`` or is stopped; then its time is up, or a signal comes.
+
+    Returns its error, and what is shown.
+    """
+    wait_for_all = rank_world.wait_for_all
+    signals: list[signal.Signals] = []
+
+    def is_there(rank: rank_handle.RankHandle) -> bool:
+        rank.read()
+        return b"here" in rank.output.data or rank.look_whether_stopped()
+
+    def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
+        while not all(map(is_there, ranks)):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.005)
+        if signals:
+            signal.raise_signal(signals.pop())
+        return wait_for_all(ranks, 0.0, *more)
+
+    def run(cell: str, *sent: signal.Signals) -> tuple[BaseException | None, str]:
+        signals.extend(sent)
+        error, text = notebook.run(cell)
+        if not sent:
+            assert isinstance(error, RanksFailedError), text
+            assert "the cell had not ended after 240 s (--timeout), and its ranks were ended" in text
+        return error, text
+
+    monkeypatch.setattr(rank_world, "wait_for_all", wait_for_the_hang)
+    monkeypatch.setattr(rank_world, "SAVE_WAIT", 60.0)
+    return run
+
+
+def test_a_stopped_rank_is_named_at_the_timeout(notebook: Notebook, hang: Hang) -> None:
     stop = "import os\nif rank == 1:\n    os.kill(os.getpid(), 19)\n"
-    error, text = notebook.run(f"%%commtrace --real 2 --timeout 1.5\n{SUM}{stop}dist.all_reduce(x)")
-    assert isinstance(error, RanksFailedError)
-    assert "the cell had not ended after 1.5 s (--timeout)" in text
+    wait = "work = dist.all_reduce(x, async_op=True)\nprint('here')\nwork.wait()"
+    _, text = hang(f"%%commtrace --real 2 --timeout 240\n{SUM}{stop}{wait}")
     assert "rank 1 was stopped" in text
     assert "rank 1 did not come: rank 0 waits for it in all_reduce (In[2]:8, group 0, 16 B)" in text
     assert "rank 0 was waiting in all_reduce (In[2]:8" in text
+    assert "rank 0 was at, innermost first:" in text
     assert notebook.trace.info.ranks == (0, 1)  # it left its trace, too
 
 
-def test_a_hang_says_who_parted_from_the_others_and_where(notebook: Notebook) -> None:
-    parted = "if rank == 1:\n    dist.barrier()\nelse:\n    dist.all_reduce(x)"
-    error, text = notebook.run(f"%%commtrace --real 3 --timeout 1\n{SUM}{parted}")
+def test_a_hang_says_who_parted_from_the_others_and_where(hang: Hang) -> None:
+    wait = "wait = dict(async_op=True)\n"
+    parted = "if rank == 1:\n    w = dist.barrier(**wait)\nelse:\n    w = dist.all_reduce(x, **wait)\nprint('here')\n"
+    _, text = hang(f"%%commtrace --real 3 --timeout 240\n{SUM}{wait}{parted}w.wait()")
+    assert (
+        "\nrank 1 waits in barrier (In[2]:7, group 0); ranks 0, 2 wait in all_reduce (In[2]:9, group 0, 16 B); "
+        "they parted after collective 1 of group 0; rank 1 is the odd one\n"
+    ) in text
+
+
+def test_a_rank_that_sleeps_is_named_with_its_line(hang: Hang) -> None:
+    sleep = "print('here')\nif rank == 1:\n    import time\n    time.sleep(1000)\ndist.all_reduce(x)"
+    _, text = hang(f"%%commtrace --real 2 --timeout 240\n{SUM}{sleep}")
+    assert (
+        "\nrank 1 did not come: rank 0 waits for it in all_reduce (In[2]:9, group 0, 16 B), collective 2 of group 0; "
+        "rank 1 was at In[2]:8\n"
+    ) in text
+
+
+@pytest.mark.parametrize("other", ["torch.ones(8)", "torch.ones(4, dtype=torch.float64)"], ids=["size", "dtype"])
+def test_a_collective_of_another_size_or_dtype_is_an_error(notebook: Notebook, other: str) -> None:
+    error, text = notebook.run(f"%%commtrace --real 2\n{SUM}dist.all_reduce({other} if rank == 1 else x)")
     assert isinstance(error, RanksFailedError)
-    first, sentence, *_ = text[text.index("the cell had not ended") :].splitlines()
-    assert sentence == (
-        "rank 1 waits in barrier (In[2]:6, group 0); ranks 0, 2 wait in all_reduce (In[2]:8, group 0, 16 B); "
-        "they parted after collective 1 of group 0; rank 1 is the odd one"
-    )
-    assert first.endswith("(--timeout), and its ranks were ended")
+    assert "Received data size doesn't match expected size" in text  # gloo's words, before it ends the process
+    assert "rank 0: killed by SIGABRT\nrank 1: RuntimeError" in text
+    assert "(cell line 5)\nthe ranks were ended: rank 0 died" in text
 
 
-def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook) -> None:
+def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook, hang: Hang) -> None:
     notebook.ok("%commtrace --real 2")
     pids = notebook.kept_pids
-    notebook.ok(f"%%commtrace\n{SUM}")
-    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
-    error, _ = notebook.run("%%commtrace\ndist.all_reduce(x)\nif rank == 0:\n    dist.all_reduce(x)")
+    wait = "if rank == 0:\n    w = dist.all_reduce(x, async_op=True)\nprint('here')\nif rank == 0:\n    w.wait()"
+    error, _ = hang(f"%%commtrace\n{SUM}{wait}", signal.SIGINT)
     assert isinstance(error, KeyboardInterrupt)
-    assert "The ranks were ended. What was recorded until then is in `_trace`." in "".join(error.__notes__)
-    assert "rank 1 did not come: rank 0 waits for it in all_reduce" in "".join(error.__notes__)
+    notes = "".join(error.__notes__)
+    assert "The ranks were ended. What was recorded until then is in `_trace`." in notes
+    assert "rank 1 did not come: rank 0 waits for it in all_reduce" in notes
+    assert "rank 0 was at, innermost first:" in notes
     assert notebook.trace.events["state"].to_list() == ["completed", "scheduled", "completed"]
     assert not any(map(is_running, pids))
 
@@ -225,7 +289,7 @@ def test_a_kept_rank_that_died_between_cells_is_named(notebook: Notebook) -> Non
 
 def test_much_output_is_read_on_and_its_middle_left_out(notebook: Notebook) -> None:
     text = notebook.ok(
-        "%%commtrace --real 2\nif rank == 1:\n    for _ in range(20):\n        print('y' * (1 << 20))\n    print('end')"
+        "%%commtrace --real 2\nif rank == 1:\n    for _ in range(100):\n        print('y' * 1048576)\n    print('end')"
     )
     assert "of output left out …" in text
     assert "[rank 1] end\n" in text
@@ -248,15 +312,80 @@ def test_a_port_that_is_taken_does_not_matter(notebook: Notebook, monkeypatch: p
 
 
 def test_many_cells_leave_no_process_descriptor_or_file(notebook: Notebook) -> None:
-    def held() -> tuple[int, set[str], set[str]]:
+    def held() -> tuple[int, set[str]]:
         children = Path(f"/proc/{server_module.server().pid}/task/{server_module.server().pid}/children").read_text()
-        return len([*Path("/proc/self/fd").iterdir()]), {*children.split()}, {*os.listdir("/dev/shm")}  # noqa: PTH208
+        return len([*Path("/proc/self/fd").iterdir()]), {*children.split()}
 
     before = held()
-    for _ in range(5):
+    for _ in range(3):
         notebook.ok(f"%%commtrace --real 2\n{SUM}")
         notebook.run("%%commtrace --real 2\n1 / 0")
     assert held() == before
+
+
+def test_a_hundred_cells_in_a_row_leave_the_ranks_as_they_were(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2")
+    kept = notebook.kept_world
+
+    def held() -> list[tuple[Any, ...]]:
+        processes = [Path(f"/proc/{pid}") for pid in (os.getpid(), server_module.server().pid, *notebook.kept_pids)]
+        return [
+            (
+                len([*process.glob("fd/*")]),  # sockets, too
+                len([*process.glob("task/*")]) if process.name != str(os.getpid()) else 0,
+                "".join(children.read_text() for children in process.glob("task/*/children")),
+                (process / "maps").read_text().count("/dev/shm"),
+                [*Path("/dev/shm").glob(f"*{process.name}*")],
+            )
+            for process in processes
+        ]
+
+    notebook.ok(f"%%commtrace -q\n{SUM}")
+    code = marshal.dumps((compile("dist.all_reduce(x)", "cell", "exec"), None))
+    before = held(), {*Path(tempfile.gettempdir()).iterdir()}
+    for _ in range(100):
+        assert kept.run(Cell(code, "cell", {}, b"", "")).ok
+    assert (held(), {*Path(tempfile.gettempdir()).iterdir()}) == before
+
+
+def test_ranks_whose_server_was_killed_are_named(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2")
+    ended = [os.pidfd_open(pid) for pid in notebook.kept_pids]
+    os.kill(server_module.server().pid, signal.SIGKILL)
+    for descriptor in ended:
+        select.select([descriptor], [], [], 60)
+        os.close(descriptor)
+    error, text = notebook.run("%%commtrace\nrank")
+    assert isinstance(error, ShellUsageError)
+    assert "has lost a rank since its last cell (rank 0 has ended, rank 1 has ended): open it again" in text
+
+
+def test_a_full_dev_shm_is_the_error_of_what_needs_it_alone(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = "mount -t tmpfs -o size=8k shm /dev/shm; head -c 8192 /dev/zero > /dev/shm/full"
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*inside, mount], check=False, capture_output=True).returncode:
+        pytest.skip("this machine gives no mount namespaces")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {" ".join(inside)} \'{mount}; exec "$0" "$@"\' {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    server_module.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(python))
+        server_module.server()
+    try:
+        notebook.ok("%commtrace --real 2")
+        notebook.ok(f"%%commtrace\n{SUM}")
+        error, text = notebook.run("%%commtrace\nx.share_memory_()")
+        assert isinstance(error, RanksFailedError)
+        assert "rank 0: RuntimeError: unable to allocate shared memory" in text
+        assert "No space left on device" in text
+        notebook.ok("%%commtrace\ndist.all_reduce(x)\nx[0].item()")
+        assert notebook.trace.results == {0: 6.0, 1: 6.0}
+    finally:
+        notebook.run("%commtrace --close")
+        server_module.close()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,10 @@ from dsexplore.atomic import writing
 
 LOOKS = 8
 """How often in the time-out of a recording the thread looks whether anything has moved on."""
-HOLD = 0.5
+LINGER = 0.25
+"""Seconds between the save and the end of a process that SIGTERM ends: of ranks that are ended together, the first that
+is gone makes the collectives of those fail that have not saved yet."""
+HOLD = 0.5 + LINGER
 """Seconds for which a program that is ended does not go on while its recording is saved, which takes about 0.02."""
 
 
@@ -104,6 +107,7 @@ class _Watcher:
             with _reported():
                 each.save("saved while its block ran: the process was ended by SIGTERM")
         if signal.getsignal(signal.SIGTERM) == self._handle:
+            time.sleep(LINGER)
             # The default effect, which another thread than the main one can only set in C.
             ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -111,7 +115,8 @@ class _Watcher:
     def close(self) -> None:
         """Give the signal back and end the thread."""
         if self._takes_signal:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGTERM) == self._handle:  # else the program has set one of its own meanwhile
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
         os.close(self._writing)
         self._thread.join()

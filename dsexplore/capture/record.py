@@ -29,6 +29,7 @@ def record(
     target: str = "",
     timeout: float | None = None,
     costs: bool = False,
+    saves_end: bool = True,
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -45,6 +46,7 @@ def record(
             ``save`` while the block goes on, with the stack of each thread beside it.
         costs: also record what is computed between the collectives, and the memory that it takes, of which
             `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
+        saves_end: False writes to ``save`` only where the process is ended by SIGTERM, or the time-out has passed.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
@@ -78,6 +80,7 @@ def record(
                 recording.kernels.start()
             yield trace
     except BaseException as error:
+        save = save if saves_end else None
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
         _end(recorder, recording, trace, save)
         if isinstance(error, KeyboardInterrupt) and not inner:
@@ -86,7 +89,7 @@ def record(
                 + (f", saved in {os.fspath(save)}." if save is not None else ".")
             )
         raise
-    _end(recorder, recording, trace, save)
+    _end(recorder, recording, trace, save if saves_end else None)
 
 
 def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:

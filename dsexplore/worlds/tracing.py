@@ -92,6 +92,7 @@ def recorded(
     stack_depth: int = 1,
     timeout: float | None = None,
     costs: bool = False,
+    saves_end: bool = True,
 ) -> Iterator[Trace]:
     """Record what the block communicates, with the remarks of its world.
 
@@ -102,6 +103,7 @@ def recorded(
         stack_depth: as for `commtrace`.
         timeout: as for `commtrace`.
         costs: as for `commtrace`.
+        saves_end: see `record`.
 
     Yields:
         The `Trace`.
@@ -124,6 +126,7 @@ def recorded(
         target=target,
         timeout=timeout,
         costs=costs,
+        saves_end=saves_end,
     ) as trace:
         yield trace
         has_ended = True

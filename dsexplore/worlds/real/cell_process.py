@@ -5,19 +5,25 @@ from __future__ import annotations
 import linecache
 import marshal
 import pickle
+import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import CodeType, ModuleType
 from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
+from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.messages import LENGTH, Cell, CellReport, Job, receive
+from dsexplore.worlds.simulate import current_world
+from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.spec import resolve
-from dsexplore.worlds.tracing import commtrace
+from dsexplore.worlds.tracing import recorded
 
 MOST_BYTES = 64 << 20
 """A value of more pickled bytes does not travel back: its ``repr`` does."""
@@ -37,11 +43,14 @@ def serve_cells(launcher: socket.socket, job: Job, prepare: Callable[[Job], None
             cell, _ = receive(launcher)
         except (EOFError, ConnectionError):
             return
+        handler = signal.getsignal(signal.SIGTERM)
         report = fault or run_cell(cell, namespace)
         sys.stdout.flush()
         sys.stderr.flush()
         data = pickle.dumps(report)
         launcher.sendall(LENGTH.pack(len(data)) + data)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # see `_reported_first`
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _begin(job: Job, prepare: Callable[[Job], None]) -> tuple[dict[str, Any], CellReport | None]:
@@ -72,16 +81,40 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:
     for file, text in cell.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     began = time.monotonic()
-    value = None
+    value, trace = None, None
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         if cell.names:
             namespace.update(pickle.loads(cell.names))
         body, last = marshal.loads(cell.code)
-        with commtrace(save=cell.save):
+        recording = recorded(current_world(), is_own=False, save=cell.save or None, saves_end=False)
+        with translated(), recording as trace, _reported_first(handler):
             value = _execute(body, last, namespace)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the cell are its failures too
-        return failure_of(error, cell.file)
-    return CellReport(True, pack_value(value), shown=_shown(value), seconds=time.monotonic() - began)
+        return replace(failure_of(error, cell.file), trace=_packed(trace))
+    seconds = time.monotonic() - began
+    return CellReport(True, pack_value(value), shown=_shown(value), seconds=seconds, trace=_packed(trace))
+
+
+@contextmanager
+def _reported_first(handler: Any) -> Iterator[None]:
+    """From the end of the block on, ignore SIGTERM, by which the launcher ends a rank, until the rank has reported.
+
+    What it recorded is on its way then, and in no file. A handler that a cell has set stays.
+
+    Args:
+        handler: of SIGTERM before the recording; where that has set none of its own, nothing is ignored.
+    """
+    of_recording = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if of_recording is not handler and signal.getsignal(signal.SIGTERM) == of_recording:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _packed(trace: Trace | None) -> bytes:
+    return b"" if trace is None else pickle.dumps(trace.tables)
 
 
 def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.files import rank_file
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_ranks
 from dsexplore.worlds.real.engine_process import EngineCell
 from dsexplore.worlds.real.messages import Cell, CellReport
 from dsexplore.worlds.real.rank_handle import RankOutcome, unpacked
-from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, load_cell
+from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, merge_cell
 from dsexplore.worlds.spec import resolve
 
 LOOK = 0.02
@@ -77,12 +75,12 @@ class EngineRank:
         """The ipyparallel result of the running cell."""
 
     def outcome(self) -> tuple[RankOutcome, bytes]:
-        """How the cell ended, and the bytes of its trace file."""
+        """How the cell ended, and its pickled trace."""
         self.look()
         if not self.answer.ready():
             return RankOutcome(self.rank, "stuck", output=self.output.text), b""
         try:
-            report, trace = pickle.loads(self.answer.get(timeout=0))
+            report = pickle.loads(self.answer.get(timeout=0))
         except Exception as error:  # the engine is gone, or could not run anything
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             return RankOutcome(self.rank, "died", error=text, output=self.output.text), b""
@@ -96,7 +94,7 @@ class EngineRank:
             output=self.output.text,
             line=report.line,
             shown=report.shown,
-        ), trace
+        ), report.trace
 
     def look(self) -> None:
         """Take what the engine has printed."""
@@ -321,14 +319,13 @@ class Cluster:
             running[0].answer.wait(LOOK)
 
     def _collect(self, chosen: Sequence[EngineRank], began: float, first: int | None, *, is_all: bool) -> CellRun:
-        with tempfile.TemporaryDirectory(prefix="dsexplore-cell-") as folder:
-            outcomes = []
-            for rank in chosen:
-                outcome, trace = rank.outcome()
-                outcomes.append(outcome)
-                if trace:
-                    Path(folder, rank_file(rank.rank)).write_bytes(trace)
-            tables = load_cell(folder, None if is_all else [rank.rank for rank in chosen])
+        outcomes, parts = [], []
+        for rank in chosen:
+            outcome, trace = rank.outcome()
+            outcomes.append(outcome)
+            if trace:
+                parts.append(pickle.loads(trace))
+        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
         stuck = any(outcome.status == "stuck" for outcome in outcomes)
         return CellRun(
             tuple(outcomes),

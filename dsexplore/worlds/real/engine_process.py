@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import tempfile
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as td
 from torch.distributed.device_mesh import init_device_mesh
 
-from dsexplore.trace.files import rank_file
 from dsexplore.worlds.real.cell_process import failure_of, run_cell
-from dsexplore.worlds.real.messages import Cell, CellReport
+from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.spec import resolve
 
 _namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -35,18 +32,16 @@ class EngineCell:
 
 
 def run_packed(data: bytes) -> bytes:
-    """Run a pickled `EngineCell` here, and return its pickled `CellReport` and the bytes of this rank's trace file."""
+    """Run a pickled `EngineCell` here, and return its pickled `CellReport`."""
     given: EngineCell = pickle.loads(data)
     try:
         _join(given)
     except BaseException as error:
-        return pickle.dumps((failure_of(error, ""), b""))
-    with tempfile.TemporaryDirectory(prefix="dsexplore-engine-") as folder:
-        report: CellReport = run_cell(replace(given.cell, save=folder), _namespace)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        file = Path(folder, rank_file(td.get_rank()))
-        return pickle.dumps((report, file.read_bytes() if file.exists() else b""))
+        return pickle.dumps(failure_of(error, ""))
+    report = run_cell(given.cell, _namespace)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return pickle.dumps(report)
 
 
 def _join(given: EngineCell) -> None:

@@ -9,6 +9,7 @@ process that has imported torch already (`dsexplore.worlds.real.rank_server`): a
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +90,8 @@ def run_ranks(
         return run.until_over(timeout, grace)
 
 
-DEFAULTS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+DEFAULTS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""Environment variables of ranks where the caller has set no others: ranks share the cores of one machine."""
 ADDRESS = "127.0.0.1"
 
 
@@ -206,6 +208,8 @@ class _Run:
         until = time.monotonic() + STACK_WAIT
         for rank in hung:
             rank.read_stack(until)
+        for rank in hung:
+            rank.signal(signal.SIGKILL)  # all of them before one fails because another is gone
         for rank in ranks:
             rank.release()
         return tuple(rank.end() for rank in ranks)

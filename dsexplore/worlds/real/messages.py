@@ -51,7 +51,7 @@ class Reap:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import modules, so that ranks forked from now on have them. Answer: how many threads the server has then."""
+    """Import modules, so that ranks forked from now on have them. Answer: how many threads that has started."""
 
     modules: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class Cell:
     names: bytes
     """A pickled mapping of the names that it brings; empty for none."""
     save: str
-    """The directory where the rank saves its trace."""
+    """The directory where the rank saves its trace if it is ended while the cell runs; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class CellReport(Report):
     """The line of the cell that raised."""
     seconds: float = 0.0
     """How long the cell ran."""
+    trace: bytes = b""
+    """The pickled `Tables` of what it recorded; empty where it recorded nothing."""
 
 
 def unpack_report(answer: bytes | bytearray) -> Report | None:

@@ -259,7 +259,10 @@ class RankHandle:
         for kill in (os.killpg, os.kill):
             with suppress(ProcessLookupError):  # a rank that has only just been forked leads no session yet
                 kill(self.pid, signal.SIGKILL)
-        exit_code: int = self._server.request(Reap(self.pid))
+        try:
+            exit_code: int | None = self._server.request(Reap(self.pid))
+        except (OSError, EOFError):  # the server was killed, and its ranks ended with it
+            exit_code = None
         self.output.drain()
         self.read()
         self._owned.close()

@@ -1,11 +1,13 @@
 """The process that local ranks are forked from, and how the launcher talks to it.
 
 The server imports torch once, so that a rank runs a few milliseconds after it was requested. The server holds no
-threads, no process group and no device, so a fork of it is as good as a fresh interpreter. `server` starts it when
-first called. The server answers two requests over a Unix socket, `Start` and `Reap`, and ends when that socket closes.
+process group, no device and no threads but those that the allocator of polars starts for itself, so a fork of it is as
+good as a fresh interpreter. `server` starts it when first called. The server answers requests over a Unix socket
+(`Start`, `Reap`, `Preload`), and ends when that socket closes.
 
 Each rank leads a session of its own, so Ctrl-C in the terminal reaches the launcher alone. Each rank dies with the
-server, so nothing outlives a launcher that was killed.
+server, and what ranks have started is the server's to end once their own parent is gone: so nothing outlives a launcher
+that was killed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import polars as pl
 
@@ -41,11 +44,13 @@ PRELOAD = (
     "cloudpickle",
 )
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(sock: socket.socket) -> None:
     """Fork ranks on request until the launcher is gone, then end the ranks that are left."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a rank leaves behind becomes this process's child
     children: set[int] = set()
     send(sock, "ready")
     try:
@@ -53,13 +58,18 @@ def serve(sock: socket.socket) -> None:
             request, descriptors = receive(sock)
             if isinstance(request, Reap):
                 children.discard(request.pid)
-                send(sock, os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1]))
+                status = os.waitpid(request.pid, 0)[1]
+                if not children:
+                    end_children()
+                send(sock, os.waitstatus_to_exitcode(status))
                 continue
             if isinstance(request, Preload):
+                threads = count_threads()
                 for name in request.modules:
                     with suppress(Exception):  # a rank that needs it meets the error itself
                         importlib.import_module(name)
-                send(sock, len(os.listdir("/proc/self/task")))  # noqa: PTH208 - names are all that is counted
+                freeze()
+                send(sock, count_threads() - threads)
                 continue
             server = os.getpid()
             pid = os.fork()
@@ -76,9 +86,38 @@ def serve(sock: socket.socket) -> None:
     except (EOFError, ConnectionError):
         pass
     finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        end_children()
+
+
+def end_children() -> None:
+    """End all child processes, and those that these leave behind."""
+    with suppress(ChildProcessError):  # none is left
+        while True:
+            for of_thread in Path("/proc/self/task").glob("*/children"):
+                for pid in of_thread.read_text(encoding="ascii").split():
+                    os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def count_threads() -> int:
+    """The threads of this process, those of libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is counted
+
+
+def record_nothing() -> None:
+    """Record once, without making tables, so that what is made when a process first records is made before the fork."""
+    from dsexplore.capture.recorder import Recorder  # in the server alone
+    from dsexplore.capture.recording import Recording
+
+    recorder, recording = Recorder(), Recording(stack_depth=1, simulated=False, mesh="")
+    recorder.open(recording)
+    recorder.stop(recording)
+
+
+def freeze() -> None:
+    """Keep what is there from the collectors of ranks, which would write to the memory that they share."""
+    gc.collect()
+    gc.freeze()
 
 
 def main(descriptor: int) -> None:
@@ -86,9 +125,9 @@ def main(descriptor: int) -> None:
     for name in PRELOAD:
         with suppress(ImportError):  # cloudpickle is an optional dependency
             importlib.import_module(name)
-    pl.col("").cast(pl.Int32)  # loads parts of polars, and starts none of its threads
-    gc.collect()
-    gc.freeze()  # what is imported stays: a rank's collector does not write to the memory that it shares
+    pl.col("").cast(pl.Int32)  # loads parts of polars, and starts none of the threads that it computes with
+    record_nothing()
+    freeze()
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)
 
@@ -169,9 +208,9 @@ def server() -> Server:
 def preload(modules: Sequence[str]) -> None:
     """Make the server of this process import modules that its ranks are going to need.
 
-    A server that has more than one thread then is ended, as a fork of it could hang: the next one has no such modules.
+    A server in which they have started threads is ended, as a fork of it could hang: the next one has no such modules.
     """
-    if server().request(Preload(tuple(modules))) > 1:
+    if server().request(Preload(tuple(modules))) > 0:
         close()
 
 

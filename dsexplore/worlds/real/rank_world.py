@@ -12,6 +12,7 @@ Requirements on this module:
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -32,15 +33,16 @@ from dsexplore.trace.trace import Trace
 from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.real.local_ranks import DEFAULTS, RanksRun, Reason, rendezvous
-from dsexplore.worlds.real.messages import Cell, Job
+from dsexplore.worlds.real.messages import Cell, CellReport, Job
 from dsexplore.worlds.real.rank_handle import RankHandle, RankOutcome, wait_for_all
 from dsexplore.worlds.real.rank_server import server
 from dsexplore.worlds.spec import resolve
 
 GRACE = 0.2
 """Seconds that the others get to end the cell by themselves once it has failed on one rank."""
-SAVE_WAIT = 1.0
-"""Seconds that ranks which are ended get to write stack and trace, all together; they need about 0.05."""
+SAVE_WAIT = 3.0
+"""Seconds that ranks which are ended get to write stack and trace, all together; they need about 0.05, and more on a
+machine that is busy."""
 GROUP_TIMEOUT = 1800.0
 """Seconds after which a collective gives up by itself: torch's own default, as the cell's time-out comes before."""
 
@@ -190,10 +192,13 @@ class RankWorld:
         stopped: bool,
     ) -> CellRun:
         """The run's outcome; where the ranks cannot go on, the world is closed."""
+        for rank in chosen:
+            rank.read()
         hung = [rank for rank in chosen if rank.status is None]
-        end_with_traces(hung)
+        end_with_traces(hung, folder)
         lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
-        tables = load_cell(folder, None if is_all else [rank.rank for rank in chosen])
+        parts = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
+        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
         why = _why_closed(chosen, tables) if not stopped else "interrupted"
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
         reason: Reason = "failed" if first_failure is not None else "timeout" if hung else "done"
@@ -243,43 +248,56 @@ def _has_context(device: int) -> bool:
     return asked is not None and bool(asked(device))
 
 
-def end_with_traces(hung: Sequence[RankHandle]) -> None:
-    """Make ranks that have not finished write where they are and what they recorded, and end.
+def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
+    """Make ranks that have not finished write where they are and what they recorded into the folder, and end them.
 
-    A process that was stopped (SIGSTOP) is continued once the others have ended, so that it cannot help them on.
+    All have written before one ends, as a process that ends makes the collectives of the others fail. A process that
+    was stopped (SIGSTOP) is continued once the others have written, so that it cannot help them on.
     """
     stopped = [rank for rank in hung if rank.look_whether_stopped()]
     for rank in hung:
         rank.status = "stuck"  # whatever it still reports while it is ended
+        rank.request_stack()
     until = time.monotonic() + SAVE_WAIT
     for part in ([rank for rank in hung if rank not in stopped], stopped):
-        for rank in part:
-            rank.request_stack()
         for rank in part:
             if rank.was_stopped:
                 rank.signal(signal.SIGTERM)  # before it goes on: it comes to no line of its program again
                 rank.signal(signal.SIGCONT)
             rank.read_stack(until)
+        for rank in part:
             rank.signal(signal.SIGTERM)
-        while time.monotonic() < until and not all(rank.is_over for rank in part):
+        while time.monotonic() < until and not all(_has_left_a_trace(rank, folder) for rank in part):
             time.sleep(0.002)
     for rank in hung:
         rank.signal(signal.SIGKILL)
 
 
-def load_cell(folder: str, ranks: Sequence[int] | None) -> Tables | None:
-    """What the ranks of a cell have saved; None where none has saved anything.
+def _has_left_a_trace(rank: RankHandle, folder: str) -> bool:
+    """Whether a rank that was ended has saved or sent what it recorded, or is gone."""
+    rank.read()
+    return rank.is_over or rank.report is not None or Path(folder, files.stack_file(rank.rank)).exists()
+
+
+def trace_of(rank: RankHandle, folder: str) -> Tables | None:
+    """What a rank has sent with its report, or has saved in that folder when it was ended; None for neither."""
+    if isinstance(rank.report, CellReport) and rank.report.trace:
+        sent: Tables = pickle.loads(rank.report.trace)
+        return sent
+    saved = Path(folder, files.rank_file(rank.rank))
+    return files.load(saved) if saved.exists() else None
+
+
+def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None) -> Tables | None:
+    """One trace of what the ranks of a cell recorded; None where none has recorded anything.
 
     Args:
-        folder: with a file for each.
+        parts: of each rank that has left a trace.
         ranks: the ranks that ran the cell; None for all of the world.
     """
-    found = sorted(Path(folder).glob("rank-*.parquet"))
-    if not found:
-        return None
-    if ranks is None:
-        return files.load(folder)
-    tables = merge_tables([files.load(file) for file in found])
+    if not parts or ranks is None:
+        return merge_tables(parts, is_whole=True) if parts else None
+    tables = merge_tables(parts)
     others = f"this cell ran on {format_ranks(ranks)} of {tables.info.world_size} ranks"
     notes = [note for note in tables.info.notes if "left no trace" not in note]
     return replace(tables, info=replace(tables.info, notes=(*notes, others)))

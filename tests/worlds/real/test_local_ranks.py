@@ -276,9 +276,10 @@ from dsexplore.worlds.real.rank_world import RankWorld
 
 world = RankWorld(2)
 world.open()
-code = marshal.dumps((compile("import os", "cell", "exec"), compile("os.getpid()", "cell", "eval")))
+source = "import os, subprocess\\nbelow = subprocess.Popen(['sleep', '300'], start_new_session=True).pid"
+code = marshal.dumps((compile(source, "cell", "exec"), compile("(os.getpid(), below)", "cell", "eval")))
 kept = world.run(Cell(code, "cell", {}, b"", ""))
-print(*(outcome.value for outcome in kept.outcomes), sep="\\n", flush=True)
+print(*(pid for outcome in kept.outcomes for pid in outcome.value), sep="\\n", flush=True)
 dsexplore.run_ranks(
     "import os, threading\\nprint(os.getpid(), flush=True)\\nthreading.Event().wait()",
     2, backend=None, on_line=lambda rank, line: print(line, flush=True),
@@ -289,7 +290,7 @@ dsexplore.run_ranks(
 def test_nothing_outlives_a_launcher_that_was_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        pids = [int(launcher.stdout.readline()) for _ in range(4)]
+        pids = [int(launcher.stdout.readline()) for _ in range(6)]
         assert all(map(is_running, pids))
         launcher.kill()
     deadline = time.monotonic() + 60
