@@ -348,7 +348,8 @@ def _all_names() -> list[str]:
     forked from another, 4 MB of memory that the two had in common until then become its own.
     """
     global _known
-    defined = frozenset(name for name in getattr(torch.library, "_defs", ()) if name.startswith(_PREFIXES))
+    in_python = ["".join(name.split()) for name in getattr(torch.library, "_defs", ()) if name.startswith(_PREFIXES)]
+    defined = frozenset(filter(torch._C._dispatch_has_kernel, in_python))  # the others are gone again
     state = len(sys.modules), len(torch.ops.loaded_libraries), defined
     if _known[0] != state:
         _known = state, [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(_PREFIXES)]
