@@ -39,7 +39,7 @@ Record what a cell communicates: which module, over which mesh axis, how many by
   %%commtrace --rank 1,3                          run the cell on some of them
   %%commtrace --profile NAME                      run the cell on the engines of an ipyparallel cluster, as its ranks
   %%commtrace                                     trace this cell in the open world, or in your own process group
-  %commtrace                                      tell which world is open
+  %commtrace                                      say which world is open
   %commtrace --close                              close it
 
 A mesh named in --mesh is there as `mesh`. On a simulated world counts, bytes and placements are those of the real
@@ -70,7 +70,7 @@ def _help_format(prog: str) -> argparse.HelpFormatter:
 def _parser() -> _Parser:
     parser = _Parser(prog="%%commtrace", description=_HELP, formatter_class=_help_format, add_help=False)
     option = parser.add_argument
-    option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone tells it too")
+    option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone says it too")
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
     option("--real", type=int, metavar="N", help="run on N real ranks, processes of this machine")
     option("--profile", metavar="NAME", help="run on the engines of the ipyparallel cluster of that profile")

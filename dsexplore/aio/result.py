@@ -164,7 +164,7 @@ class SweepResult(SavedJson, Displayable):
     def _contenders(self) -> Rounds:
         """The settings that stayed to the end of the finals, each in the same rounds.
 
-        Those dropped on the way met other conditions, and a round that was cut short has not seen all.
+        Settings dropped on the way met other conditions, and a round that was cut short has not seen all.
         """
         if not self._finals:
             return self.rounds

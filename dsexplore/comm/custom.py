@@ -19,8 +19,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def timed_op(func: Function) -> Function:
     """Decorate a function that communicates, so that the log shows it like the built-in ones.
 
-    It is logged under its own name (or the call's ``log_name``), with the bytes of its first tensor or list of
-    tensors and bus factor 1. Its parameters ``group`` and ``async_op`` mean what they mean elsewhere here; it
+    The function is logged under its own name (or the call's ``log_name``), with the bytes of its first tensor or
+    list of tensors and bus factor 1. Its parameters ``group`` and ``async_op`` mean what they mean elsewhere here; it
     need not have any. The caller may pass ``prof``, ``log_name`` and ``debug``, which reach the function only if
     it has parameters of those names.
     """

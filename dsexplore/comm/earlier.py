@@ -23,7 +23,7 @@ class Earlier:
         self.compared: Counter[GroupKey] = Counter()
         """By group: how many are compared between ranks."""
         self.out_of_place: set[Issued] = set()
-        """Those that are still in the log, as they have not ended, and count as earlier: newer ones are dropped."""
+        """Collectives still in the log, as they have not ended, that count as earlier: newer ones are dropped."""
 
     def add(self, over: Sequence[Issued], running: Sequence[Issued] = ()) -> None:
         """Add finished collectives, which the log drops, to the sums.

@@ -178,8 +178,8 @@ class Trace(Displayable):
     def findings(self) -> Any:
         """What the program sends and need not: a `dsexplore.analysis.findings.finding.Findings`.
 
-        Each finding has module, line, bytes per rank and step, why, and a change to try. It shows itself as a table;
-        ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
+        Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
+        table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
         """
         return run_pass("findings", self.tables)
 

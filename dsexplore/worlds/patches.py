@@ -1,7 +1,7 @@
 """Changes to torch that last as long as a world is open, and are undone in reverse order.
 
-`Patches.attribute` replaces what an object holds under a name. That does not reach a function which a
-user imported by name (``from torch.distributed import init_process_group``) before the world was opened;
+`Patches.attribute` replaces what an object holds under a name. A function which a user imported by name
+(``from torch.distributed import init_process_group``) before the world was opened is not reached so;
 `Patches.function` does: it exchanges the function's code, so every reference to it follows.
 """
 

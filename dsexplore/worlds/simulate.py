@@ -82,7 +82,7 @@ def simulate(
     groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
 
     Args:
-        world_size: number of ranks; may be left out where ``mesh`` tells.
+        world_size: number of ranks; may be left out where ``mesh`` says it.
         mesh: the axes, outermost first: ``"dp=2,tp=4"``, or a mapping. Without one the mesh has a single axis
             without a name.
         rank: the rank to play.

@@ -10,10 +10,10 @@ In this order:
 3. *No evidence*: ranks that others wait for and of which nothing is known.
 4. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
-5. *Order*: ranks that wait for each other in a circle. Those that did not call what the ranks called before at
-   that place, or that went past a collective which all others call first.
-6. *Device*: all ranks are in one collective. Those whose device has not begun it, or not ended it where others have, or
-   that alone have not issued what follows.
+5. *Order*: ranks that wait for each other in a circle. Named are the ranks that did not call what they
+   called before at that place, or that went past a collective which all others call first.
+6. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
+   others have, or that alone have not issued what follows.
 
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
 """

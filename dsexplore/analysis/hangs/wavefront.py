@@ -1,8 +1,9 @@
 """Who waits for whom: the order in which ranks and groups hold each other up, and where that order begins.
 
-A rank waits in the first of its calls that has not ended; what it issued after that is held up with it. It waits for
-the ranks that have not issued the same collective, and where all have, for those that are held up by an earlier call of
-theirs. Followed from rank to rank, the waiting ends at ranks that wait for nobody, or goes round in a circle.
+A rank waits in the first of its calls that has not ended; what it issued after that is held up with it. Such a
+rank waits for the ranks that have not issued the same collective, and where all have, for those that are held up by
+an earlier call of theirs. Followed from rank to rank, the waiting ends at ranks that wait for nobody, or goes round
+in a circle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The collectives of one rank's profiler trace: GPU kernels and gloo's works; without either, the ops that issued them.
 
 What a kernel does is read, in this order, off its own arguments, off the CPU op that launched it (``External id``), and
-off its name. AMD's library has one kernel for all of it (``ncclDevKernel_Generic``), so that only the first two tell.
+off its name. AMD's library has one kernel for all of it (``ncclDevKernel_Generic``), so only the first two say it.
 """
 
 from __future__ import annotations

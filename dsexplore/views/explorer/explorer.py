@@ -144,9 +144,9 @@ class Explorer:
     def selection(self) -> Trace:
         """The chosen events as a `Trace`.
 
-        Those of the clicked mark, else of the selected row (of all modules that it stands for), that pass the filters
-        and lie in the range of the timeline, go to the rank or over the link of the map, and belong to the parameter
-        that were picked.
+        Chosen are the events of the clicked mark, else of the selected row (of all modules that it stands for), as far
+        as they pass the filters, lie in the range of the timeline, go to the rank or over the link of the map, and
+        belong to the parameter that were picked.
         """
         tables = self._trace.tables
         return Trace(replace(tables, events=self._events(self._chosen.mask)))

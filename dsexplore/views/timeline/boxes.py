@@ -61,7 +61,7 @@ class _Cells:
     cell: npt.NDArray[np.int32]
     """(spans of the window,) lane, column and mark as one number."""
     long: Indices
-    """Those that reach beyond their column, counted from `first`."""
+    """Spans that reach beyond their column, counted from `first`."""
 
 
 class Coded:

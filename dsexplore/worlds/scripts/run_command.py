@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dsexplore run [options] (train.py | -m package.module) [argument ...]"
     option = parser.add_argument
     option("--world-size", type=int, metavar="N", help="number of ranks")
-    option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; tells the world size too")
+    option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; says the world size too")
     option("--nnodes", type=int, metavar="N", help="number of nodes, as torchrun's")
     option(
         *("--nproc-per-node", "--nproc_per_node", "--ranks-per-node"),

@@ -1,6 +1,6 @@
 """The shapes that earlier pipeline stages of a script send on, found by playing their ranks until they know them.
 
-A stage that was not told its shapes asks the stage before it, whose rank no process plays. So the ranks of all earlier
+A stage that was not given its shapes asks the stage before it, whose rank no process plays. So the ranks of all earlier
 stages are played, one after the other, each in a process of its own and with the answers of those before, until each
 has run its module once. Several ranks of one world that are played together share the answers through a folder.
 """
