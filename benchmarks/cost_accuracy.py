@@ -5,6 +5,10 @@ carry, and left out, with every point of the table's source taken away, so that 
 speak. The mechanism's constants were chosen while looking at some of these tables, which the files name; so "left out"
 is not unseen. Bound: none; the page docs/cost.md has what this prints.
 
+Then tables of ``data/unseen_collectives.toml``, which no cluster file has points of. Most were made by one process that
+drives all GPUs of a node, as ``nccl-tests -g 8`` does: up to some size they show how long its CPU needs to launch them.
+These rows are told from the others by their own shortest time, and counted apart.
+
 Then gloo on one machine: of the sweeps ``data/gloo-2.json`` and ``gloo-4.json`` a part calibrates a cluster, which
 predicts the other part. What repeats itself between rounds of the same sweep is the least error that is possible.
 Others of your own: ``dsexplore comm --real 4 -e 16MiB --rounds 8 --save mine.json``, then ``--sweeps mine.json``.
@@ -23,14 +27,17 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from dsexplore.comm.sweep_result import CommSweep, SweepPoint
-from dsexplore.cost import Cluster, collective_time
+from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.calibrate import calibrated
 
 DATA = Path(__file__).with_name("data") / "collectives.toml"
-CLUSTERS = {"dgx-b200": "b200", "hgx-h20": "hgx-h200", "gb200-nvl4": "gb200-nvl72", "a100-pcie": "h100-pcie"}
+UNSEEN = DATA.with_name("unseen_collectives.toml")
+CLUSTERS = {"dgx-b200": "b200", "hgx-h20": "hgx-h200", "gb200-nvl4": "gb200-nvl72"}
 """The cluster file by which a table is predicted, where it is not called as the table's machine."""
-SKIPPED = {"a100-pcie", "a100-pcie-pairs"}
-"""Machines of which no cluster file speaks."""
+LAUNCHED = 1.2
+"""Times the shortest time of a table made by one process, from where on a time counts as that of the collective."""
+SMALL = 64 << 10
+"""Message bytes with which a table begins that says how long launching takes."""
 BANDS = {
     "512 B to 64 KiB": (512, 64 << 10),
     "64 KiB to 8 MiB": (64 << 10, 8 << 20),
@@ -57,12 +64,28 @@ class Row(NamedTuple):
     dtensor: float | None
 
 
+def _tables(path: Path) -> Iterator[tuple[dict, str]]:
+    """The tables of a file with the cluster that predicts each; none of machines that no cluster file speaks of."""
+    known = known_clusters()
+    for table in tomllib.loads(path.read_text(encoding="utf-8"))["table"]:
+        name = CLUSTERS.get(table["cluster"], table["cluster"])
+        if name in known:
+            yield table, name
+
+
+def unseen_rows() -> Iterator[tuple[Row, bool]]:
+    """All measured times of `UNSEEN` from 512 B to 512 MiB, and whether each shows how long launching takes."""
+    for table, name in _tables(UNSEEN):
+        bound = LAUNCHED * min(table["microseconds"]) if table["launch"] == "one process" else 0.0
+        for size, microseconds in zip(table["bytes"], table["microseconds"], strict=True):
+            if 512 <= size <= 512 << 20:
+                launched = microseconds < bound and table["bytes"][0] <= SMALL
+                yield _row(table, name, Cluster.load(name), size, microseconds * 1e-6), launched
+
+
 def rows(leave_out: bool) -> Iterator[Row]:
     """All measured times from 512 B to 512 MiB."""
-    for table in tomllib.loads(DATA.read_text(encoding="utf-8"))["table"]:
-        if table["cluster"] in SKIPPED:
-            continue
-        name = CLUSTERS.get(table["cluster"], table["cluster"])
+    for table, name in _tables(DATA):
         cluster = _without(Cluster.load(name), table["source"]) if leave_out else Cluster.load(name)
         for size, microseconds in zip(table["bytes"], table["microseconds"], strict=True):
             if not 512 <= size <= 512 << 20 or microseconds < table.get("floor", 0):
@@ -138,7 +161,8 @@ def report(found: list[Row]) -> None:
     """Median and 90th percentile of the error, per op and size band, of ours and of torch's two."""
     print(f"{'':34}{'n':>4}  {'ours':>12}  {'in range':>8}  {'inductor':>12}  {'DTensor':>12}")
     for op in OPS:
-        rows_of_op = [row for row in found if row.op == op]
+        if not (rows_of_op := [row for row in found if row.op == op]):
+            continue
         print(f"{op:15}{'all machines':19}{_line(rows_of_op)}")
         for band, (low, high) in BANDS.items():
             if part := [row for row in rows_of_op if low <= row.size < high]:
@@ -148,6 +172,19 @@ def report(found: list[Row]) -> None:
             machines[f"{row.cluster} {row.nodes} x {row.ranks_per_node}"].append(row)
         for machine, part in machines.items():
             print(f"{'':15}{machine:19}{_line(part)}")
+
+
+def report_unseen() -> None:
+    """Errors of tables that no cluster file has points of, and of the rows that show how long launching takes."""
+    found = list(unseen_rows())
+    print("\nnot seen by any cluster file: median / 90th percentile of the error, 512 B to 512 MiB")
+    report([row for row, launched in found if not launched])
+    print("and where one process launches all ranks of a node, and that takes longer than the collective")
+    for title, part in (
+        ("its times", [row for row, launched in found if launched]),
+        ("all of these rows", [row for row, _ in found]),
+    ):
+        print(f"{title:34}{_line(part)}")
 
 
 def _line(part: list[Row]) -> str:
@@ -218,6 +255,7 @@ def main() -> None:
         for leave_out, title in ((False, "in sample"), (True, "left out: each source predicted without its points")):
             print(f"\n{title}: median / 90th percentile of the error, 512 B to 512 MiB")
             report(list(rows(leave_out)))
+        report_unseen()
     for path in sweeps or SWEEPS:
         report_sweep(path)
 
