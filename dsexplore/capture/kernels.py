@@ -7,7 +7,7 @@ dtype and shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ class KernelRecording:
         self._by_storage: dict[int, int] = {}
         self._holders: dict[int, ModuleEntry | None] = {}
         self._node: tuple[Any, ModuleEntry | None] = (None, None)
-        self._fused = _FusedOps()
+        self._fused = _FusedOps(self.memory.number)
         self.schedule = ""
         """The pipeline schedule that called the stages; see `pipelines.describe`."""
         self._exit = ExitStack()
@@ -128,7 +128,7 @@ class KernelRecording:
             return
         name = getattr(func, "_opname", "")
         if role == op_costs.WAIT:
-            self._wait(self._by_storage.pop(args[0].untyped_storage()._cdata, None), phase, module)
+            self._wait(self._by_storage.pop(self.memory.number(given[0]), None), phase, module)
             return
         if role == op_costs.COMMUNICATION:
             self._communicated(given, returned)
@@ -156,7 +156,7 @@ class KernelRecording:
         if cost.kind == "memory":
             self._fused.add(sums, cost, given, returned)
         else:
-            self._fused.end({tensor.untyped_storage()._cdata for tensor in given})
+            self._fused.end(set(map(self.memory.number, given)))
 
     def _add(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> Sums:
         key = (id(module), phase, cost)
@@ -186,7 +186,7 @@ class KernelRecording:
         """A communication op has returned; it may be one that something waits for."""
         if self.issued:
             for tensor in returned:
-                self._by_storage[tensor.untyped_storage()._cdata] = len(self.issued) - 1
+                self._by_storage[self.memory.number(tensor)] = len(self.issued) - 1
         if self.issued and self.issued[-1].origin.cause.startswith("FSDP"):
             self.memory.assign([*given, *returned], "buffers")
 
@@ -274,9 +274,14 @@ def _local(tensors: Any) -> list[torch.Tensor]:
 
 class _FusedOps:
     """Ops that a compiler would make one kernel of: those between two products, which move each tensor from outside
-    once, and write what the next product reads."""
+    once, and write what the next product reads.
 
-    def __init__(self) -> None:
+    Args:
+        number: returns the number of a tensor's storage.
+    """
+
+    def __init__(self, number: Callable[[torch.Tensor], int]) -> None:
+        self._number = number
         self._outside: dict[int, int] = {}
         self._inside: dict[int, int] = {}
         self._latest: dict[int, int] = {}
@@ -286,11 +291,11 @@ class _FusedOps:
         """Make an op part of the kernel."""
         budget = cost.read
         for tensor in tensors:
-            key = tensor.untyped_storage()._cdata
+            key = self._number(tensor)
             if key not in self._inside:
                 size = min(op_costs.moved_bytes(tensor), budget)
                 self._outside[key] = max(self._outside.get(key, 0), size)
-        self._latest = {tensor.untyped_storage()._cdata: op_costs.moved_bytes(tensor) for tensor in returned}
+        self._latest = {self._number(tensor): op_costs.moved_bytes(tensor) for tensor in returned}
         self._inside.update(self._latest)
         self._sums = sums
 
@@ -298,13 +303,16 @@ class _FusedOps:
         """End the kernel.
 
         Args:
-            needed: identities of the storages that the next op, which is no part of it, reads.
+            needed: numbers of the storages that the next op, which is no part of it, reads.
         """
         if self._sums is not None:
             written = {key: size for key, size in self._inside.items() if key in needed} or self._latest
             self._sums.fused_bytes += sum(self._outside.values()) + sum(written.values())
             self._sums.fused_count += 1
             self._outside, self._inside, self._latest, self._sums = {}, {}, {}, None
+
+
+_DEVICE = torch.ops.prim.device.default
 
 
 class _Watch(TorchDispatchMode):
@@ -323,6 +331,8 @@ class _Watch(TorchDispatchMode):
             if DTensor in types:
                 self._recording.dtensor_op()
             return NotImplemented
+        if func is _DEVICE:  # which fake tensors are asked for more often than all else together
+            return func(*args)
         given = dict(kwargs or {})
         result = func(*args, **given)
         if self._recording.paused:

@@ -29,6 +29,8 @@ class _Held:
     since: int
     """The segment in which it was made."""
     reference: Any
+    number: int
+    """Of no other storage, also after this one is gone, when another may get its address."""
 
 
 class LiveMemory:
@@ -42,6 +44,7 @@ class LiveMemory:
         self._at_peak = dict(self._now)
         self._before = dict.fromkeys(USES, 0)
         self._segment = 0
+        self._storages = 0
         self._moves: list[tuple[int, int, int, Use, Use]] = []
         self._rows: list[tuple[int, dict[Use, int]]] = []
         self._resize: Callable[..., Any] | None = None
@@ -106,6 +109,10 @@ class LiveMemory:
         held.size += change
         self._add(held.use, change)
 
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of the storage of a tensor that was made or met."""
+        return self._held[tensor.untyped_storage()._cdata].number
+
     def end_segment(self) -> None:
         """End a segment: its largest sum becomes a row of `rows`."""
         self._rows.append((self._segment, self._at_peak))
@@ -128,7 +135,8 @@ class LiveMemory:
     def _hold(self, storage: torch.UntypedStorage, use: Use) -> _Held:
         key = storage._cdata
         reference = weakref.ref(storage, lambda _gone: self._free(key))
-        held = self._held[key] = _Held(storage.nbytes(), use, self._segment, reference)
+        self._storages += 1
+        held = self._held[key] = _Held(storage.nbytes(), use, self._segment, reference, self._storages)
         return held
 
     def _free(self, key: int) -> None:

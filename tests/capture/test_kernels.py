@@ -121,6 +121,18 @@ def test_gathers_of_fsdp_are_waited_for_before_they_are_copied_out() -> None:
     assert memory["buffers"][-1] < memory["buffers"].max()
 
 
+def test_a_tensor_at_the_address_of_another_that_is_gone_is_not_taken_for_it() -> None:
+    total = torch.zeros(64)
+    with dsexplore.commtrace(costs=True) as trace:
+        for _ in range(8):
+            made = total.neg()
+            del made
+            read = torch.empty(64)  # often where the one before was
+            total = total + read
+            del read
+    assert kernels(trace)["fused_bytes"].sum() == (1 + 8 + 1) * 64 * 4, "the first, all that are read, and the last"
+
+
 def test_memory_goes_up_with_activations_and_down_in_backward() -> None:
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
