@@ -17,6 +17,7 @@ _OPS = {
     "allgather": "all_gather",
     "_all_gather_base": "all_gather",
     "_allgather_base": "all_gather",
+    "allgather_base": "all_gather",
     "all_gather_single": "all_gather",
     "all_gather_v": "all_gather",
     "all_gather_into_tensor_coalesced": "all_gather",

@@ -1,7 +1,8 @@
 """The collectives of one rank's profiler trace: GPU kernels and gloo's works; without either, the ops that issued them.
 
-What a kernel does is read, in this order, off its own arguments, off the CPU op that launched it (``External id``), and
-off its name. AMD's library has one kernel for all of it (``ncclDevKernel_Generic``), so only the first two say it.
+What a kernel does is read, in this order, off its own arguments, off the CPU op that launched it (``External id``), off
+the op of c10d's around that one, and off its name. AMD's library has one kernel for all of it
+(``ncclDevKernel_Generic``), whose name says nothing.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, islice
 from typing import Any
 
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
 from dsexplore.trace.importers.profiler_file import Event, ProfilerFile, is_kernel
 
 _KERNELS = (
-    (re.compile(r"all_?reduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE), "all_reduce"),  # the second one is vLLM's
     (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
     (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
     (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
@@ -56,7 +59,8 @@ class ProfilerCall:
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     """The collectives in the order in which they began."""
     launching = _launching(trace.events)
-    on_gpu = [_of_kernel(event, launching, trace.base) for event in trace.events if _is_call(event)]
+    issuing = _Enclosing(event for event in trace.events if event["name"].startswith("c10d::") and _is_on_cpu(event))
+    on_gpu = [_of_kernel(event, launching, issuing, trace.base) for event in trace.events if _is_call(event)]
     on_cpu = [call for call in _on_cpu(trace) if not on_gpu or call.end is not None]
     calls = [*on_gpu, *on_cpu]
     return sorted(calls, key=lambda call: call.start)
@@ -96,19 +100,41 @@ def _external_id(event: Event) -> str | None:
     return None if identity is None else str(identity)
 
 
-def _of_kernel(event: Event, launching: Mapping[str, Event], base: int) -> ProfilerCall:
+class _Enclosing:
+    """Events of the CPU by thread, to find the one around another: c10d's ops do not stand in each other."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._events: dict[object, list[Event]] = defaultdict(list)
+        for event in sorted(events, key=_when):
+            self._events[_thread(event)].append(event)
+
+    def of(self, event: Event) -> Event | None:
+        """The event in which another one of the same thread began."""
+        events = self._events.get(_thread(event), [])
+        at = bisect_right(events, _when(event), key=_when) - 1
+        return events[at] if at >= 0 and _when(event) <= _end(events[at]) else None
+
+    def within(self, event: Event) -> Event | None:
+        """The first event that began in another one of the same thread."""
+        events = self._events.get(_thread(event), [])
+        at = bisect_left(events, _when(event), key=_when)
+        return events[at] if at < len(events) and _when(events[at]) <= _end(event) else None
+
+
+def _of_kernel(event: Event, launching: Mapping[str, Event], issuing: _Enclosing, base: int) -> ProfilerCall:
     launch = launching.get(_external_id(event) or "")
+    outer = issuing.of(launch) if launch is not None else None
     arguments = _arguments(event)
     if "Collective name" not in arguments and launch is not None and "Collective name" in _arguments(launch):
         arguments = {**_arguments(launch), **arguments}
     start = nanoseconds(event["ts"], base)
     return ProfilerCall(
-        op=_op(event["name"], arguments, launch),
-        raw_op=event["name"].partition("(")[0],
+        op=_op(event["name"], arguments, launch, outer),
+        raw_op=_short(event["name"]),
         start=start,
-        end=start + nanoseconds(event.get("dur", 0), 0),
+        end=_end_of(event, base),
         arguments=arguments,
-        tensors=_tensors(launch),
+        tensors=_tensors(launch) or _tensors(outer),
         thread=_thread(launch) if launch is not None else None,
         issued=float((launch or event)["ts"]),
         is_kernel=True,
@@ -127,9 +153,9 @@ def nanoseconds(microseconds: Any, base: int) -> int:
     return base + int(whole or 0) * 1_000 + int((rest + "000")[:3])
 
 
-def _op(kernel: str, arguments: Mapping[str, Any], launch: Event | None) -> str:
+def _op(kernel: str, arguments: Mapping[str, Any], *launches: Event | None) -> str:
     names = [str(arguments.get("Collective name") or "")]
-    if launch is not None:
+    for launch in filter(None, launches):
         names.append(_C10D.sub(r"\1", launch["name"]).removeprefix("nccl:").partition(" ")[0])
     for name in names:
         if name and not (op := plain_op(name)).startswith("unknown:"):
@@ -137,7 +163,12 @@ def _op(kernel: str, arguments: Mapping[str, Any], launch: Event | None) -> str:
     for pattern, op in _KERNELS:
         if pattern.search(kernel):
             return op
-    return f"unknown:{kernel.partition('(')[0]}"
+    return f"unknown:{_short(kernel)}"
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without its parameters and unnamed namespaces."""
+    return kernel.replace("(anonymous namespace)::", "").partition("(")[0]
 
 
 def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
@@ -158,45 +189,100 @@ def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
 
 
 def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
-    """The collectives on the CPU: c10d's ops, each ended by gloo's work of the same op and shape, and gloo's other
-    works, which old files have without an op."""
+    """The collectives on the CPU: c10d's ops, each ended by gloo's work for it, and gloo's other works, which old
+    files have without an op."""
     issued = sorted((event for event in trace.events if event["name"].startswith("c10d::")), key=_when)
-    described = _launching(event for event in trace.events if event["name"] == "record_param_comms")
-    works: dict[object, list[Event]] = defaultdict(list)
-    for event in sorted(
-        (event for event in trace.events if event["name"].startswith("gloo:")), key=_when, reverse=True
-    ):
-        works[plain_op(event["name"].removeprefix("gloo:")), _shape(event)].append(event)
+    described = _described_once(event for event in trace.events if event["name"] == "record_param_comms")
+    describing = _Enclosing(described)
+    works = _Works(event for event in trace.events if event["name"].startswith("gloo:"))
+    ranks = int(trace.distributed.get("world_size") or 1)
     for event in issued:
         op = plain_op(_C10D.sub(r"\1", event["name"]))
         if op.startswith("unknown:"):
             continue
         tensors = _tensors(event)
-        waiting = works.get((op, _shape(event))) or works.get((op, 0)) or []
-        work = waiting.pop() if waiting else None
-        dtype = _tensors(work)[0][1] if work is not None and _tensors(work) else ""
+        mine = works.of(op, event, ranks)
+        dtype = next((kind for work in mine for _, kind in _tensors(work) if kind), "")
+        description = describing.within(event)
         yield ProfilerCall(
             op=op,
             raw_op=event["name"],
             start=nanoseconds(event["ts"], trace.base),
-            end=nanoseconds(work["ts"], trace.base) + nanoseconds(work.get("dur", 0), 0) if work is not None else None,
-            arguments={},
+            end=max((_end_of(work, trace.base) for work in mine), default=None),
+            arguments=_arguments(description) if description is not None else {},
             tensors=tuple((elements, known or dtype) for elements, known in tensors),
             thread=_thread(event),
             issued=float(event["ts"]),
         )
-    left = [work for waiting in works.values() for work in waiting]
+    left = works.left()
     yield from (_of_work(work, trace.base) for work in left)
     if not issued and not left:
-        yield from (_described(event, trace.base) for event in described.values())
+        yield from (_described(event, trace.base) for event in described)
+
+
+class _Works:
+    """Gloo's works that no op has taken: an op's begins after it was issued, and works of one kind begin in order."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._waiting: dict[str, deque[Event]] = defaultdict(deque)
+        for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):
+            self._waiting[plain_op(event["name"].removeprefix("gloo:"))].append(event)
+        self._passed: list[Event] = []
+
+    def of(self, op: str, event: Event, ranks: int) -> list[Event]:
+        """Take the works of an op that was issued after those asked for before.
+
+        Gloo reduces and scatters by all_reduces: by one, or where a list is scattered by one for each rank.
+        """
+        found = self._take(op, event, 1)
+        if not found and op == "reduce_scatter":
+            found = self._take("all_reduce", event, 1 if event["name"].endswith("base_") else ranks)
+        return found
+
+    def _take(self, op: str, event: Event, count: int) -> list[Event]:
+        works = self._waiting[op]
+        while works and _when(works[0]) < _when(event):
+            self._passed.append(works.popleft())
+        sizes = {elements for elements, _ in _tensors(event)}
+        fitting = [work for work in islice(works, 4 * count) if not sizes or op == "barrier" or _is_of(work, sizes)]
+        for work in fitting[:count]:
+            works.remove(work)
+        return fitting[:count]
+
+    def left(self) -> list[Event]:
+        """The works that no op took."""
+        return [*self._passed, *chain.from_iterable(self._waiting.values())]
+
+
+def _is_of(work: Event, sizes: Collection[int]) -> bool:
+    tensors = _tensors(work)
+    return not tensors or tensors[0][0] in sizes
+
+
+def _end_of(event: Event, base: int) -> int:
+    return nanoseconds(event["ts"], base) + nanoseconds(event.get("dur", 0), 0)
+
+
+def _described_once(events: Iterable[Event]) -> list[Event]:
+    """Descriptions of collectives in order, without those that stand in another one: torch 2.4 and later describe a
+    call twice, where it is asked for and where the library's backend takes it up."""
+    found: list[Event] = []
+    ends: dict[object, float] = {}
+    for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):
+        thread = _thread(event)
+        if _when(event) >= ends.get(thread, -math.inf):
+            found.append(event)
+            ends[thread] = _end(event)
+    return found
 
 
 def _of_work(event: Event, base: int) -> ProfilerCall:
     """A work of gloo's that nothing is known to have issued."""
     start = nanoseconds(event["ts"], base)
-    end = start + nanoseconds(event.get("dur", 0), 0)
     op = plain_op(event["name"].removeprefix("gloo:"))
-    return ProfilerCall(op, event["name"], start, end, {}, _tensors(event), _thread(event), float(event["ts"]))
+    return ProfilerCall(
+        op, event["name"], start, _end_of(event, base), {}, _tensors(event), _thread(event), float(event["ts"])
+    )
 
 
 def _described(event: Event, base: int) -> ProfilerCall:
@@ -212,10 +298,8 @@ def _when(event: Event) -> float:
     return float(event["ts"])
 
 
-def _shape(event: Event) -> int:
-    """Elements of the tensor that a gloo work and the op that issued it both name; 0 for none."""
-    tensors = _tensors(event)
-    return tensors[0][0] if tensors and not event["name"].endswith("barrier") else 0
+def _end(event: Event) -> float:
+    return _when(event) + float(event.get("dur", 0))
 
 
 @cache

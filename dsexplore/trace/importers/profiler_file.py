@@ -27,12 +27,17 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 """Found in the names of kernels that communicate, those of libraries that nobody described among them."""
+_GENERATED = re.compile(r"triton_[a-z]+_fused_")
+"""Begins the name of a kernel of torch.compile's. The rest names the ops that it works on the results of, such as
+``all_gather_into_tensor``, and the kernel only computes."""
 _NAMES = (
     *("nn.Module: ", "record_param_comms", "c10d::", "gloo:", "nccl:", "autograd::engine::evaluate_function"),
     *("ProfilerStep#", "Optimizer."),  # whatever their category: old files have them among the ops
 )
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 _MARK = b'"ph":'
+_DESCRIBED = b'"Collective name"'
+"""Stands in an event of a collective, also of a kernel whose name says nothing."""
 _BLOCK = 1 << 23
 _NOT_A_NUMBER = re.compile(r"(:\s*)-?(?:inf|nan)\b")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
@@ -83,7 +88,7 @@ def _cut(stream: IO[bytes]) -> tuple[bytes, list[bytes], bytes]:
     """What stands before the first event; the kept events, each from behind its ``"ph":`` on; and the last one."""
     head: bytes | None = None
     kept: list[bytes] = []
-    decided: dict[bytes, bool] = {}
+    decided: dict[bytes, bytes | None] = {}
     rest = b""
     while block := stream.read(_BLOCK):
         *whole, rest = (rest + block).split(_MARK)
@@ -93,7 +98,7 @@ def _cut(stream: IO[bytes]) -> tuple[bytes, list[bytes], bytes]:
     return (rest, [], b"") if head is None else (head, kept, rest)
 
 
-def _says_something(part: bytes, decided: dict[bytes, bool]) -> bool:
+def _says_something(part: bytes, decided: dict[bytes, bytes | None]) -> bool:
     """Whether an event says something of communication, or where in the program it was.
 
     Category and name stand before ``pid`` as torch writes them, and few of them are all: each is looked at once.
@@ -102,12 +107,22 @@ def _says_something(part: bytes, decided: dict[bytes, bool]) -> bool:
     if end < 0:
         return True
     key = part[:end]
-    known = decided.get(key)
-    if known is None:
-        found = _BEGIN.match(part)
-        known = found is None or is_kept((found[1] or b"").decode(), found[2].decode(errors="replace"))
-        decided[key] = known
-    return known
+    if key not in decided:
+        decided[key] = _needed(part)
+    needed = decided[key]
+    return needed is not None and needed in part
+
+
+def _needed(part: bytes) -> bytes | None:
+    """What an event of that category and name must hold to be kept, nothing where it is kept anyway; None: it is
+    not."""
+    found = _BEGIN.match(part)
+    if found is None:
+        return b""
+    category = (found[1] or b"").decode()
+    if is_kept(category, found[2].decode(errors="replace")):
+        return b""
+    return _DESCRIBED if is_kernel(category) else None
 
 
 def is_kept(category: str, name: str) -> bool:
@@ -124,7 +139,7 @@ def is_kernel(category: str) -> bool:
 
 def is_communication(name: str) -> bool:
     """Whether a kernel of that name communicates, as far as the name says."""
-    return _COMMUNICATION.search(name) is not None
+    return _COMMUNICATION.search(name) is not None and _GENERATED.match(name) is None
 
 
 def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event], int]:

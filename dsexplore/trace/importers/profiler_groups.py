@@ -4,7 +4,8 @@ What files of several versions of torch say of a collective's group differs:
 
 | file | group of a collective |
 |---|---|
-| since 2.3 | its name and ranks; of many ranks the text is cut, and the file's list of groups has them |
+| since 2.3 | its name and ranks; of many ranks the text is cut, and the file's list of groups has them, or the \
+collective their first one and the step between them |
 | 2.1, 2.2 | its number of ranks: known where one listed group has so many, or where that is all ranks |
 | before | nothing: taken for all ranks where the file lists no group, or only groups of all ranks |
 
@@ -13,7 +14,8 @@ A group whose ranks are not known is named after the rank, so that it is not tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dsexplore.trace.importers.profiler_calls import ProfilerCall, listed
@@ -58,7 +60,7 @@ class ProfilerGroups:
         size = int(arguments.get("Group size") or 0)
         name = str(arguments["Process Group Name"]) if "Process Group Name" in arguments else self._unnamed(size)
         known = self._known.get(name, _Group())
-        ranks = listed(arguments.get("Process Group Ranks")) or known.ranks
+        ranks = listed(arguments.get("Process Group Ranks")) or known.ranks or _evenly_spaced(arguments, size)
         if not ranks and size == len(self._world):
             ranks = self._world
         description = str(arguments.get("Process Group Description") or known.description)
@@ -90,6 +92,20 @@ class ProfilerGroups:
         """What is not in the file, and was taken for granted."""
         if self._assumed:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
+
+
+def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
+    """The ranks of a large group, of which the file says the first one and the step between them.
+
+    Empty where the text of the ranks, which is cut after some, ``"[0, 2, 4, ...]"``, says otherwise.
+    """
+    first, step = (arguments.get(f"Global rank {name}") for name in ("start", "stride"))
+    if not isinstance(first, int) or not isinstance(step, int) or first < 0 or step < 1:
+        return ()
+    ranks = tuple(range(first, first + step * size, step))
+    before, _, _ = str(arguments.get("Process Group Ranks", "")).partition("...")
+    said = tuple(int(rank) for rank in re.findall(r"\d+", before))
+    return ranks if said == ranks[: len(said)] else ()
 
 
 def axis_of(description: str) -> str:

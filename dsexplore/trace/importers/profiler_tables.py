@@ -86,12 +86,8 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     ins, outs = (int(call.arguments.get(f"{way} msg nelems") or 0) for way in ("In", "Out"))
     if not ins and not outs:
         elements = max((count for count, _ in call.tensors), default=0)
-        if (
-            call.raw_op.startswith(("c10d::", "gloo:"))
-            and call.op in ("all_gather", "gather")
-            and not call.raw_op.endswith("base_")
-        ):
-            elements *= size  # the op was given the rank's own part; lists of outputs are not in the file
+        if _gives_its_own_part(call):
+            elements *= size  # lists of all ranks' parts are not in the file
     elif call.op == "all_gather":
         elements = max(outs, ins * size)
     elif call.op == "reduce_scatter":
@@ -103,6 +99,14 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     kind = getattr(torch, dtype, None)
     width = kind.itemsize if isinstance(kind, torch.dtype) else 1
     return elements * width, dtype, elements
+
+
+def _gives_its_own_part(call: ProfilerCall) -> bool:
+    """Whether the tensors of an op are what one rank gives or gets of a message that is larger."""
+    if call.raw_op.startswith("gloo:"):
+        return call.op in ("all_gather", "gather")
+    in_lists = ("all_gather", "gather", "reduce_scatter", "scatter")
+    return call.raw_op.startswith("c10d::") and not call.raw_op.endswith("base_") and call.op in in_lists
 
 
 def _modules(places: Iterable[Place]) -> pl.DataFrame:

@@ -87,7 +87,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", True),
         ("mscclKernel_Sum_half_Simple_false(x)", True),
         ("void transformer_engine::userbuffers_fp16_sum_inplace_gpu_rr_rs<8>", True),
+        ("void c10d::symmetric_memory::(anonymous namespace)::one_shot_all_reduce_kernel<float, 16>(...)", True),
         ("triton_poi_fused_occlusion_0", False),
+        ("triton_red_fused_all_gather_into_tensor_mean_wait_tensor_3", False),  # computes on what was gathered
         ("void at::native::reduce_kernel<512, 1>", False),
         ("nvjet_tst_128x256_64x4", False),
         ("void at::native::vectorized_elementwise_kernel<4, include>", False),
@@ -115,6 +117,13 @@ def test_an_event_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> Non
     read = read_profiler_file(file)
     assert [event["name"] for event in read.events] == ["ncclKernel_0(x)", "ncclKernel_2(x)", *KEPT]
     assert read.damaged == 1
+
+
+def test_a_kernel_with_a_name_of_no_library_is_kept_where_it_describes_a_collective(tmp_path: Path) -> None:
+    own = {**EVENTS[3], "name": "void house::exchange<4>(x)"}
+    described = {**own, "args": {"Collective name": "all_to_allv"}}
+    file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [own, described, own, *EVENTS]})
+    assert [event["name"] for event in read_profiler_file(file).events] == [own["name"], *KEPT]
 
 
 def test_text_that_is_no_utf8_is_read(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dsexplore.cli import main
 from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.profiler_calls import calls_of
+from dsexplore.trace.importers.profiler_file import ProfilerFile
 from dsexplore.trace.trace import load
 
 BASE = 1_700_000_000_000_000_000
@@ -89,6 +92,82 @@ def test_amds_one_kernel_is_named_by_what_launched_it(tmp_path: Path) -> None:
     ]
     note = "ncclDevKernel_Generic_4 communicates, but the trace does not say what: 1 calls of unknown kind and size"
     assert note in trace.info.notes
+
+
+def test_amds_one_kernel_is_named_by_the_op_around_what_launched_it(tmp_path: Path) -> None:
+    """As torch 2.0 wrote it, whose descriptions have no names."""
+    outer = event("c10d::_reduce_scatter_base_", "cpu_op", ts=80, dur=30, tid=3, External_id=4)
+    outer["args"] |= {"Input Dims": [[512], [4096]], "Input type": ["float", "float"]}
+    later = event("c10d::allreduce_", "cpu_op", ts=150, dur=30, tid=3, External_id=8)
+    launched = event("record_param_comms", "cpu_op", ts=85, dur=20, tid=3, External_id=5)
+    kernel = event("ncclDevKernel_Generic(ncclDevComm*, unsigned long, ncclWork*)", ts=200, External_id=5)
+    trace = load(trace_of([outer, later, launched, kernel], tmp_path / "t"))
+    assert trace.events.select("op", "message_bytes", "dtype").rows() == [("reduce_scatter", 16384, "float32")]
+
+
+def test_a_kernel_in_an_unnamed_namespace_has_a_name(tmp_path: Path) -> None:
+    kernels = [
+        event("void c10d::(anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16>(x)"),
+        event("void (anonymous namespace)::nvshmem_exchange<8>(x)", ts=200),
+        event("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(x)", ts=300),
+    ]
+    trace = load(trace_of(kernels, tmp_path / "t"))
+    assert trace.events.select("op", "raw_op").rows() == [
+        ("all_reduce", "void c10d::multimem_all_reduce_kernel<c10::BFloat16>"),
+        ("unknown:void nvshmem_exchange<8>", "void nvshmem_exchange<8>"),
+        ("all_reduce", "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>"),
+    ]
+
+
+def test_a_collective_that_is_described_twice_is_one(tmp_path: Path) -> None:
+    """Torch describes it where it is asked for and where the backend takes it up, one in the other; without kernels
+    the descriptions are all that the file has."""
+    described = []
+    for ts, dur, identity in ((100, 50, 1), (105, 20, 2), (220, 12, 3), (232, 12, 4)):
+        one = event("record_param_comms", "cpu_op", ts=ts, dur=dur, tid=3, External_id=identity)
+        one["args"] |= NEW
+        described.append(one)
+    elsewhere = {**described[1], "tid": 4}
+    trace = load(trace_of([*described, elsewhere], tmp_path / "t"))
+    assert trace.events["start"].to_list() == [BASE + 1000 * ts for ts in (100, 105, 220, 232)]
+    assert trace.events["end"].null_count() == 4
+
+
+def test_without_kernels_an_op_has_what_its_description_says(tmp_path: Path) -> None:
+    """The op has sizes only where shapes were recorded, and never its group."""
+    op = event("c10d::_allgather_base_", "cpu_op", ts=90, dur=50, tid=3, External_id=4)
+    described = event("record_param_comms", "cpu_op", ts=100, dur=30, tid=3, External_id=5)
+    described["args"] |= NEW
+    after = event("c10d::allreduce_", "cpu_op", ts=150, dur=50, tid=3, External_id=6)
+    trace = load(trace_of([op, described, after], tmp_path / "t"))
+    assert trace.events.select("op", "message_bytes", "group").rows()[0] == ("all_gather", 65536, "5")
+    assert trace.events["op"].to_list() == ["all_gather", "all_reduce"]
+
+
+def test_every_op_of_torchs_is_known() -> None:
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
+    names -= {"c10d::check_for_nan"}  # sends nothing
+    assert len(names) > 15
+    for name in names:
+        trace = ProfilerFile(Path("x"), (event(name, "cpu_op"),), {}, 0)
+        assert [call.op for call in calls_of(trace) if call.op.startswith("unknown")] == []
+        assert len(calls_of(trace)) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "ranks"),
+    [
+        ("[1, 3, 5, ...]", 2, [1, 3, 5, 7]),
+        ("", 2, [1, 3, 5, 7]),
+        ("[1, 3, 6, ...]", 2, []),
+        ("[1, 3, 5, ...]", -1, []),
+    ],
+)
+def test_a_cut_text_of_ranks_is_filled_in_by_their_step(tmp_path: Path, text: str, step: int, ranks: list[int]) -> None:
+    known = {"Process Group Name": "5", "Process Group Ranks": text, "Group size": 4}
+    kernel = event("ncclDevKernel_AllGather_RING_LL(x)")
+    kernel["args"] = {**NEW, **known, "Global rank start": 1, "Global rank stride": step}
+    assert load(trace_of([kernel], tmp_path / "t")).groups["ranks"].to_list() == [ranks]
 
 
 def test_modules_steps_phases_and_fsdp(tmp_path: Path) -> None:
@@ -248,6 +327,60 @@ def test_old_files_of_gloo_have_works_and_no_ops(tmp_path: Path) -> None:
         "gloo:broadcast",
         "gloo:all_reduce",
         "ncclKernel_AllReduce_RING_LL_Sum_float",
+    ]
+
+
+def op_and_works(
+    name: str, sizes: tuple[list[int], ...], works: list[tuple[str, float, int]], ts: float = 100
+) -> list[dict[str, Any]]:
+    """An op of c10d's with the sizes of its tensors, and works of gloo's as torch 2.13 names them: begin and size."""
+    op = event(name, "cpu_op", ts=ts, dur=40, tid=3)
+    kind = "float" if name.endswith("base_") else "TensorList"
+    op["args"] |= {
+        "Input Dims": [size if kind == "float" else [size] for size in sizes],
+        "Input type": [kind] * len(sizes),
+    }
+    found = [op]
+    for work, begin, size in works:
+        one = event(f"gloo:{work}", "user_annotation", ts=begin, dur=15, tid=4)
+        one["args"] |= {"Input Dims": [[size]], "Input type": ["float"]}
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "works", "row"),
+    [
+        ("c10d::_allgather_base_", ([512], [64]), [("all_gather", 120, 64)], ("all_gather", 2048, 35)),
+        ("c10d::_reduce_scatter_base_", ([64], [512]), [("all_reduce", 120, 512)], ("reduce_scatter", 2048, 35)),
+        (
+            "c10d::reduce_scatter_",
+            ([64],),
+            [("all_reduce", 120 + 20 * i, 64) for i in range(8)],
+            ("reduce_scatter", 2048, 175),
+        ),
+        ("c10d::scatter_", ([64],), [("scatter", 120, 64)], ("scatter", 2048, 35)),
+        ("c10d::broadcast_", ([64],), [("all_reduce", 120, 64)], ("broadcast", 64, None)),  # of no known dtype
+    ],
+)
+def test_gloos_works_end_the_op_that_they_are_for(
+    tmp_path: Path, name: str, sizes: tuple[list[int], ...], works: list[tuple[str, float, int]], row: tuple[Any, ...]
+) -> None:
+    """Gloo reduces and scatters by all_reduces, which are none of the program's."""
+    trace = load(trace_of(op_and_works(name, sizes, works), tmp_path / "t"))
+    took = ((trace.events["end"] - trace.events["start"]) / 1000).to_list()
+    assert (*trace.events.select("op", "message_bytes").row(0), took[0]) == row
+    assert len(trace) == 1 + (row[2] is None)
+
+
+def test_a_work_that_began_before_an_op_does_not_end_it(tmp_path: Path) -> None:
+    works = [("all_reduce", 50.0, 64), ("all_reduce", 150.0, 64)]
+    events = [*op_and_works("c10d::allreduce_", ([64],), works), *op_and_works("c10d::allreduce_", ([32],), [], 145)]
+    trace = load(trace_of(events, tmp_path / "t"))
+    assert trace.events.select("raw_op", "start", "end").rows() == [
+        ("gloo:all_reduce", BASE + 50_000, BASE + 65_000),
+        ("c10d::allreduce_", BASE + 100_000, BASE + 165_000),
+        ("c10d::allreduce_", BASE + 145_000, None),
     ]
 
 
