@@ -33,7 +33,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.worlds.fake import fake_tensors
+from dsexplore.worlds.fake import fake_files, fake_tensors
+from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.real_integers import patch_reducer
 from dsexplore.worlds.patches import Patches
@@ -198,7 +199,7 @@ class World:
         )
         self._meshes, _ = self._watch.made
         if self.fake:
-            self._exit.enter_context(fake_tensors.fake_mode(self._inventor))
+            self._exit.enter_context(fake_mode(self._inventor))
         return mesh
 
     def expect_set_up(self) -> None:
@@ -229,6 +230,7 @@ class World:
             fake_tensors.patch_initialisation(patches)
             fake_tensors.patch_reading(patches, self._inventor)
             fake_tensors.patch_loaders(patches, self.remarks)
+            fake_files.patch_files(patches, self.remarks)
             patch_reducer(patches)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module)

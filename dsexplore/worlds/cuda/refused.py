@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -21,6 +18,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 
 from dsexplore.errors import UsageError
+from dsexplore.worlds.on_import import on_import
 from dsexplore.worlds.patches import Patches
 
 GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
@@ -117,50 +115,3 @@ def _refuse_kernels(patches: Patches, module: ModuleType) -> None:
         refuse(f"the Triton kernel {name}", KERNELS)()
 
     patches.attribute(module.JITFunction, "run", run)
-
-
-class _Finder(MetaPathFinder):
-    """Changes one module as soon as it is imported."""
-
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self._name, self._change = name, change
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module's own spec, whose loader makes the change."""
-        if fullname != self._name:
-            return None
-        for finder in [finder for finder in sys.meta_path if finder is not self]:
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _ChangingLoader(spec.loader, self._change)
-                return spec
-        return None
-
-
-class _ChangingLoader(Loader):
-    def __init__(self, loader: Loader, change: Callable[[ModuleType], None]) -> None:
-        self._loader, self._change = loader, change
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Whatever the module's own loader creates."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load the module with its own loader, then change it."""
-        spec = module.__spec__
-        assert spec is not None
-        module.__loader__ = spec.loader = self._loader
-        self._loader.exec_module(module)
-        self._change(module)
-
-
-def on_import(patches: Patches, name: str, change: Callable[[Patches, ModuleType], None]) -> None:
-    """Change a module now if it is imported already, else as soon as it is; undone with the patches."""
-    if name in sys.modules:
-        change(patches, sys.modules[name])
-        return
-    finder = _Finder(name, lambda module: change(patches, module))
-    sys.meta_path.insert(0, finder)
-    patches.callback(sys.meta_path.remove, finder)

@@ -18,8 +18,9 @@ from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
 from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
-from dsexplore.worlds.cuda.refused import on_import, patch_refused
+from dsexplore.worlds.cuda.refused import patch_refused
 from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_tensors
+from dsexplore.worlds.on_import import on_import
 from dsexplore.worlds.patches import Patches
 
 _open: Gpu | None = None

@@ -11,18 +11,45 @@ stage of 8 layers under tensor parallelism and FSDP2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dsexplore.worlds.fake.invented_values import READS, Inventor, note
 from dsexplore.worlds.fake.real_integers import RealIntegers
 
 _GROUPED = torch.ops.aten._grouped_mm.default
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+_entered: SimulationMode | None = None
+
+
+def entered() -> SimulationMode | None:
+    """The mode of the world that is open, also where torch has left it for a moment; None where there is none."""
+    return _entered
+
+
+@contextmanager
+def fake_mode(inventor: Inventor | None = None) -> Iterator[SimulationMode]:
+    """A `SimulationMode` that can be left even if the user's program entered a mode and did not leave it."""
+    global _entered
+    mode = SimulationMode(allow_non_fake_inputs=True)
+    if inventor is not None:
+        mode.inventor = inventor
+    before, _entered = _entered, mode
+    mode.__enter__()
+    try:
+        yield mode
+    finally:
+        _entered = before
+        if mode in _get_current_dispatch_mode_stack():
+            mode.__exit__(None, None, None)
 
 
 class SimulationMode(FakeTensorMode):
@@ -113,7 +140,10 @@ class SimulationMode(FakeTensorMode):
             dispatch_device=True,
             device_for_backend_keys=metadata.device,
         )
-        torch._C._set_throw_on_mutable_data_ptr(made)
+        if self._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(made)
         vars(made).update(attributes)
         return made
 

@@ -15,8 +15,8 @@ Measured on torch 2.13, where under ``FakeTensorMode``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, overload
@@ -24,12 +24,10 @@ from typing import Any, TypeVar, overload
 import torch
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader
 
-from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.fake.invented_values import Inventor, known_of
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
@@ -69,10 +67,15 @@ def patch_meshes(patches: Patches) -> None:
             patches.attribute(DeviceMesh, name, staticmethod(_once(real) if name == "_concatenate" else real))
         elif method is not None:
             patches.attribute(DeviceMesh, name, outside_fake_mode(method))
+    patches.attribute(DeviceMesh, "__deepcopy__", outside_fake_mode(_copied))
     table = DeviceMesh.mesh
     assert isinstance(table, property)
     assert table.fget is not None
     patches.attribute(DeviceMesh, "mesh", property(outside_fake_mode(table.fget), doc=table.__doc__))
+
+
+def _copied(mesh: DeviceMesh, memo: dict[int, Any]) -> Any:
+    return copy._reconstruct(mesh, memo, *mesh.__reduce_ex__(4))  # type: ignore[attr-defined]
 
 
 def _once(concatenate: Callable[[list[DeviceMesh]], DeviceMesh]) -> Callable[[list[DeviceMesh]], DeviceMesh]:
@@ -227,17 +230,3 @@ def patch_loaders(patches: Patches, remarks: Remarks) -> None:
         init(loader, **given)
 
     patches.attribute(DataLoader, "__init__", without_workers)
-
-
-@contextmanager
-def fake_mode(inventor: Inventor | None = None) -> Iterator[FakeTensorMode]:
-    """A `FakeTensorMode` that can be left even if the user's program entered a mode and did not leave it."""
-    mode = SimulationMode(allow_non_fake_inputs=True)
-    if inventor is not None:
-        mode.inventor = inventor
-    mode.__enter__()
-    try:
-        yield mode
-    finally:
-        if mode in _get_current_dispatch_mode_stack():
-            mode.__exit__(None, None, None)

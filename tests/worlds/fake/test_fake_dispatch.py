@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dsexplore.capture.record import record
-from dsexplore.worlds.fake import fake_tensors
+from dsexplore.worlds.fake import fake_dispatch
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.simulate import simulate
 
@@ -45,7 +45,7 @@ def test_every_cached_result_is_what_the_op_itself_returns() -> None:
 def test_a_program_communicates_and_ends_as_under_torchs_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for mode in (SimulationMode, FakeTensorMode):
-        monkeypatch.setattr(fake_tensors, "SimulationMode", mode)
+        monkeypatch.setattr(fake_dispatch, "SimulationMode", mode)
         with simulate(mesh="dp=2,tp=4", fake=True) as mesh, record() as trace:
             model = train(mesh)
             shapes = [(p.shape, p.dtype, p.placements, p.to_local().shape) for p in model.parameters()]

@@ -1,0 +1,58 @@
+"""`on_import`: change a module that a program may import later, as soon as it does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from dsexplore.worlds.patches import Patches
+
+
+class _Finder(MetaPathFinder):
+    """Changes one module as soon as it is imported."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name, self._change = name, change
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, whose loader makes the change."""
+        if fullname != self._name:
+            return None
+        for finder in [finder for finder in sys.meta_path if finder is not self]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _ChangingLoader(spec.loader, self._change)
+                return spec
+        return None
+
+
+class _ChangingLoader(Loader):
+    def __init__(self, loader: Loader, change: Callable[[ModuleType], None]) -> None:
+        self._loader, self._change = loader, change
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Whatever the module's own loader creates."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module with its own loader, then change it."""
+        spec = module.__spec__
+        assert spec is not None
+        module.__loader__ = spec.loader = self._loader
+        self._loader.exec_module(module)
+        self._change(module)
+
+
+def on_import(patches: Patches, name: str, change: Callable[[Patches, ModuleType], None]) -> None:
+    """Change a module now if it is imported already, else as soon as it is; undone with the patches."""
+    if name in sys.modules:
+        change(patches, sys.modules[name])
+        return
+    finder = _Finder(name, lambda module: change(patches, module))
+    sys.meta_path.insert(0, finder)
+    patches.callback(sys.meta_path.remove, finder)
