@@ -139,8 +139,7 @@ def _may_take_signal() -> bool:
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return False
     others = signal.set_wakeup_fd(-1)
-    if others != -1:
-        signal.set_wakeup_fd(others)
+    signal.set_wakeup_fd(others)
     return others == -1
 
 

@@ -51,7 +51,7 @@ class Printer:
             if call.is_printed or not call.is_wanted:
                 return
             call.is_printed = True
-        _print(call.issued[:1] if call.spelling.is_object else call.issued)
+        _print(call.issued)
 
 
 def _print(issued: Iterable[Issued]) -> None:

@@ -18,6 +18,7 @@ def test_buffers_are_aligned_zeroed_and_as_long_as_asked() -> None:
     assert buffer.address % HUGE_PAGE == 0
     assert (buffer.nbytes, len(buffer), buffer.bytes.shape) == (5_000_000, 3 * HUGE_PAGE, (5_000_000,))
     assert not buffer.bytes.any()
+    assert not buffer.populate().bytes.any()
     assert Buffer(0).nbytes == 0
 
 

@@ -231,6 +231,13 @@ def test_positions_that_no_file_has(tmp_path: Path, offset: int) -> None:
                 move(bytearray(100), str(tmp_path / "file"), file_offset=offset)
 
 
+@pytest.mark.parametrize("offset", [2**62, 2**63 - 101])
+def test_any_position_that_a_file_may_have_is_asked_for(tmp_path: Path, offset: int) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    with aio_handle(queue_depth=2) as handle, pytest.raises(OSError, match=f"read of 100 bytes at offset {offset}"):
+        handle.read(bytearray(100), str(tmp_path / "file"), file_offset=offset)
+
+
 def test_few_descriptors_suffice_for_a_transfer(tmp_path: Path) -> None:
     done = python(f"""
         import os, resource
@@ -512,6 +519,7 @@ def test_a_scratch_file_has_no_name_and_is_reached_by_its_path(tmp_path: Path) -
         target = Target(own.path, write=False)
         assert target.path.startswith(f"{tmp_path}/{PREFIX}")  # what errors name
         target.close()
+        own.close()  # and again as the block ends, which does nothing
 
 
 @pytest.mark.usefixtures("without_proc")

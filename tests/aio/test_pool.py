@@ -112,6 +112,23 @@ def test_validation_compares_every_byte(
     assert (error.errno, error.filename) == (errno.EIO, str(path))
 
 
+def test_errors_that_are_not_the_system_s_are_raised_as_they_are(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = Buffer(100)
+    for error in (MemoryError("no room"), OSError("no number")):
+        monkeypatch.setattr(pools, "move_plainly", raising(error))
+        job = Job(HostMemory(buffer.address, 100, buffer), Target(tmp_path / "file", write=True), 1, CONFIG, 2)
+        assert run(pool, job).error is error
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_args: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_a_latch_says_whether_it_is_open() -> None:
     latch = pools.Latch()
     assert latch.wait(0.001) is False

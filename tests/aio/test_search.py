@@ -77,6 +77,13 @@ def test_descent_measures_one_axis_however_short_the_time() -> None:
     assert scores.keys() == {CONTROL.with_(queue_depth=depth) for depth in search.AXES["queue_depth"]}
 
 
+def test_half_of_the_strongest_are_fast_and_the_others_cheap_then_fast_again() -> None:
+    ranked = [CONTROL.with_(queue_depth=depth) for depth in (1, 128, 64, 2, 4)]
+    scores = {config: 1.01 - place / 1000 for place, config in enumerate(ranked)} | {CONTROL: 2.0}
+    assert [config.queue_depth for config in search.strongest(scores, CONTROL, 4)] == [1, 128, 2, 64]
+    assert [config.queue_depth for config in search.strongest(scores, CONTROL, 3)] == [1, 128, 64]
+
+
 def test_descent_without_a_choice_measures_its_start() -> None:
     disk, only = Disk(4, 1 << 20, 0.1, 0.0), AioConfig(queue_depth=32, thread_count=2)
     axes = {key: (getattr(only, key),) for key in search.AXES}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from pathlib import Path
 
 import pytest
 
 from dsexplore.aio import target as target_module
 from dsexplore.aio.aio_constants import SECTOR
+from dsexplore.aio.backends import syscalls
 from dsexplore.aio.target import Alignment, Target
 
 
@@ -27,3 +30,14 @@ def test_direct_requests_are_aligned_as_the_filesystem_says(
             assert direct or not opened.direct
         finally:
             opened.close()
+
+
+@pytest.mark.skipif(not syscalls.SUPPORTED, reason="our numbers of system calls are those of Linux on two processors")
+def test_statx_is_the_system_call_that_describes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(123))
+    answer = ctypes.create_string_buffer(256)
+    with path.open("rb") as file:
+        basic = 0x7FF
+        assert syscalls.statx(syscalls.STATX, file.fileno(), b"", 0x1000, basic, ctypes.addressof(answer)) == 0
+    assert struct.unpack_from("=QQ", answer, 32) == (path.stat().st_ino, 123)

@@ -9,16 +9,21 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import dsexplore
 from dsexplore import run_ranks
 from dsexplore.capture.early_saves import EarlySave, _may_take_signal, saved_early, stacks
+from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import rank_file, stack_file
+from dsexplore.worlds.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +89,24 @@ def test_a_handler_of_the_programs_own_stays() -> None:
 def test_a_timeout_needs_seconds_and_a_place(timeout: float, save: str | None) -> None:
     with pytest.raises(UsageError, match=f"timeout={timeout}"), dsexplore.commtrace(timeout=timeout, save=save):
         pass
+
+
+def test_a_collective_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[EarlySave] = []
+
+    @contextmanager
+    def looked_at_by_hand(early: EarlySave) -> Iterator[None]:
+        opened.append(early)
+        yield
+
+    monkeypatch.setattr("dsexplore.capture.record.saved_early", looked_at_by_hand)
+    with simulate(2), record(save=tmp_path, timeout=10):
+        (early,) = opened
+        early.look(1.0)
+        dist.all_reduce(torch.ones(1))
+        for now, is_saved in ((9.0, False), (18.0, False), (19.0, True)):
+            early.look(now)
+            assert (tmp_path / rank_file(0)).exists() == is_saved
 
 
 FORKS = """

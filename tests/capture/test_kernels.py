@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -131,6 +132,15 @@ def test_a_tensor_at_the_address_of_another_that_is_gone_is_not_taken_for_it() -
             total = total + read
             del read
     assert kernels(trace)["fused_bytes"].sum() == (1 + 8 + 1) * 64 * 4, "the first, all that are read, and the last"
+
+
+def test_shapes_that_dtensor_asks_for_are_not_counted_but_what_follows_is() -> None:
+    with dsexplore.simulate(mesh="tp=2") as mesh:
+        rows = distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)])
+        weight = distribute_tensor(torch.randn(4, 6), mesh, [Replicate()])
+        with dsexplore.commtrace(costs=True) as trace:
+            (rows @ weight) @ distribute_tensor(torch.randn(6, 2), mesh, [Replicate()], src_data_rank=None)
+    assert kernels(trace, kind="matmul")["shape"].to_list() == [[1, 4, 6, 4], [1, 4, 2, 6]]
 
 
 def test_memory_goes_up_with_activations_and_down_in_backward() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dsexplore.capture import recorder
+from dsexplore.capture.issued import Issued, Label, Origin
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.errors import UsageError
@@ -23,3 +26,30 @@ def test_another_recorder_takes_over_only_between_recordings() -> None:
         assert not after.recordings
     finally:
         recorder.use(before)
+
+
+class Span:
+    """Keeps what it is to watch; a real one needs a device."""
+
+    def __init__(self) -> None:
+        self.watched: list[Any] = []
+
+    def watch(self, result: Any) -> None:
+        self.watched.append(result)
+
+
+def test_what_a_call_waits_for_ends_with_the_call_but_on_a_device_with_its_work() -> None:
+    recorder = Recorder(clock=lambda: 5)
+    on_host, on_device = (
+        Issued("c10d::allreduce_", [], None, 0, Origin("other", None, None, ()), label=Label(True), needs_work=True)
+        for _ in range(2)
+    )
+    span: Any = Span()
+    on_host.start, on_device.span = 1, span
+    recorder.returned(on_host, "work")
+    recorder.returned(on_device, "work")
+    assert on_host.end is None
+    assert span.watched == ["work"]
+    assert on_host.label is not None
+    recorder.end_label(on_host.label)
+    assert on_host.end is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore.capture.record import record
+from dsexplore.capture.stack import user_line_alone
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)
@@ -244,3 +246,20 @@ def test_a_call_that_began_before_the_recording(world: World) -> None:
     model(x)
     assert model.seen["trigger"].to_list() == ["Late"]
     assert model.seen["phase"].to_list() == ["forward"]
+
+
+class OnTheStack(nn.Module):
+    """Asks in its forward for the user's line alone."""
+
+    def forward(self) -> Any:
+        return user_line_alone(sys._getframe())
+
+
+def test_the_users_line_is_all_where_nothing_else_is_on_the_stack() -> None:
+    def line() -> Any:
+        return user_line_alone(sys._getframe())
+
+    found = line()
+    assert found is not None
+    assert found[0] is line.__code__
+    assert OnTheStack()() is None

@@ -40,6 +40,8 @@ _FILES = {
         def init_distributed(dist_backend=None, verbose=True):
             global cdb
             cdb = TorchBackend()
+            if verbose:
+                print("Initializing TorchBackend")
 
         @timed_op
         def all_reduce(tensor, op=td.ReduceOp.SUM, group=None, async_op=False, prof=False, log_name="all_reduce"):
@@ -149,7 +151,7 @@ def test_a_backward_hook_of_an_engine_is_not_taken_for_ddps() -> None:
 
 @pytest.mark.parametrize("imported_first", [True, False])
 @pytest.mark.usefixtures("deepspeed")
-def test_every_reference_is_replaced_and_put_back(imported_first: bool) -> None:
+def test_every_reference_is_replaced_and_put_back(imported_first: bool, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"deepspeed.{name}" for name in ("comm", "comm.comm", "comm.torch", "comm.utils", "engine")]
     if imported_first:
         modules = [import_module(name) for name in names]
@@ -175,6 +177,7 @@ def test_every_reference_is_replaced_and_put_back(imported_first: bool) -> None:
     assert comm.get_local_rank_from_launcher() == -7
     assert comm.all_reduce is engine.all_reduce is modules[1].all_reduce
     assert modules[1].cdb is not None  # it has adopted the world
+    assert capsys.readouterr().out == ""
     if imported_first:
         assert {**everything("deepspeed"), "deepspeed.comm.comm.cdb": None} == before
     assert dist.all_reduce.__module__ == "dsexplore.comm.calls"

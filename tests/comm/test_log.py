@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -455,6 +456,19 @@ def test_an_op_whose_future_failed_is_no_measurement(ask: bool) -> None:
         with pytest.raises((RuntimeError, ValueError), match="on purpose"):
             successor.wait()
     assert (record.failed, record.cause, record.seconds) == (True, "failed: ValueError", None)
+
+
+@pytest.mark.parametrize(("is_custom", "verbose", "ends"), [(True, False, True), (False, True, True), (False,) * 3])
+def test_the_lines_that_end_with_their_work_though_nobody_waits(is_custom: bool, verbose: bool, ends: bool) -> None:
+    """Custom ops, whose collectives end lines of their own if any; and those that are printed once they are over."""
+    work: torch.futures.Future[None] = torch.futures.Future()
+    call, issued, _ = one_logged()
+    call.spelling = replace(call.spelling, is_custom=is_custom)
+    dist.configure(enabled=True, verbose=verbose)
+    Handle(work, "all_reduce", None, call)
+    work.set_result(None)
+    assert (issued.end is not None) == ends
+    dist.configure(enabled=False, verbose=False)
 
 
 def test_the_first_to_say_that_an_op_is_over_counts_and_alone_tells(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,16 @@ def test_a_cell_has_the_same_name_in_a_log_and_in_a_trace(shell: InteractiveShel
         assert shell.user_ns["trace"].events["source"].to_list() == ["In[3]:4"]
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_verbose_log_prints_a_line_for_each_message_and_one_for_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    dist.configure(enabled=True, verbose=True)
+    dist.all_gather_object([None], "an object")
+    dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)])
+    dist.configure(enabled=False, verbose=False)
+    printed = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["all_gather_object", "all_reduce", "all_reduce"]
+
+
 class CountsPickling:
     """An object that counts how often it is pickled."""
 

@@ -254,6 +254,20 @@ def test_several_processes_need_a_directory(monkeypatch: pytest.MonkeyPatch) -> 
         files.check_destination("t.parquet")
 
 
+@pytest.mark.parametrize(("version", "has_costs"), [(2, False), (3, True)])
+def test_files_have_costs_since_the_third_format(tmp_path: Path, make: Make, version: int, has_costs: bool) -> None:
+    segment = {"segment": 1, "phase": "forward", "module": "Llama", "parameters": 64}
+    kernel = {"op": "mm", "kind": "matmul", "flops": 128}
+    frames = {
+        name: pl.DataFrame([row], schema=schema.TABLES[name])
+        for name, row in (("memory", segment), ("kernels", kernel))
+    }
+    tables = replace(make([{}]), **frames)
+    loaded = dsexplore.load(written(tmp_path / "t.parquet", tables, format=str(version))).tables
+    for name, frame in frames.items():
+        assert_frame_equal(getattr(loaded, name), frame if has_costs else schema.empty(name))
+
+
 def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:
     """Written before events had peers, roots and split sizes, and traces a target: those are null, and empty."""
     trace = Trace.load(Path(__file__).parent / "data" / "format_1.parquet")

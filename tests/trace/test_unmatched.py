@@ -112,6 +112,9 @@ def test_parts_of_an_uneven_all_to_all(make: Any) -> None:
     assert note == "in an all_to_all rank 1 sends 20 B to rank 0 at moe.py:1, which receives 12 B at moe.py:0"
     even = [splits(0, [4, 4], None), splits(1, None, [4, 4])]
     assert unmatched(trace_of(make, even)).is_empty()
+    uneven = [splits(0, [5, 3], None), splits(1, None, [4, 4])]
+    found = unmatched(trace_of(make, uneven)).select("sender", "receiver", "sent_bytes", "received_bytes").rows()
+    assert found == [(0, 0, 20, 16), (0, 1, 12, 16)]
 
 
 def test_many_are_counted(make: Any) -> None:

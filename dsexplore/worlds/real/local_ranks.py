@@ -170,7 +170,7 @@ def _first_line(text: str) -> str:
 
 
 def _first_not_ok(run: RanksRun) -> int:
-    return next((outcome.rank for outcome in run.outcomes if outcome.status != "ok"), 0)
+    return next(outcome.rank for outcome in run.outcomes if outcome.status != "ok")
 
 
 class _Run:

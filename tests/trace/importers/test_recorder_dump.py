@@ -216,3 +216,13 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "dump_0").write_bytes(b'{"entries": [')
     with pytest.raises(TraceFileError, match="dump_0 cannot be read"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "is_noted"), [(0, True), (1, False), (7, False)])
+def test_a_message_may_have_its_other_end_before_the_first_entry_that_is_left(
+    tmp_path: Path, first: int, is_noted: bool
+) -> None:
+    sent = [entry("nccl:send 0->1", 0, is_p2p=True), entry(record=1)]
+    for rank, held in enumerate((sent, [entry(record=first)])):
+        (tmp_path / f"rank_{rank}.json").write_text(json.dumps(dump(*held)))
+    assert any("rank 1 does not receive" in note for note in load(tmp_path).info.notes) == is_noted

@@ -64,6 +64,7 @@ def test_streams_and_events() -> None:
     stream.wait_stream(other)
     stream.wait_event(other.record_event())
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    assert repr(began) == f"<torch.cuda.Event {began.cuda_event:#x}>" != repr(ended)
     with pytest.raises(RuntimeError, match="recorded before"):
         began.elapsed_time(ended)
     began.record()

@@ -93,6 +93,16 @@ def test_a_whole_number_and_a_fraction_are_told_apart() -> None:
             assert (x * 1.0).dtype == torch.float32
 
 
+def test_sparse_tensors_are_torch_s_own_to_describe() -> None:
+    def kinds() -> list[tuple[torch.layout, torch.Size]]:
+        dense = torch.ones(3, 4)
+        return [(made.layout, made.shape) for made in (dense + dense, dense.to_sparse() * 2, dense.to_sparse() * 2)]
+
+    real = kinds()
+    with SimulationMode():
+        assert kinds() == real
+
+
 def test_a_tensor_of_another_mode_is_refused_as_torch_does() -> None:
     with FakeTensorMode():
         foreign = torch.ones(2)

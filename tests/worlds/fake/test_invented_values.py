@@ -160,6 +160,16 @@ class TestRouting:
         scores = torch.randn(6, 4)
         for places, count in ((scores.topk(2)[1], 4), (scores.topk(2, 0)[1], 6), (scores.argmax(0), 6)):
             assert places.float().mean().item() == (count - 1) / 2
+        assert torch.randn(6).topk(2)[1].float().mean().item() == 2.5
+
+    def test_by_random_numbers(self) -> None:
+        assert torch.randint(8, (5,)).float().mean().item() == 3.5
+        assert torch.randint(2, 8, (5,)).float().mean().item() == 4.5
+        assert torch.bincount(torch.randint(8, (TOKENS,))).tolist() == [TOKENS // 8] * 8
+
+    def test_by_what_is_not_zero(self) -> None:
+        yes, no = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+        assert [len(each.nonzero()) for each in (yes, no, torch.randn(8))] == [8, 0, 4]
 
     def test_by_scattered_ones(self) -> None:
         hit = torch.zeros(8).scatter(0, torch.randint(8, (2,)), 1.0)

@@ -10,10 +10,12 @@ import sys
 
 import pytest
 
+from dsexplore import run_ranks
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
 from dsexplore.worlds.real.packing import pack_program
 from dsexplore.worlds.real.rank_process import run_source
+from dsexplore.worlds.real.rank_server import PRELOAD
 
 RESTART = """
 import os, signal
@@ -29,6 +31,12 @@ assert dsexplore.run_ranks("rank", 2, backend=None).values == ["0", "1"]
 @pytest.mark.processes
 def test_a_server_that_died_is_replaced() -> None:
     subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=280)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_ranks_begin_with_what_programs_need_already_imported() -> None:
+    assert run_ranks(f"import sys\nsorted(set({PRELOAD}) - set(sys.modules))", 1, backend=None).values == ["[]"]
 
 
 def test_a_message_arrives_whole_with_its_descriptors() -> None:

@@ -93,6 +93,11 @@ def test_plays_few_of_many() -> None:
     assert result.alike == ("dp", "tp")
 
 
+@pytest.mark.parametrize("does", [lambda rank: rank < 2, lambda rank: rank < 511], ids=["first", "last"])
+def test_changes_beside_the_ends_of_an_axis_need_no_halving(does: Does) -> None:
+    assert len(find("dp=512", does).played) <= 7
+
+
 @pytest.mark.parametrize(
     ("test", "does"),
     [

@@ -33,6 +33,7 @@ def found(folder: Path, text: str) -> list[tuple[str, list[int]]]:
         ("int(os.environ.get('LOCAL_RANK', 0)) == 7", [7, 15]),
         ("local_rank == 0 and rank > 0", [8]),
         ("accelerator.is_main_process", [0]),
+        ("accelerator.is_local_main_process", [0, 8]),
         ("dp_rank == 1", [4, 5, 6, 7]),
         ("mesh.get_local_rank('tp') == 3", [3, 7, 11, 15]),
     ],

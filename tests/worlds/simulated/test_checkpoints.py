@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -50,3 +51,11 @@ def test_broadcast_from_rank_0(rank: int) -> None:
             torch.testing.assert_close(next(model.parameters()).to_local(), full["weight"][:2])
     assert trace.events["op"].to_list().count("broadcast") >= 4
     assert {256, 32} <= set(trace.where(op="broadcast").events["message_bytes"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_value_of_the_coordinator_is_what_this_rank_would_send(rank: int) -> None:
+    with simulate(4, rank=rank):
+        wrapper = _DistWrapper(None, use_dist=True, coordinator_rank=0)
+        assert wrapper.broadcast("port", lambda: 29500) == 29500
+        assert wrapper.broadcast(step="port", map_fun=lambda: 29500) == 29500
