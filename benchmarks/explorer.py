@@ -1,4 +1,4 @@
-"""The explorer in a real Chromium through JupyterLab: 10,000 modules and 1,000,000 events.
+"""The explorer in a real Chromium through JupyterLab, timeline and world map open: 10,000 modules, 1,000,000 events.
 
 Prints one table: what was measured, the goal, whether it was met. Usage: python benchmarks/explorer.py
 """
@@ -101,8 +101,11 @@ window.WebSocket = class extends WebSocket {
 MEASURED = """
 async (steps) => {
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-  const places = { plot: ".dsx-plot", rows: ".dsx-body", tables: ".dsx-details" };
+  const places = { plot: ".dsx-plot", rows: ".dsx-body", tables: ".dsx-details", lanes: ".dsx-timeline canvas",
+                   map: ".dsx-fold-part:has(.nodes)" };
   const seen = {
+    lanes: { attributes: true, attributeFilter: ["data-drawn"] },
+    map: { childList: true, subtree: true, characterData: true, attributes: true },
     plot: { attributes: true, attributeFilter: ["data-drawn"] },
     rows: { childList: true, subtree: true, characterData: true, attributes: true },
     tables: { childList: true, subtree: true, characterData: true },
@@ -116,7 +119,8 @@ async (steps) => {
     while (!ended || !ready) {
       await pause(5);
       if (!ended && /[0-9]/.test(prompt.textContent)) ended = performance.now();
-      if (document.querySelector(".dsx-tree[data-ready]") && document.querySelector(".dsx-plot[data-drawn]"))
+      if (document.querySelector(".dsx-tree[data-ready]") && document.querySelector(".dsx-plot[data-drawn]")
+          && document.querySelector(places.lanes + "[data-drawn]") && document.querySelector(places.map))
         ready ||= performance.now();
     }
     return { cell: ended - began, ready: Math.max(0, ready - ended), sent: window.received - before };
@@ -124,8 +128,9 @@ async (steps) => {
   async function timed(selector, kind, value, parts) {
     const target = document.querySelectorAll(selector)[value.nth || 0];
     const start = performance.now();
+    const left = new Set(parts);
     const changed = parts.map((part) => new Promise((done) => {
-      const watch = new MutationObserver(() => { watch.disconnect(); done(); });
+      const watch = new MutationObserver(() => { watch.disconnect(); left.delete(part); waiting(left); done(); });
       watch.observe(document.querySelector(places[part]), seen[part]);
     }));
     if (kind === "click") target.click();
@@ -137,7 +142,10 @@ async (steps) => {
   }
   const results = await run();
   await pause(500);
-  for (const [name, ...step] of steps) {
+  let at = "";
+  const waiting = (left) => { document.title = `${at}: ${[...left].join(" ")}`; };
+  for (const [i, [name, ...step]] of steps.entries()) {
+    at = `${i} ${name}`;
     (results[name] ||= []).push(await timed(...step));
     await pause(20);
   }
@@ -151,7 +159,7 @@ changed and were painted."""
 
 def steps() -> list[tuple[str, str, str, dict[str, Any], list[str]]]:
     """(name, selector, event, value, parts that change) of everything that is done; no name: not counted."""
-    every, select, rows = ["plot", "rows", "tables"], ".dsx-explorer select", ".dsx-body .dsx-row"
+    every, select, rows = ["plot", "rows", "tables", "lanes", "map"], ".dsx-explorer select", ".dsx-body .dsx-row"
     pattern = "input[placeholder^='module pattern']"
     # Row 0 is the whole model and row 1 all its layers: between them the figure stays as it is.
     parts = lambda row: every if row > 1 else ["rows", "tables"]  # noqa: E731
@@ -172,7 +180,7 @@ def measure(playwright: Any, chromium: Chromium, lab: Any) -> dict[str, Any]:
     page.add_init_script(COUNTING)
     cells = [
         "import dsexplore\ntrace = dsexplore.load('big.trace')\nimport dsexplore.views.explorer.explorer",
-        "trace.explore()",
+        "trace.explore(opened=('timeline', 'map'))",
     ]
     lab.write("load.ipynb", cells)
     lab.open(page, "load.ipynb")
@@ -218,11 +226,17 @@ class Chromium:
     def wait_for_title(self, title: str) -> None:
         """Until the page is called so."""
 
+        titles: list[str] = []
+
         def named() -> bool:
             with urllib.request.urlopen(f"{self.address}/json/list", timeout=10) as answer:
-                return any(page["title"] == title for page in json.load(answer))
+                titles[:] = [page["title"] for page in json.load(answer)]
+            return title in titles
 
-        _until(named, every=0.5)
+        try:
+            _until(named, every=0.5)
+        except TimeoutError as error:
+            raise TimeoutError(f"the browser did not get there; its last step, and what did not change: {titles}") from error
 
     def close(self) -> None:
         """End it."""

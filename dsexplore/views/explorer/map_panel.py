@@ -55,7 +55,7 @@ class MapPanel:
     def world(self, mask: Mask) -> WorldMap:
         """The map of some events."""
         kept, flows = mask & self._in_steps, self._flows
-        counted = {"events": flows.total(kept), "bytes": flows.total(kept, self._codes.sizes)}
+        counted = dict(zip(("events", "bytes"), flows.totals(kept, self._codes.sizes), strict=True))
         axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis").alias("axis")
         totals = flows.rows.with_columns(axis, *(pl.Series(name, values) for name, values in counted.items()))
         made = map_of(self._codes.tables, totals.filter(pl.col("events") > 0), self._per_node, self._steps)

@@ -80,6 +80,8 @@ class Coded:
         """What has no bytes, and so no height of its own."""
         self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
         """Of the trace's events; −1 for what is no event."""
+        self.in_order = bool(np.array_equal(self.row, np.arange(timeline.tables.events.height)))
+        """Whether span i is event i."""
         self.top = float(self.bytes.max(initial=0.0))
         self.shape = (min(len(timeline.lanes), MOST_LANES), min(max(1, len(timeline.marks)), MOST_MARKS))
         """(lanes, marks) that are drawn."""
@@ -172,7 +174,10 @@ def _in_columns(spans: Coded, window: tuple[float, float], columns: int, kept: M
     lanes, marks = spans.shape
     found, every = spans.cells(window, columns), bool(kept.all())
     part = slice(found.first, found.first + len(kept))
-    cell, sizes = (found.cell, spans.bytes[part]) if every else (found.cell[kept], spans.bytes[part][kept])
+    cell, sizes = found.cell, spans.bytes[part]
+    if not every:
+        at = np.flatnonzero(kept)  # three times as fast as indexing by the mask
+        cell, sizes = cell.take(at), sizes.take(at)
     shape, cells = (lanes * columns, marks), lanes * columns * marks
     counts = np.bincount(cell, minlength=cells).reshape(shape)
     totals = np.bincount(cell, sizes, minlength=cells).reshape(shape)

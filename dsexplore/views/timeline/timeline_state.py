@@ -106,7 +106,10 @@ class TimelineState:
 
     def show_events(self, mask: Mask | None) -> None:
         """Draw only some of the events, and what is no event; None for all."""
-        self.shown = None if mask is None else mask[self.spans.row] | (self.spans.row < 0)
+        if mask is None or self.spans.in_order:
+            self.shown = mask
+        else:
+            self.shown = mask[self.spans.row] | (self.spans.row < 0)
 
     def drawn(self) -> dict[str, Any]:
         """What the browser draws: the value of the trait ``timeline``."""

@@ -227,7 +227,7 @@ class EventCodes:
 
     def causes(self, mask: Mask, most: int) -> Causes:
         """The implicit redistributes in the mask, layers together, most bytes first."""
-        count, size = self._causes.total(mask), self._causes.total(mask, self.sizes)
+        count, size = self._causes.totals(mask, self.sizes)
         held = np.flatnonzero(count)
         shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
         counted = {"count": count[shown], "bytes": size[shown], "line": shown}
@@ -236,7 +236,7 @@ class EventCodes:
 
     def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
         """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""
-        count = self._kinds.total(mask)
+        count = self._kinds.count(mask)
         held = np.flatnonzero(count)
         shown = held[:most]
         return self._kinds.rows[shown].with_columns(pl.Series("count", count[shown])), len(held)

