@@ -236,7 +236,7 @@ class Chromium:
         try:
             _until(named, every=0.5)
         except TimeoutError as error:
-            raise TimeoutError(f"the browser did not get there; its last step, and what did not change: {titles}") from error
+            raise TimeoutError(f"the browser stopped; step, name, unchanged parts: {titles}") from error
 
     def close(self) -> None:
         """End it."""

@@ -268,7 +268,8 @@ def test_at_200_percent_and_800_wide_nothing_is_cut_off_without_a_cue(
     assert found == {}, json.dumps(found, indent=1)
 
 
-LOST = """() => [...document.querySelectorAll(".key,.thin i,.headline .bar span,.nodes .rank[style*=background]")]
+LOST = """() => [...document.querySelectorAll(
+    ".key,.thin i,.headline .bar span,.nodes .rank[style*=background],.ramp,.level i")]
   .filter((mark) => getComputedStyle(mark).forcedColorAdjust !== "none").map((mark) => mark.outerHTML.slice(0, 120))"""
 
 

@@ -26,9 +26,10 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0;f
 .dsx button.rank,.dsx [data-link]{cursor:pointer}
 .dsx .rank[aria-pressed=true],.dsx [data-link][aria-selected=true]{box-shadow:0 0 0 2px var(--dsx-focus)}
 .dsx .rank sub{font-size:8px;line-height:0}
-.dsx .scale{display:inline-block;width:120px;height:10px;border:1px solid var(--dsx-line);vertical-align:middle}
+.dsx .ramp{display:inline-block;width:120px;height:10px;border:1px solid var(--dsx-line);vertical-align:middle}
 .dsx .level{display:block;width:140px;height:9px;background:var(--dsx-shade)}
 .dsx .level i{display:block;height:9px}
+.dsx .ramp,.dsx .level i{forced-color-adjust:none}
 """ + "".join(
     f".dsx .rank.g{i}{{outline:2px solid {mark.colour};outline-offset:-2px}}\n" for i, mark in enumerate(AXES)
 )
@@ -127,7 +128,7 @@ def _count(peers: int) -> str:
 
 
 def _key(world: WorldMap, top: float) -> str:
-    scale = f'<span class="scale" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
+    scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
     outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
     return (
         f'<p class="dim">Shade: {world.sizes} bytes that a rank gets of the recorded ones in a step, 0 {scale} '
