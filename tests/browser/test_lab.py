@@ -197,7 +197,7 @@ def test_hostile_names_are_text_in_the_whole_application(
     cell = "import dsexplore\nexplorer = dsexplore.load('hostile.trace').explore()\nexplorer"
     opened(lab, page, "hostile.ipynb", cell)
     redrawn(page, lambda: row(page, HOSTILE).click())
-    figure = page.locator(".dsx-explorer select").nth(page.locator(".dsx-explorer select").count() - 1)
+    figure = page.locator(".dsx-explorer select[aria-label='figure']")
     for kind in kinds[1:]:
         redrawn(page, lambda kind=kind: figure.select_option(index=kinds.index(kind)))
     page.wait_for_function("h => document.querySelector('.dsx-details').innerText.includes(h)", arg=HOSTILE)
@@ -218,7 +218,7 @@ def test_every_figure_is_legible(
     page.set_viewport_size({"width": width, "height": 1250})
     cell = "import dsexplore\nexplorer = dsexplore.load('timed.trace').explore()\nexplorer"
     opened(lab, page, f"figures_{width}_{theme}.ipynb", cell, dark=dark)
-    figure = page.locator(".dsx-explorer select").nth(page.locator(".dsx-explorer select").count() - 1)
+    figure = page.locator(".dsx-explorer select[aria-label='figure']")
     for kind in kinds:
         if kind != kinds[0]:
             redrawn(page, lambda kind=kind: figure.select_option(index=kinds.index(kind)))

@@ -23,13 +23,13 @@ MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
 STYLE = (
     "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
     + """
-.dsx .list{min-width:756px;border-top:1px solid var(--dsx-line)}
+.dsx .list{min-width:748px;border-top:1px solid var(--dsx-line)}
 .dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
 .dsx .line:hover{background:var(--dsx-shade)}
 .dsx .line.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
 .dsx .list summary{list-style:none}
 .dsx .list summary::-webkit-details-marker{display:none}
-.dsx .line .n{flex:1 1 0;min-width:120px;overflow-wrap:anywhere;position:relative;padding-left:16px}
+.dsx .line .n{flex:1 1 0;min-width:112px;overflow-wrap:anywhere;position:relative;padding-left:16px}
 .dsx .list summary .n::before{content:"▸";position:absolute;left:2px;color:var(--dsx-dim)}
 .dsx .list details[open]>summary .n::before{content:"▾"}
 .dsx .line .n::after{content:var(--no,"");font-weight:600}
