@@ -65,9 +65,9 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
 def _pickled(remarks: Remarks) -> Callable[..., Any]:
     reduce: Callable[..., Any] = torch.Tensor.__reduce_ex__
 
-    def reduced(tensor: FakeTensor, protocol: int) -> Any:
+    def reduced(tensor: FakeTensor, proto: int) -> Any:
         if serialization._serialization_tls.materialize_fake_tensors:  # torch.save
-            return reduce(tensor, protocol)
+            return reduce(tensor, proto)
         remarks.say(PICKLED)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         described = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
