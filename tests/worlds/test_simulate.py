@@ -193,7 +193,7 @@ class TestClosing:
         def broken(*args: object, **kwargs: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("dsexplore.worlds.fake.fake_tensors.SimulationMode", broken)
+        monkeypatch.setattr("dsexplore.worlds.fake.fake_dispatch.SimulationMode", broken)
         with pytest.raises(KeyboardInterrupt), simulate(8, fake=True):
             pass
         assert current_world() is None

@@ -60,9 +60,12 @@ for _ in range(5):
     if rank < 2: dist.all_gather([torch.empty(8), torch.empty(8)], x, group=tp)
 def leave():
     time.sleep(1.0)
-    name = f"{folder}/trace_of_{rank}"
     data = _dump_fr_trace() if rank else _dump_fr_trace_json()
-    open(name, "wb").write(data.encode() if isinstance(data, str) else data)
+    unfinished = f"{folder}/.of_{rank}"
+    open(unfinished, "wb").write(data.encode() if isinstance(data, str) else data)
+    os.rename(unfinished, f"{folder}/trace_of_{rank}")
+    while len([name for name in os.listdir(folder) if name.startswith("trace_of_")]) < world_size:
+        time.sleep(0.01)  # a rank that ends makes the collectives of the others fail, and their records go
     os._exit(0)
 threading.Thread(target=leave).start()
 """
