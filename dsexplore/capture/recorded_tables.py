@@ -38,7 +38,7 @@ def tables_of(
         recording: that was or is being made.
         steps: how many collectives had been issued at each `Trace.step`.
         issued: its collectives in program order.
-        groups: that the recorder describes now. Those of a recording that was opened again may be older.
+        groups: that the recorder describes now; a recording that was opened again may hold older ones.
         modules: that the recording has met.
         waits: see `Issued.read_clock`.
     """

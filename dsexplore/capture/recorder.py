@@ -171,8 +171,8 @@ class Recorder:
     ) -> Issued | None:
         """Describe the one collective that a labelled call is about to issue past its kernel.
 
-        The comms log adds 16 µs to an all_reduce of 8 B by two gloo processes on two cores, which takes 140 µs. It
-        would add 30 µs where `read_stack` read the user's own frames too, and 68 µs through the op's kernel.
+        The comms log adds 16 µs to an all_reduce of 8 B by two gloo processes on two cores, which takes 140 µs;
+        30 µs where `read_stack` reads the user's own frames too, and 68 µs through the op's kernel.
 
         Args:
             label: of the call.

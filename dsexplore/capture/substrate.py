@@ -104,8 +104,8 @@ def observed(
         kernel: the original; its first argument, and that of the result, are the dispatcher's keys.
         observer: the observer.
         redispatch: given for a functional op: calls its kernel for other keys. On CPU tensors the c10d twin inside it
-            then passes our kernel by, and the result cannot be timed. This saves the way through a second Python
-            kernel, 1.6 % of a training step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
+            then passes our kernel by, and the result cannot be timed. A second Python kernel would cost 1.6 % of a
+            training step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
     """
     begins, returned = observer.begins, observer.returned
 

@@ -151,8 +151,8 @@ def compare_meshes(
 
     Args:
         build: called as ``build(mesh)`` in a simulated world on fake tensors; the mesh has all ``axes``, some of size
-            1. Returns a function without arguments that trains one step, which is called once. It may raise
-            `UsageError`, or any error, where it cannot use a mesh: the mesh is dropped with that reason.
+            1. Returns a function without arguments that trains one step, which is called once. Where ``build`` cannot
+            use a mesh it may raise `UsageError`, or any error: the mesh is dropped with that reason.
         world_size: ranks.
         cluster: what to predict for.
         axes: of the mesh, outermost first; the last one's ranks are neighbours. ``tp`` never leaves a node.

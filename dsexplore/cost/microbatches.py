@@ -88,7 +88,7 @@ def _of_rank(tables: Tables, rank: int, present: int, count: int) -> _Frames | N
 
 
 def _bounds(events: pl.DataFrame, microbatches: int) -> list[int] | None:
-    """The seq at which each microbatch begins; None where they cannot be told from each other."""
+    """The seq at which each microbatch begins; None where they cannot be distinguished."""
     received = events.filter(op="recv")
     for phase in ("backward", "forward"):
         found = received.filter(phase=phase)["seq"].to_list()

@@ -1,8 +1,8 @@
 """Events added up by module, axis and phase, from which the tree's columns and the first figure are made.
 
-A trace has far fewer distinct (module, axis, phase) than events. They are found once; then a filter is one pass over
-the events, and columns, subtrees and places are sums of few numbers. They are sorted by module, and modules are in
-preorder, so a subtree is a slice of them.
+A trace has far fewer distinct (module, axis, phase) than events. Once the distinct ones are found, a filter is one
+pass over the events, and columns, subtrees and places are sums of few numbers. Sorted by module, with modules in
+preorder, a subtree is a slice of them.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class SimulationMode(FakeTensorMode):
         return torch.empty_like(wide, dtype=kwargs.get("out_dtype") or args[0].dtype)
 
     def _prep_args_for_hash(self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]) -> None:
-        """Append to ``result`` all that tells these arguments from others."""
+        """Append to ``result`` all by which these arguments differ from others."""
         if type(args) not in (list, tuple):
             super()._prep_args_for_hash(result, args, state, id_hashed_objects)
             return

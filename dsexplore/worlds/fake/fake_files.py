@@ -170,7 +170,7 @@ def _patch_safetensors(remarks: Remarks, patches: Patches, module: ModuleType) -
 
 
 def _storage_number(original: Callable[..., int]) -> Callable[..., int]:
-    """What tells a tensor's storage from others: tied weights are found by it."""
+    """The number of a tensor's storage, another for each: tied weights are found by it."""
 
     def storage_ptr(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else original(tensor)

@@ -4,8 +4,8 @@ A model of a closed simulated world would go on "communicating" without a word: 
 holds works for ever, and DTensor finds groups by names that the next world would use again. So while a world is
 open `Watch` remembers what was made in it, and when the world closes
 
-* its meshes change their class to `ClosedMesh`: DTensor asks them first. They no longer equal a mesh of the same
-  shape in the next world, so that no cache can take one for the other;
+* its meshes change their class to `ClosedMesh`: DTensor asks them first. A closed mesh no longer equals a mesh
+  of the same shape in the next world, so that no cache can take one for the other;
 * FSDP2's parameter groups hold a `ClosedGroup` in place of their process groups, and their modules refuse
   ``forward``, as parameters that are still gathered would let it pass;
 * DDP modules, whose C++ reducer holds the group, refuse ``forward``;

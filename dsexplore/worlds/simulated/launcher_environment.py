@@ -1,7 +1,7 @@
 """The environment variables that torchrun gives each process, for one rank of a simulated world.
 
 Scripts and frameworks read them to find out that they are one of many: without them accelerate and transformers'
-Trainer run alone. They are set as long as the world is open, and afterwards each is as it was before.
+Trainer run alone. The variables are set as long as the world is open; afterwards each is as it was before.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What pipeline schedules need on a simulated group, whose receives bring nothing.
 
 Before its first microbatch a schedule of torch 2.13 lets its stages vote, down the pipeline and back, whether all of
-them were told their shapes (``input_args`` and ``output_args``). What a simulated rank receives is not the others'
+them were given their shapes (``input_args`` and ``output_args``). What a simulated rank receives is not the others'
 vote. So the vote is sent as in the real one, and its result is what it would be if the other ranks' stages were built
 like this one's.
 
-Stages that were not told their shapes find them out in turn: each runs its module once on inputs of the shapes that
+Stages that were not given their shapes find them out in turn: each runs its module once on inputs of the shapes that
 the stage before it sends, and sends on those of its outputs; then those of the gradients go back. Here the shapes of an
 earlier stage come from `StageShapes.ask`, which plays the ranks of the earlier stages where a script is run (see
 `dsexplore.worlds.scripts.stage_shapes`). The gradients that a later stage sends back are taken to have the
