@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,7 @@ def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None
 
     save = torch.save
 
+    @wraps(save)  # a world of fake tensors patches the function that is wrapped
     def watched_save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
         opened(f)  # torch writes the file in C++
         save(obj, f, *args, **kwargs)

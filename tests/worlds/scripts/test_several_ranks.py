@@ -90,6 +90,13 @@ class TestProcesses:
         assert load(tmp_path / "trace").info.ranks == (0, 2, 3)
         assert sorted(path.name for path in (tmp_path / "trace").iterdir())[-1] == "rank-00003.parquet"
 
+    def test_save_fake_tensors_each(self, script: Path, tmp_path: Path) -> None:
+        setting = Setting(world_size=2, fake=True)
+        trace, ends = play_ranks(Program(str(script), (str(tmp_path),)), setting, [0, 1])
+        assert [(end.status, end.traceback) for end in ends] == [(0, ""), (0, "")]
+        assert trace.events["rank"].to_list() == [0, 1]
+        assert any("weights.pt was opened for writing by 2 of them" in note for note in trace.info.notes)
+
     def test_one_that_fails_keeps_what_it_recorded_and_the_others(self, script: Path, tmp_path: Path) -> None:
         trace, ends = play_ranks(Program(str(script), (str(tmp_path), "fail")), Setting(world_size=4), [1, 2])
         assert trace.events["rank"].to_list() == [1, 2, 2]
