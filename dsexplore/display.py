@@ -1,8 +1,8 @@
 """`Displayable`: inherited by what shows itself in notebooks, as a page, as a figure, and as an explorer.
 
-How an object looks is decided in ``dsexplore.views``, which imports the classes that it shows. Lower floors reach it
-through this module alone, which asks for the view of an object's type when the object is shown. The options of
-`Displayable.figure` and its like are those of that view, and so are their signature and documentation:
+How an object looks is decided in ``dsexplore.views``, which imports the classes that it shows. Lower
+floors reach it through this module alone, which asks for the view of an object's type when the object is shown. The
+options of `Displayable.figure` and its like are those of that view, and so are their signature and documentation:
 ``trace.figure?`` lists them, and Tab completes them.
 """
 
