@@ -1,4 +1,4 @@
-"""Hold Ctrl-C and SIGTERM back during work that must be done completely or not at all."""
+"""Hold Ctrl-C and SIGTERM back during work that must be done completely or not at all; let SIGTERM act as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,6 +23,31 @@ def uninterrupted() -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM):
             _hold(number, deliver)
         yield
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[list[signal.Signals]]:
+    """Raise KeyboardInterrupt on SIGTERM until the block ends, so that a command ended by a scheduler keeps results.
+
+    Yields:
+        The signals received so far: SIGTERM, once for each. Outside the main thread, and in a process that ignores
+        SIGTERM or has a handler of its own, nothing changes.
+    """
+    received: list[signal.Signals] = []
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        received.append(signal.SIGTERM)
+        raise KeyboardInterrupt
+
+    on_main = threading.current_thread() is threading.main_thread()
+    if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield received
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _hold(number: signal.Signals, deliver: ExitStack) -> None:

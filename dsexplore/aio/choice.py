@@ -11,6 +11,8 @@ from dsexplore.aio.statistics import Interval, ratio_interval
 
 MATTERS = 0.05
 """Differences below this do not matter: such settings are tied, and for less the default is not left."""
+_SURE_PART = 0.5
+"""The part of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is not taken."""
 _HOLDS_UP = 0.98
 """What a setting must reach of the default at each tensor size."""
 _COST_STEP = 1.25
@@ -88,7 +90,7 @@ def choose(
     """
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
     tied = tied_with_best(rounds, costs)
-    sure = [config for config in tied if means[config].n > 1 and means[config].low > 1]
+    sure = [config for config in tied if _is_sure(means[config])]
     worth_it = [config for config in sure if means[config].value >= 1 + MATTERS]
     holding_up = [config for config in worth_it if worst[config] >= _HOLDS_UP]
     if holding_up:
@@ -104,6 +106,10 @@ def choose(
             f"{worth_it[0]} is faster on average, but {slower:.1f} % slower at one of the tensor sizes",
         )
     return control, tied, ""
+
+
+def _is_sure(ratio: Interval) -> bool:
+    return ratio.n > 1 and ratio.low > 1 and ratio.low - 1 >= _SURE_PART * (ratio.value - 1)
 
 
 def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tuple[AioConfig, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import sigterm_interrupts
 from dsexplore.units import format_bytes, format_rate, parse_size
 
 if TYPE_CHECKING:
@@ -63,7 +64,13 @@ def _option(name: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what ``dsexplore aio`` was asked; the exit status: 0, 1 for an error, 130 if interrupted."""
+    """Do what ``dsexplore aio`` was asked; the exit status: 0, 1 for an error, 130 if interrupted, 143 by SIGTERM."""
+    with sigterm_interrupts() as received:
+        status = _run(args)
+    return 128 + received[0] if received else status
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         if args.compare:
             _compare(*args.compare)

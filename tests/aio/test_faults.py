@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio import AioConfig, Buffer, aio_handle, pool, scratch, sweep
+from dsexplore.aio import AioConfig, Buffer, SweepResult, aio_handle, pool, scratch, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
@@ -493,6 +493,29 @@ def test_a_sweep_that_is_ended_leaves_no_file(tmp_path: Path, start: Start, numb
     process.communicate(timeout=60)
     assert process.returncode == -number
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_sigterm_ends_the_command_with_the_results_so_far(tmp_path: Path, start: Start) -> None:
+    """A scheduler whose time is up sends it."""
+    saved = tmp_path / "result.json"
+    process = start(f"""
+        import sys
+        from dsexplore.aio import sweeping
+        from dsexplore.cli import main
+        real = sweeping.sweep
+        def reported(*args, **kwargs):
+            return real(*args, **{{**kwargs, "progress": lambda p: print(p.text, flush=True)}})
+        sweeping.sweep = reported
+        sys.exit(main(["aio", {str(tmp_path)!r}, "--size", "32MiB", "--save", {str(saved)!r}]))
+    """)
+    read_until(process, "descent")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "Interrupted: the results so far." in out
+    assert SweepResult.load(saved).interrupted
+    assert list(tmp_path.iterdir()) == [saved]
 
 
 @pytest.fixture
