@@ -25,6 +25,8 @@ GOALS_ON = {8: 1.25, 64 * 1024: 1.15, 4 * 1024 * 1024: 1.15}
 """By message size in bytes: what one more Python function costs weighs most in the shortest call."""
 WAYS = ("torch", "off", "on")
 WARM_UP = 10
+SETTLE = 5
+"""Calls before each block: the first ones after the log was turned on or off find its caches empty."""
 CALLS = 300_000
 GOAL_TRACE = 1.0
 """Seconds of CPU time, of a trace of so many calls."""
@@ -45,13 +47,15 @@ def measure(size: int, turns: int, block: int) -> dict[str, float]:
         for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
             function = functions[way]
             dist.comms_logger.enabled = way == "on"
+            for _ in range(SETTLE):
+                function(tensor)
             td.barrier()
             start = clock()
             for _ in range(block):
                 function(tensor)
             taken[way].append(clock() - start)
     dist.comms_logger.enabled = False
-    logged = (turns + WARM_UP) * (block + 1)  # with the barrier before each block
+    logged = (turns + WARM_UP) * (SETTLE + block + 1)  # with the barrier before each block
     assert dist.get_comm_operation_count() == logged, "the log does not hold each call once"
     kept = {way: times[WARM_UP:] for way, times in taken.items()}
     ratios = {way: median(a / b for a, b in zip(kept[way], kept["torch"], strict=True)) for way in WAYS[1:]}

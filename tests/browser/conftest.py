@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,9 +191,19 @@ class Lab:
         page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=_LONG)
 
     def end_kernels(self) -> None:
-        """Shut down what still runs: each kernel has torch loaded."""
-        for kernel in self._ask("/api/kernels"):
-            self._ask(f"/api/kernels/{kernel['id']}", "DELETE")
+        """Shut down what still runs: each kernel has torch loaded.
+
+        A kernel that ends by itself meanwhile makes Jupyter's server answer with an error of its own; the next list
+        lacks it.
+        """
+        for _ in range(10):
+            try:
+                for kernel in self._ask("/api/kernels"):
+                    self._ask(f"/api/kernels/{kernel['id']}", "DELETE")
+                return
+            except urllib.error.HTTPError as error:
+                last = error
+        raise last
 
     def _ask(self, path: str, method: str = "GET") -> Any:
         request = urllib.request.Request(f"{self.address}{path}", method=method)
