@@ -27,8 +27,10 @@ from torch._subclasses.fake_tensor import (  # type: ignore[attr-defined] # not 
     _CacheKeyState,
     _DispatchCacheValidEntry,
     disable_fake_tensor_cache,
+    in_kernel_invocation_manager,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dsexplore.worlds.fake.invented_values import READS, Inventor, note
@@ -40,6 +42,10 @@ _GROUPED = torch.ops.aten._grouped_mm.default
 _WITHOUT_TENSORS = frozenset({torch.ops.profiler._record_function_enter_new.default})
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _MISSING = object()
+_VIEW = torch.ops.aten.view.default
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_FUNCTIONAL = "_c10d_functional"
+"""The namespace of collectives that return new tensors: torch remembers none, as each is to be called."""
 _make_subclass = torch.Tensor._make_subclass
 
 
@@ -134,9 +140,13 @@ class SimulationMode(FakeTensorMode):
 
     def _remembered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an op returns: made of torch's entry for it, where there is one."""
+        if func is _UNSAFE_VIEW:  # torch remembers none, though its tensor is that of a view
+            func = _VIEW
         key = self._key(func, args, kwargs)
         entry = None if key is None else self._entries.get(key, _MISSING)
         if entry is None or entry is _MISSING:
+            if entry is None and key is not None and func.namespace == _FUNCTIONAL:
+                return self._collective(func, args, kwargs)
             result = super().dispatch(func, types, args, kwargs)
             if entry is _MISSING:
                 self._ops[id(func)] = func
@@ -149,6 +159,17 @@ class SimulationMode(FakeTensorMode):
             with disable_fake_tensor_cache(self):
                 self._crosscheck_cache_output(result, func, types, args, kwargs)
         return result
+
+    def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a collective on one fake tensor returns, whose kernel for meta tensors is called each time."""
+        with in_kernel_invocation_manager(self):
+            result = func(*args, **kwargs)
+        device: Any = getattr(args[0], "_fake_device", None)
+        attributes = self._attributes.get(device)
+        if type(result) is not torch.Tensor or attributes is None:
+            flat: Any = pytree.arg_tree_leaves(*args, **kwargs)
+            return self.wrap_meta_outputs_with_default_device_logic(result, func, flat, device=None)  # type: ignore[arg-type]
+        return self._made(result, device, attributes)
 
     def _entry(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """torch's entry of what an op returned; None where torch kept none."""
@@ -217,12 +238,16 @@ class SimulationMode(FakeTensorMode):
             if entry.view_idx is not None:
                 storage = args[entry.view_idx].untyped_storage()
                 empty.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
+        return self._made(empty, metadata.device, attributes)
+
+    def _made(self, meta: torch.Tensor, device: torch.device | None, attributes: Mapping[str, Any]) -> Any:
+        """The fake tensor of a meta tensor."""
         made = _make_subclass(
             FakeTensor,
-            empty,
-            metadata.requires_grad,
+            meta,
+            meta.requires_grad,
             dispatch_device=True,
-            device_for_backend_keys=metadata.device,
+            device_for_backend_keys=device,
         )
         if self._allow_unsafe_data_ptr_access:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(made)

@@ -66,7 +66,8 @@ def patch_meshes(patches: Patches) -> None:
             real = outside_fake_mode(method.__func__)
             patches.attribute(DeviceMesh, name, staticmethod(_once(real) if name == "_concatenate" else real))
         elif method is not None:
-            patches.attribute(DeviceMesh, name, outside_fake_mode(method))
+            real = outside_fake_mode(method)
+            patches.attribute(DeviceMesh, name, _once_each(real) if name == "__getitem__" else real)
     patches.attribute(DeviceMesh, "__deepcopy__", outside_fake_mode(_copied))
     table = DeviceMesh.mesh
     assert isinstance(table, property)
@@ -92,6 +93,22 @@ def _once(concatenate: Callable[[list[DeviceMesh]], DeviceMesh]) -> Callable[[li
         return made[key][1]
 
     return joined
+
+
+def _once_each(sliced: Callable[[DeviceMesh, Any], DeviceMesh]) -> Callable[[DeviceMesh, Any], DeviceMesh]:
+    """The same mesh for the same axes of a mesh: DTensors compare theirs for each op, and two that are equal rank by
+    rank, 16,384 of them in 15 µs; one is equal to itself at once."""
+    made: dict[tuple[int, Any], tuple[DeviceMesh, DeviceMesh]] = {}
+
+    def of_axes(self: DeviceMesh, mesh_dim_names: Any) -> DeviceMesh:
+        if not isinstance(mesh_dim_names, (str, tuple)):
+            return sliced(self, mesh_dim_names)
+        key = (id(self), mesh_dim_names)
+        if key not in made:
+            made[key] = (self, sliced(self, mesh_dim_names))  # the mesh keeps its identity from being used again
+        return made[key][1]
+
+    return of_axes
 
 
 def patch_conversion(patches: Patches) -> None:

@@ -32,6 +32,9 @@ _NO_RESULTS = ("/dev/", "/proc/")
 _CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
 _NAMED = 3
 """Files that a note names."""
+_MOST_WAITING = 8
+"""Ranks on fake tensors that are played at a time where there are fewer processors: more than there are processors, so
+that none is idle while the last ranks of a batch end; such a rank needs 200 MB."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +160,11 @@ def players(program: Program, setting: Setting) -> Iterator[Players]:
         UsageError: there is no such script.
     """
     program.check()
-    processors = len(os.sched_getaffinity(0))
+    together = len(os.sched_getaffinity(0))
+    if setting.fake:
+        together = max(together, min(2 * together, _MOST_WAITING))
     with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
-        yield Players(program, setting, folder, processors)
+        yield Players(program, setting, folder, together)
 
 
 def _print_line(ranks: Sequence[int], index: int, line: str) -> None:

@@ -151,9 +151,12 @@ class Takeover:
 
     def _take_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         parameters = signature(original)
+        names = tuple(parameters.parameters)
 
         def new_group(*args: Any, **kwargs: Any) -> Any:
-            given = parameters.bind(*args, **kwargs).arguments
+            if args:
+                parameters.bind(*args, **kwargs)  # raises what the call would raise
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
             group = original(**{**given, "backend": None, "pg_options": None})
             if given.get("backend") is not None and isinstance(group, dist.ProcessGroup):
                 self._backends[_name(group)] = _as_reported(given["backend"])

@@ -85,6 +85,51 @@ def test_arguments_that_differ_are_told_apart(one: Callable[[torch.Tensor], tupl
         assert described() == real  # cached
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x, group: torch.ops.aten._unsafe_view(x, [6, 2]),
+        lambda x, group: torch.ops._c10d_functional.all_gather_into_tensor(x, 4, group),
+        lambda x, group: torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", 4, group),
+        lambda x, group: torch.ops._c10d_functional.all_reduce(x, "sum", group),
+        lambda x, group: torch.ops._c10d_functional.all_to_all_single(x, [1] * 4, [1] * 4, group),
+        lambda x, group: torch.ops._c10d_functional.wait_tensor(x),
+        lambda x, group: torch.ops._c10d_functional.all_reduce_coalesced([x, x], "sum", group)[1],
+    ],
+)
+def test_what_torch_does_not_remember_is_what_torch_returns(op: Callable[..., Any]) -> None:
+    def described(result: torch.Tensor) -> tuple[Any, ...]:
+        shape = (result.shape, result.stride(), result.storage_offset())
+        return *shape, result.dtype, result.device, result.requires_grad, type(result)
+
+    with simulate(mesh="tp=4", fake=True) as mesh:
+        mode = torch._guards.detect_fake_mode()
+        group = mesh.get_group().group_name
+        with record() as trace:
+            ours = [described(op(torch.ones(4, 3), group)) for _ in range(3)]
+            remembered = mode._remembered
+            mode._remembered = super(SimulationMode, mode).dispatch
+            try:
+                theirs = described(op(torch.ones(4, 3), group))
+            finally:
+                mode._remembered = remembered
+    assert ours == [theirs] * 3
+    events = trace.events.select("op", "group", "message_bytes", "wire_bytes")
+    each = events.height // 4
+    assert [events[at * each : (at + 1) * each].rows() for at in range(4)] == [events[:each].rows()] * 4
+
+
+def test_a_mesh_gives_the_same_slice_for_the_same_axes() -> None:
+    with simulate(mesh="dp=2,tp=4", fake=True) as mesh:
+        assert mesh["tp"] is mesh["tp"]
+        assert mesh["tp"] is not mesh["dp"]
+        assert mesh["dp", "tp"].mesh_dim_names == ("dp", "tp")
+        flat = mesh["dp", "tp"]._flatten("all")
+        assert mesh["all"].size() == flat.size() == 8
+        with pytest.raises((KeyError, RuntimeError), match="pp"):
+            mesh["pp"]
+
+
 def test_a_whole_number_and_a_fraction_are_told_apart() -> None:
     with SimulationMode():
         x = torch.ones(2, dtype=torch.int32)
