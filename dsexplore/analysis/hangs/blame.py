@@ -5,7 +5,8 @@ In this order:
 1. *Missing*: ranks that others wait for and that wait for nothing themselves. In a program whose ranks call in one
    order, such a rank is stopped by something else than a collective: it left, it slept, it was in other code. Where
    they are most of the ranks, and their earlier steps do not have the collective that the others wait in, those others
-   called one too many.
+   called one too many. Named with them are ranks without evidence that nothing held up, and ranks that stopped behind
+   another one which has the same calls in flight after the same calls that ended, and went on.
 2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
 3. *No evidence*: ranks that others wait for and of which nothing is known.
 4. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
@@ -27,10 +28,15 @@ from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
-from dsexplore.analysis.hangs.rank_calls import Instance, Job
+from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
+from dsexplore.analysis.hangs.unseen_ranks import has_evidence, stopped_unseen
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
 Reason = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "device", "unknown"]
+
+
+_COMPARED = 64
+"""Calls of two ranks that must be the same, at most."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,8 @@ def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[
         return Blame("extra", tuple(waiting), instances=instances)
     odd = {rank for found in harmful for rank in found.minority} - set(idle)
     first = next((found for found in harmful if found.minority), None)
-    return Blame("missing", tuple(sorted({*idle, *odd})), instances=instances, mismatch=first)
+    others = _left_behind(job, front) | stopped_unseen(job, front)
+    return Blame("missing", tuple(sorted({*idle, *odd, *others})), instances=instances, mismatch=first)
 
 
 def _is_idle(job: Job, rank: int) -> bool:
@@ -125,19 +132,36 @@ def _last_together(job: Job, instance: Instance) -> dict[int, int]:
 
 def _without_evidence(job: Job, front: Wavefront) -> Blame | None:
     awaited = {rank for ranks in front.waits_for.values() for rank in ranks}
-    unknown = tuple(sorted(rank for rank in awaited if not _has_evidence(job, rank)))
+    unknown = tuple(sorted(rank for rank in awaited if not has_evidence(job, rank)))
     if not unknown:
         return None
-    known = sum(1 for rank in job.ranks if _has_evidence(job, rank))
+    known = sum(1 for rank in job.ranks if has_evidence(job, rank))
     instances = _instances(front, unknown)
     if len(unknown) > known:
         return Blame("no evidence", suspects=unknown, instances=instances)
-    return Blame("no evidence", unknown, instances=instances)
+    return Blame("no evidence", tuple(sorted({*unknown, *_left_behind(job, front)})), instances=instances)
 
 
-def _has_evidence(job: Job, rank: int) -> bool:
-    known = job.ranks.get(rank)
-    return known is not None and known.has_left_evidence
+def _left_behind(job: Job, front: Wavefront) -> set[int]:
+    """The ranks whose last calls, ended and in flight, another rank has too, which went on to a collective of both."""
+    return {
+        rank
+        for rank, instances in front.awaited.items()
+        for instance in instances
+        if instance.id.pair is None and any(_has_gone_on(job, rank, call) for call in instance.pending)
+    }
+
+
+def _has_gone_on(job: Job, rank: int, further: Call) -> bool:
+    """Whether the calls of ``rank`` are those of another one up to some place before a call of that one."""
+    own = [(call.token, call.is_pending) for call in job.ranks[rank].calls[-_COMPARED:]]
+    if len({is_pending for _, is_pending in own}) < 2:
+        return False
+    others = [
+        (call.token, call.is_pending) for call in job.ranks[further.rank].calls if call.position < further.position
+    ]
+    begins = range(len(others) - len(own), -1, -1)
+    return any(others[begin : begin + len(own)] == own for begin in begins)
 
 
 def _behind(job: Job, front: Wavefront) -> Blame | None:

@@ -89,6 +89,8 @@ def _last_text(job: Job, rank: int) -> str:
         return f"rank {rank} {known.end}"
     if known.stack:
         return f"rank {rank} was at {_stack_line(known.stack)}"
+    if not known.has_left_evidence:
+        return f"rank {rank} left no record"
     if not known.calls:
         return f"rank {rank} has called nothing that its record kept"
     last = known.calls[-1]
