@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.analysis.hangs.programs import STOP, Batch, Collective, Group, Program, Recv, Send, Step
 
@@ -156,6 +156,37 @@ def two_stopped(rank: int) -> Iterator[Step]:
     yield from steps(rank, 2)
 
 
+def two_stopped_in_two_groups(rank: int) -> Iterator[Step]:
+    """Ranks 1 and 2 stop before a reduction over data-parallel ranks, each in a group of its own."""
+    yield from steps(rank, 2)
+    for call in step(rank):
+        if rank in (1, 2) and isinstance(call, Collective) and call.line == 12:
+            yield STOP
+        yield call
+
+
+def stopped_before_its_pair(rank: int) -> Iterator[Step]:
+    """Rank 3 stops in a step; rank 2 waits for it in their pair, and rank 0 for rank 2 in the next group."""
+    yield from steps(rank, 2)
+    for call in step(rank):
+        if rank == 3 and isinstance(call, Collective) and call.line == 11:
+            yield STOP
+        yield call
+
+
+def stopped_behind_another(rank: int) -> Iterator[Step]:
+    """Rank 1 stops in a step, so no reduction over data-parallel ranks ends; rank 2 stops too, after it issued its
+    own, where rank 3 goes on to the next step."""
+    for i in range(3):
+        for call in step(rank):
+            if rank == 1 and i == 1 and isinstance(call, Collective) and call.line == 11:
+                yield STOP
+            is_reduction = isinstance(call, Collective) and call.line == 12
+            yield replace(call, blocking=False) if is_reduction else call
+        if rank == 2 and i == 1:
+            yield STOP
+
+
 STAGES = Group("5", (0, 1, 2, 3), "mesh_pp")
 
 
@@ -255,6 +286,10 @@ HANGS = {
     "an extra collective at the end": Hang(lone_extra, (0,), 30, reason="extra"),
     "an extra collective on one rank": Hang(logging_on_one_rank, (0,), 31, reason="mismatch"),
     "two ranks stopped": Hang(two_stopped, (1, 2), 12),
+    "two ranks stopped, one left no record": Hang(two_stopped_in_two_groups, (1, 2), (11, 0), lost=(2,)),
+    "two ranks stopped, one left an empty record": Hang(two_stopped_in_two_groups, (1, 2), (11, 0), empty=(2,)),
+    "no record of a rank that waits": Hang(stopped_before_its_pair, (3,), 10, lost=(2,)),
+    "two ranks stopped, one behind another": Hang(stopped_behind_another, (1, 2), (10, 12)),
     "a pipeline's stage stopped": Hang(pipeline, (2,), 41, groups=(STAGES,)),
     "a ring of coalesced messages": Hang(batched_pipeline, (3,), 44, groups=(WORLD4, STAGES)),
     "a ring of coalesced messages, cut": Hang(batched_pipeline, (3,), 44, groups=(WORLD4, STAGES), keep=4),
