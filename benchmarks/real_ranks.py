@@ -1,7 +1,9 @@
 """Cells on local ranks: start-up, latency of a cell and memory, beside ipyparallel and torch's elastic launcher.
 
 The cell is one all_reduce of four floats. Goals: at most 0.3 s per cell on 4 new ranks, 0.05 s on kept ones, and at
-most a third of ipyparallel's memory (PSS, the share of each process of the pages that it has in common with others).
+most a third of ipyparallel's memory. Memory is PSS, the share of each process of the pages that it has in common with
+others: ours with the server that ranks are forked from, theirs with the controller that engines need; after that cell,
+and after a step of a small model under FSDP2, as our server has imported from the start what engines import then.
 Overlap: two asynchronous all_reduces beside a matmul, traced and untraced in turn, at most 1.03 of the wall time.
 
 Usage: python benchmarks/real_ranks.py [--ranks 2 4 8] [--cells 5] [--without-others]
@@ -29,6 +31,18 @@ SOURCE = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_r
 CELL = Cell(
     marshal.dumps((compile(SOURCE, "cell", "exec"), compile("x[0].item()", "cell", "eval"))), "cell", {}, b"", ""
 )
+STEP = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(8, 64)).sum().backward()
+optimizer.step()
+"""
+STEP_CELL = Cell(marshal.dumps((compile(STEP, "step", "exec"), None)), "step", {}, b"", "")
 ELASTIC = SOURCE.replace("x = ", "dist.init_process_group('gloo')\nx = ") + "dist.destroy_process_group()\n"
 
 
@@ -68,12 +82,14 @@ def ours(ranks: int, cells: int) -> dict[str, float]:
         assert world.run(CELL).ok
         kept.append(time.perf_counter() - began)
     memory = pss([server().pid])
+    assert world.run(STEP_CELL).ok
+    after_step = pss([server().pid])
     world.close()
-    return {"new": statistics.median(fresh), "kept": statistics.median(kept), "pss": memory}
+    return {"new": statistics.median(fresh), "kept": statistics.median(kept), "pss": memory, "step": after_step}
 
 
 def ipyparallel(ranks: int, cells: int) -> dict[str, float]:
-    """Seconds until engines answer with torch imported, of a cell on them, and their memory."""
+    """Seconds until engines answer with torch imported, of a cell on them, and memory."""
     import ipyparallel as ipp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -93,11 +109,13 @@ def ipyparallel(ranks: int, cells: int) -> dict[str, float]:
             began = time.perf_counter()
             view.execute(SOURCE, block=True)
             seconds.append(time.perf_counter() - began)
-        engines = view.apply_sync(os.getpid)
-        memory = pss(engines)
+        processes = [*view.apply_sync(os.getpid), cluster.controller.pid]
+        memory = pss(processes)
+        view.execute(STEP, block=True)
+        after_step = pss(processes)
         cluster.stop_cluster_sync()
         client.close()
-    return {"start": started, "cell": statistics.median(seconds), "pss": memory}
+    return {"start": started, "cell": statistics.median(seconds), "pss": memory, "step": after_step}
 
 
 def elastic(ranks: int) -> float:
@@ -165,12 +183,18 @@ def main() -> None:
     for ranks in options.ranks:
         mine = ours(ranks, options.cells)
         seconds = f"new {mine['new']:.3f} s, kept {mine['kept']:.3f} s"
-        print(f"{ranks} ranks  dsexplore: {seconds}, PSS {mine['pss']:.0f} MB", flush=True)
+        print(
+            f"{ranks} ranks  dsexplore: {seconds}, PSS {mine['pss']:.0f} MB, {mine['step']:.0f} MB after a step",
+            flush=True,
+        )
         if options.without_others:
             continue
         theirs = ipyparallel(ranks, options.cells)
         seconds = f"start {theirs['start']:.1f} s, cell {theirs['cell']:.3f} s (untraced)"
-        print(f"         ipyparallel: {seconds}, PSS {theirs['pss']:.0f} MB")
+        memory = f"PSS {theirs['pss']:.0f} MB, {theirs['step']:.0f} MB after a step"
+        print(f"         ipyparallel: {seconds}, {memory}")
+        less = f"{mine['pss'] / theirs['pss']:.2f}, after a step {mine['step'] / theirs['step']:.2f}"
+        print(f"         memory, dsexplore to ipyparallel: {less}")
         print(f"         torchrun: {elastic(ranks):.1f} s", flush=True)
     ratios = run_ranks(_overlap, 2, timeout=300).values
     print(f"overlap, traced to untraced: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
