@@ -122,6 +122,7 @@ def events_table(
         "end": _per_row([one.end for one in issued], counts),
         "state": _per_row([one.state for one in issued], counts),
         "waited": _per_row([one.waited for one in issued], counts),
+        "group_seq": [None] * len(of_rows),
     }
     table = table.with_columns(pl.Series(name, values, schema.EVENTS[name]) for name, values in columns.items())
     return table.select(schema.EVENTS.keys())

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from dsexplore.trace.matching import numbered
+
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """The ops that end on no rank before all have begun."""
 
-Key = tuple[str, str]
-"""A group, by its name and its ranks."""
+SAME = ("same_group", "number", "op", "message_bytes")
+"""What a collective has in common on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,22 @@ def clock_offsets(events: pl.DataFrame, groups: pl.DataFrame) -> dict[int, Clock
         events: of all ranks.
         groups: of the same trace.
     """
-    members = {name: str(list(ranks)) for name, ranks in groups.select("group", "ranks").iter_rows()}
-    ends = _ends(events, members)
-    ranks = sorted({rank for of_rank in ends.values() for rank in of_rank})
+    measured = numbered(events, groups).filter(
+        pl.col("op").is_in(TOGETHER) & pl.col("end").is_not_null() & (pl.col("group_size") > 1)
+    )
+    ends = {
+        rank: part for (rank,), part in measured.select("rank", *SAME, "end").partition_by("rank", as_dict=True).items()
+    }
+    ranks = sorted(ends)
     if not ranks:
         return {}
     found = {ranks[0]: ClockOffset(0, 0, 0, 0)}
     waiting = [ranks[0]]
-    neighbours = _neighbours(ends)
+    neighbours = _neighbours(measured)
     while waiting:
         known = waiting.pop(0)
         for rank in sorted(neighbours[known] - found.keys()):
-            differences = _differences(ends, known, rank)
+            differences = _differences(ends[known], ends[rank])
             if differences.size:
                 found[rank] = _related(found[known], differences)
                 waiting.append(rank)
@@ -80,40 +86,16 @@ def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.Data
     return events.with_columns(pl.col("start") - shift, pl.col("end") - shift)
 
 
-def _ends(events: pl.DataFrame, members: Mapping[str, str]) -> dict[Key, dict[int, list[tuple[str, int, int]]]]:
-    """By group and rank: op, bytes and end of the measured collectives, in program order."""
-    measured = events.filter(pl.col("op").is_in(TOGETHER) & pl.col("end").is_not_null() & (pl.col("group_size") > 1))
-    found: dict[Key, dict[int, list[tuple[str, int, int]]]] = defaultdict(lambda: defaultdict(list))
-    columns = ("rank", "group", "op", "message_bytes", "end")
-    for rank, group, op, size, end in measured.sort("rank", "seq").select(columns).iter_rows():
-        found[group, members.get(group, "")][rank].append((op, size, end))
-    return found
-
-
-def _neighbours(ends: Mapping[Key, Mapping[int, object]]) -> dict[int, set[int]]:
+def _neighbours(measured: pl.DataFrame) -> dict[int, set[int]]:
+    """By rank: the ranks with which it shares a group."""
     found: dict[int, set[int]] = defaultdict(set)
-    for of_rank in ends.values():
-        for rank in of_rank:
-            found[rank] |= of_rank.keys() - {rank}
+    for ranks in measured.group_by("same_group").agg(pl.col("rank").unique())["rank"]:
+        for rank in ranks:
+            found[rank] |= set(ranks) - {rank}
     return found
 
 
-def _differences(
-    ends: Mapping[Key, Mapping[int, list[tuple[str, int, int]]]], first: int, second: int
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Ends on the second rank less those on the first, of the collectives of their common groups."""
-    found: list[int] = []
-    for of_rank in ends.values():
-        if first in of_rank and second in of_rank:
-            ours, theirs = of_rank[first], of_rank[second]
-            found += _of_pairs(ours, theirs)
-    return np.array(found, dtype=np.int64)
-
-
-def _of_pairs(ours: list[tuple[str, int, int]], theirs: list[tuple[str, int, int]]) -> list[int]:
-    """The differences of pairs of the same op and size: counted from the first one, or from the last, whichever
-    fits."""
-    count = min(len(ours), len(theirs))
-    choices = ((ours[:count], theirs[:count]), (ours[-count:], theirs[-count:]))
-    pairs = max(choices, key=lambda choice: sum(one[:2] == other[:2] for one, other in zip(*choice, strict=True)))
-    return [other[2] - one[2] for one, other in zip(*pairs, strict=True) if one[:2] == other[:2]]
+def _differences(ours: pl.DataFrame, theirs: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Ends on the second rank less those on the first, of the collectives of both that are of one op and size."""
+    both = ours.join(theirs, on=SAME, how="inner", suffix="_of_second")
+    return (both["end_of_second"] - both["end"]).to_numpy()

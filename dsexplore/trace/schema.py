@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -57,9 +57,15 @@ EVENTS: dict[str, pl.DataType] = {
     "end": pl.Int64(),
     "state": pl.String(),  # see State; null in files of formats 1 and 2
     "waited": pl.Int64(),  # ns for which the program stood still for it in wait(); null where that was not seen
+    "group_seq": pl.Int64(),  # the group's own number of the collective, of imported files that have it; else null
 }
 
-ADDED: dict[int, tuple[str, ...]] = {2: ("peer", "root", "send_splits", "recv_splits"), 3: ("state",), 4: ("waited",)}
+ADDED: dict[int, tuple[str, ...]] = {
+    2: ("peer", "root", "send_splits", "recv_splits"),
+    3: ("state",),
+    4: ("waited",),
+    5: ("group_seq",),
+}
 """By format version: the columns of the events that files of earlier versions lack."""
 
 PARAMETERS: dict[str, pl.DataType] = {

@@ -41,6 +41,7 @@ DEFAULT = {
     "end": None,
     "state": "",
     "waited": None,
+    "group_seq": None,
 }
 
 MODULES = (

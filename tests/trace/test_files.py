@@ -188,7 +188,7 @@ def written(path: Path, tables: Tables, **changes: str | None) -> Path:
 
 def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
     path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
-    with pytest.raises(TraceFileError, match=r"has trace format 5, newer than format 4 .*: upgrade dsexplore"):
+    with pytest.raises(TraceFileError, match=r"has trace format 6, newer than format 5 .*: upgrade dsexplore"):
         dsexplore.load(path)
 
 

@@ -67,7 +67,14 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: Pro
         *(cause, "", True, False, None, _member(peer, ranks), None, None, None),
         *(call.start, call.end, "completed" if call.end is not None else ""),
         None,  # how long the program stood still for it is not looked up
+        _group_seq(call),
     )
+
+
+def _group_seq(call: ProfilerCall) -> int | None:
+    """NCCL's number of the collective in its group, which torch writes since 2.7; a message has one of another kind."""
+    number = call.arguments.get("Seq")
+    return number if isinstance(number, int) and number >= 0 and call.op not in ("send", "recv") else None
 
 
 def _member(peer: Any, ranks: Sequence[int]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dsexplore.errors import TraceFileError
@@ -12,6 +13,7 @@ from dsexplore.trace.importers.many_objects import no_collection
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_groups import world_size_of_profile
 from dsexplore.trace.importers.profiler_tables import tables_of_profile
+from dsexplore.trace.matching import late_records
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
 
@@ -33,7 +35,9 @@ def load_profiles(files: Sequence[Path]) -> tuple[Tables, list[str]]:
     ranks = _ranks(traces)
     world_size = max(max(map(world_size_of_profile, traces.values())), max(ranks.values()) + 1)
     parts = [tables_of_profile(trace, ranks[file], world_size) for file, trace in traces.items()]
-    return merge_tables(parts), problems
+    tables = merge_tables(parts)
+    notes = (*tables.info.notes, *late_records(tables))
+    return replace(tables, info=replace(tables.info, notes=notes)), problems
 
 
 def _read(files: Sequence[Path], problems: list[str]) -> Iterator[ProfilerFile]:

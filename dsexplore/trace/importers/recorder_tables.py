@@ -78,6 +78,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
         *(False, "", entry.source, True, False, entry.batch, peer, None, None, None),
         *(*_times(entry), entry.state),
         None,  # how long the program stood still is not in a dump
+        entry.sequence if entry.op not in ("send", "recv") else None,
     )
 
 

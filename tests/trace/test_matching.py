@@ -1,0 +1,118 @@
+"""The same collective has the same number on all ranks, wherever their records begin and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsexplore.trace.matching import late_records, matched, numbered
+from dsexplore.trace.tables import Tables
+from tests.trace.conftest import build
+
+GROUPS = pl.DataFrame([("a", [0, 1, 2])], schema={"group": pl.String, "ranks": pl.List(pl.Int32)}, orient="row")
+KINDS = [("all_gather", 64), ("all_reduce", 64), ("all_reduce", 128), ("reduce_scatter", 64)]
+
+Call = tuple[str, int, int]
+"""Op, message bytes, and the moment at which it ends on every rank."""
+
+
+def tables(of_rank: list[list[Call]], *, first: list[int] | None = None, clocks: list[int] | None = None) -> Tables:
+    """The records of several ranks of one group.
+
+    Args:
+        of_rank: what each recorded.
+        first: the group's own number of each rank's first collective; none where it is left out.
+        clocks: by how much each rank's clock is ahead.
+    """
+    rows: list[dict[str, Any]] = []
+    for rank, calls in enumerate(of_rank):
+        ahead = clocks[rank] if clocks else 0
+        for i, (op, size, end) in enumerate(calls):
+            row = {"rank": rank, "group": "a", "op": op, "message_bytes": size, "group_size": 3, "state": "completed"}
+            row |= {"start": end + ahead - 5, "end": end + ahead, "group_seq": first[rank] + i if first else None}
+            rows.append(row)
+    built = build(rows, tuple(range(len(of_rank))))
+    return Tables(events=built.events, modules=built.modules, groups=GROUPS, info=built.info)
+
+
+def ends(found: pl.DataFrame, clocks: list[int]) -> list[list[int]]:
+    """By number: the moments at which the collective with that number ended, clocks taken off."""
+    by_number = found.sort("rank").group_by("number").agg("rank", "end").sort("number")
+    return [
+        sorted({end - clocks[rank] for rank, end in zip(ranks, moments, strict=True)})
+        for ranks, moments in by_number.select("rank", "end").iter_rows()
+    ]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[list[Call], list[tuple[int, int]], list[int]]:
+    """A training loop, the part of it that each of three ranks recorded, and the ranks' clocks."""
+    step = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+    program = step * draw(st.integers(12, 16))
+    gaps = sorted(draw(st.lists(st.integers(1_000, 10**6), min_size=len(program), max_size=len(program), unique=True)))
+    moments = [sum(gaps[: i + 1]) for i in range(len(program))]
+    calls = [(op, size, moment) for (op, size), moment in zip(program, moments, strict=True)]
+    cut = st.integers(0, len(step) + 1)
+    parts = [(draw(cut), len(calls) - draw(cut)) for _ in range(3)]
+    clocks = [draw(st.integers(-(10**9), 10**9)) for _ in range(3)]
+    return calls, parts, clocks
+
+
+@given(jobs(), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_a_collective_is_the_same_wherever_records_begin_and_end(job: Any, has_numbers: bool) -> None:
+    calls, parts, clocks = job
+    records = [calls[begin:end] for begin, end in parts]
+    firsts = [begin for begin, _ in parts] if has_numbers else None
+    found = matched(tables(records, first=firsts, clocks=clocks))
+    assert all(len(of_one) == 1 for of_one in ends(found, clocks))
+
+
+def test_what_is_said_of_a_record_that_begins_later() -> None:
+    calls = [
+        ("all_gather", 64, 10_000),
+        ("all_reduce", 64, 25_000),
+        ("all_gather", 64, 30_000),
+        ("all_reduce", 64, 47_000),
+    ]
+    later = tables([calls, calls[2:], calls])
+    assert numbered(later.events, later.groups).filter(rank=1)["number"].to_list() == [2, 3]
+    assert late_records(later) == ["rank 1's file begins 2 collectives of group a later than another rank's"]
+    assert late_records(tables([calls, calls, calls])) == []
+
+
+def test_a_record_that_ends_early_is_matched_from_its_first_collective() -> None:
+    calls = [("all_reduce", 64, 1_000 * i) for i in range(8)]  # as regular as a clock: no other place is better
+    found = numbered(tables([calls, calls[:5], calls]).events, GROUPS)
+    assert found.filter(rank=1)["number"].to_list() == [0, 1, 2, 3, 4]
+
+
+def test_ranks_that_called_other_things_are_matched_by_position() -> None:
+    calls = [
+        ("all_reduce", 64, 1_000),
+        ("all_reduce", 128, 2_000),
+        ("all_gather", 64, 3_000),
+        ("all_reduce", 64, 4_000),
+    ]
+    other = [calls[0], ("barrier", 0, 2_500), calls[2], calls[3], calls[0]]
+    found = numbered(tables([calls, other, calls]).events, GROUPS)
+    assert found.filter(rank=1)["number"].to_list() == [0, 1, 2, 3, 4]
+
+
+def test_members_of_one_coalesced_call_have_one_number_of_their_group() -> None:
+    calls = [("all_reduce", 64, 1_000), ("all_reduce", 128, 1_000), ("all_reduce", 64, 2_000)]
+    built = tables([calls, calls[2:]], first=[0, 0])
+    own = pl.Series("group_seq", [7, 7, 8, 8])
+    found = numbered(built.events.with_columns(own), built.groups)
+    assert found.select("rank", "number").rows() == [(0, 0), (0, 1), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("op", ["send", "recv", "switched_off:all_reduce"])
+def test_what_has_no_part_in_every_rank_does_not_count(op: str) -> None:
+    calls = [("all_reduce", 64, 1_000), ("all_gather", 64, 2_000)]
+    found = numbered(tables([[(op, 8, 500), *calls], calls, calls]).events, GROUPS)
+    assert found["number"].to_list() == [0, 1] * 3
