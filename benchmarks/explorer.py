@@ -74,6 +74,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
         "end": None,
         "state": "",
         "waited": None,
+        "group_seq": None,
     }
     whole = pl.DataFrame({k: v for k, v in columns.items() if isinstance(v, (np.ndarray, pl.Series))})
     rest = [pl.lit(v).alias(k) for k, v in columns.items() if not isinstance(v, (np.ndarray, pl.Series))]

@@ -69,7 +69,8 @@ def synthetic(count: int, layers: int = 126, seed: int = 0) -> Trace:
         "is_async": np.ones(count, bool),
         "is_object": np.zeros(count, bool),
         **{
-            name: pl.Series([None] * count, dtype=schema.EVENTS[name]) for name in ("batch", *schema.ADDED[2], "waited")
+            name: pl.Series([None] * count, dtype=schema.EVENTS[name])
+            for name in ("batch", *schema.ADDED[2], "waited", "group_seq")
         },
         "start": start,
         "end": start + draw.integers(1_000, 1_000_000, count),

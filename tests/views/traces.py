@@ -37,6 +37,7 @@ _EVENT = {
     "end": None,
     "state": "",
     "waited": None,
+    "group_seq": None,
 }
 
 
