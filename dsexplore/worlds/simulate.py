@@ -44,6 +44,7 @@ from dsexplore.worlds.simulated import closed
 from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
 from dsexplore.worlds.simulated.ddp import patch_ddp
 from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
+from dsexplore.worlds.simulated.fsdp1_optimizers import patch_fsdp1_optimizers
 from dsexplore.worlds.simulated.futures import patch_futures
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
@@ -243,6 +244,7 @@ class World:
         patch_calls(patches, self.remarks)
         patch_reads_of_received(patches, received, self.remarks)
         patch_checkpoints(patches, objects, self.remarks)
+        patch_fsdp1_optimizers(patches)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 
     def _cuda(self) -> AbstractContextManager[object]:
