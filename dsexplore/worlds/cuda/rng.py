@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.cuda
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.patches import Patches
 
 STATE_BYTES = 16
@@ -124,12 +125,22 @@ def _mixed(seed: int, offset: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+class _OnFakeTensors(torch._C.Generator):
+    """A CPU generator where tensors are fake: a state that was moved, as those that ranks agree on, has no values."""
+
+    def set_state(self, new_state: torch.Tensor) -> torch._C.Generator:
+        """Go on from a state; from a fake one, as before."""
+        return self if isinstance(new_state, FakeTensor) else super().set_state(new_state)
+
+
 class _AnyGenerator(type):
     """``torch.Generator``, which makes ours where a script asks for one on ``cuda``."""
 
     def __call__(cls, device: Any = "cpu") -> torch._C.Generator:
         where = torch.device(device)
-        return Generator(where.index) if where.type == "cuda" else torch._C.Generator(where)
+        if where.type == "cuda":
+            return Generator(where.index)
+        return torch._C.Generator(where) if entered() is None else _OnFakeTensors(where)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch._C.Generator)

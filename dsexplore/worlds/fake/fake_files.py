@@ -166,7 +166,23 @@ def _patch_safetensors(remarks: Remarks, patches: Patches, module: ModuleType) -
         return save_file
 
     patches.function(vars(module)["save_file"], build)
+    patches.function(vars(module)["load_file"], _by_way_of_the_cpu)
     patches.function(vars(module)["storage_ptr"], _storage_number)
+
+
+def _by_way_of_the_cpu(original: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
+    """``load_file`` to a GPU writes to the address of tensors that it makes there, which fake ones do not have."""
+    parameters = signature(original)
+
+    def load_file(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        given = parameters.bind(*args, **kwargs).arguments
+        device = given.get("device", "cpu")
+        if active_fake_mode() is None:
+            return original(*args, **kwargs)
+        loaded = original(**{**given, "device": "cpu"})
+        return {name: tensor.to(device) for name, tensor in loaded.items()}
+
+    return load_file
 
 
 def _storage_number(original: Callable[..., int]) -> Callable[..., int]:

@@ -287,6 +287,34 @@ def _summed(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result:
         _guess(result, guess_of(args[0]).mean * args[0].numel() / max(result.numel(), 1))
 
 
+def _gathered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
+    """``all_gather``: each other rank is taken to send what this one does, as shapes that are to be padded to."""
+    outputs, inputs = args[:2]
+    if isinstance(inputs, (list, tuple)):
+        pairs = [(output, each) for listed, each in zip(outputs, inputs, strict=True) for output in listed]
+    else:
+        pairs = [(outputs, inputs)]
+    for output, sent in pairs:
+        _forget(output)
+        known = known_of(sent)
+        if known is None:
+            _guess(output, guess_of(sent).mean, guess_of(sent).choices)
+        elif known.numel() > 0 and output.numel() <= _LARGEST_KNOWN:
+            with unset_fake_temporarily():
+                gathered = known.reshape(-1).repeat(output.numel() // known.numel())
+            whole = output._base  # gathers are issued on flat views
+            for each in (output, *([whole] if whole is not None and whole.numel() == output.numel() else [])):
+                setattr(each, _KNOWN, gathered.reshape(each.shape))
+
+
+def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """``cat`` of tensors that are all known."""
+    parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
+    if all(part is not None for part in parts) and result.numel() <= _LARGEST_KNOWN:
+        with unset_fake_temporarily():
+            setattr(result, _KNOWN, func(parts, *args[1:], **kwargs))
+
+
 def _counted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
     """``histc`` and ``bincount``: all elements, evenly spread."""
     _guess(result, args[0].numel() / max(result.numel(), 1))
@@ -342,6 +370,8 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_overloads("sum"), _summed),
     **dict.fromkeys(_overloads("_amp_update_scale_"), lambda *_: None),  # the scale stays: all gradients are finite
     **dict.fromkeys(_overloads("histc"), _counted),
+    **dict.fromkeys([torch.ops.c10d._allgather_base_.default, torch.ops.c10d.allgather_.default], _gathered),
+    _aten.cat.default: _joined,
 }
 
 Read = Callable[[Inventor, Sequence[Any], Mapping[str, Any]], Any]

@@ -115,8 +115,8 @@ def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
     differ = f"they differ by {_listed(found.differ)}" if found.differ else "nothing differs"
     alike = f", and not by {_listed(found.alike)}" if found.alike else ""
     notes = [
-        f"{kinds} rank{'' if kinds == 1 else 's'} stand for all {size:,}: {differ}{alike}; {len(found.played)} were "
-        f"played and their traces compared, {checks} of them to check",
+        f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{alike}; "
+        f"{len(found.played)} were played and their traces compared, {checks} of them to check",
         "which ranks are alike rests on those that were played, on groups, shard sizes and conditions on the rank in "
         "the program's own files; a difference that shows in none of them is not found",
     ]

@@ -20,6 +20,8 @@ _NOT_THE_PROGRAM = (
     str(Path(torch.__file__).parent),
     str(Path(__file__).parents[2]),
 )
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+"""Parts of the paths of libraries, also of those that another environment lends to this one."""
 _PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore.worlds.")
 _NOT_PRELOADED = ("torch.cuda", "torch._inductor", "torch.testing", "torch.utils.tensorboard")
 """Modules that may look for a GPU when they are imported, or that few programs need."""
@@ -71,5 +73,7 @@ def _groups(trace: Trace) -> Iterator[GroupFound]:
 def _files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and not file.startswith(_NOT_THE_PROGRAM):
+        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(_NOT_THE_PROGRAM):
+            continue
+        if not any(part in Path(file).as_posix() for part in _INSTALLED):
             yield file

@@ -145,6 +145,8 @@ class TestFiles:
             "a": ((3, 2), torch.float32),
             "b": ((MANY,), torch.int8),
         }
+        there = load_file(file, device=device)
+        assert {name: each.device.type for name, each in there.items()} == {"a": device, "b": device}
 
     def test_of_transformers(self, tmp_path: Path) -> None:
         config = transformers.LlamaConfig(

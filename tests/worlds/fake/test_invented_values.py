@@ -186,6 +186,33 @@ class TestRouting:
         assert weights.grad is not None
 
 
+GATHERS = """\
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+logits = torch.randn(4, 32, device="cuda")
+shape = torch.tensor(logits.shape, device="cuda")[None]
+flat = torch.empty(2 * shape.numel(), dtype=shape.dtype, device="cuda")
+dist.all_gather_into_tensor(flat, shape)
+listed = [torch.empty_like(shape) for _ in range(2)]
+dist.all_gather(listed, shape)
+assert flat.view(-1, 2).cpu().tolist() == torch.cat(listed).tolist() == [[4, 32]] * 2
+assert max(size[1] for size in flat.view(-1, 2).cpu()) == 32
+generator = torch.Generator()
+state = generator.get_state().to("cuda")
+dist.broadcast(state, 0)
+generator.set_state(state.cpu())
+torch.randperm(8, generator=generator)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_shapes_and_random_states_that_ranks_agree_on(rank: int, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(GATHERS)
+    trace = dsexplore.run(path, world_size=2, rank=rank, fake=True)
+    assert trace.events["op"].to_list() == ["all_gather", "all_gather", "broadcast"]
+
+
 SCRIPT = """\
 import torch, torch.distributed as dist
 dist.init_process_group("nccl")
