@@ -168,6 +168,7 @@ def _patch_safetensors(remarks: Remarks, patches: Patches, module: ModuleType) -
     patches.function(vars(module)["save_file"], build)
     patches.function(vars(module)["load_file"], _by_way_of_the_cpu)
     patches.function(vars(module)["storage_ptr"], _storage_number)
+    patches.function(vars(module)["_is_complete"], _covers_its_storage)
 
 
 def _by_way_of_the_cpu(original: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
@@ -192,6 +193,18 @@ def _storage_number(original: Callable[..., int]) -> Callable[..., int]:
         return tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else original(tensor)
 
     return storage_ptr
+
+
+def _covers_its_storage(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether a tensor is all of its storage, which safetensors finds by addresses."""
+
+    def is_complete(tensor: torch.Tensor) -> bool:
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor)
+        size = tensor.numel() * tensor.element_size()
+        return tensor.storage_offset() == 0 and size == tensor.untyped_storage().nbytes()
+
+    return is_complete
 
 
 def _write_safetensors(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import fully_shard
@@ -147,6 +147,14 @@ class TestFiles:
         }
         there = load_file(file, device=device)
         assert {name: each.device.type for name, each in there.items()} == {"a": device, "b": device}
+
+    def test_of_a_module_with_safetensors(self, device: str, tmp_path: Path) -> None:
+        file = str(tmp_path / "model.safetensors")
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(device)
+        model[1].weight = model[0].weight
+        save_model(model, file)
+        assert load_model(model, file, device=device) == (set(), [])
+        assert model[1].weight is model[0].weight
 
     def test_of_transformers(self, tmp_path: Path) -> None:
         config = transformers.LlamaConfig(
