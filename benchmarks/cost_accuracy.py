@@ -32,7 +32,7 @@ from dsexplore.cost.calibrate import calibrated
 
 DATA = Path(__file__).with_name("data") / "collectives.toml"
 UNSEEN = DATA.with_name("unseen_collectives.toml")
-CLUSTERS = {"dgx-b200": "b200", "hgx-h20": "hgx-h200", "gb200-nvl4": "gb200-nvl72"}
+CLUSTERS = {"dgx-b200": "b200", "hgx-h20": "hgx-h200", "gb200-nvl4": "gb200-nvl72", "rtx-4090": "rtx4090"}
 """The cluster file by which a table is predicted, where it is not called as the table's machine."""
 LAUNCHED = 1.2
 """Times the shortest time of a table made by one process, from where on a time counts as that of the collective."""

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).with_name("clusters")
 KINDS = {
     "library": ("nccl", "rccl", "gloo"),
     "generation": ("volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cpu"),
-    "topology": ("switch", "mesh", "pcie", "host"),
+    "topology": ("switch", "mesh", "cube", "pcie", "host"),
 }
 """The words that a file may use, by key."""
 

@@ -35,13 +35,20 @@ class Uncertainty:
     why: str
 
 
-MEASURED = Uncertainty(0.12, 0.12, "measured on such a cluster")
+MEASURED = Uncertainty(0.12, 0.25, "measured on such a cluster")
+MEASURED_NETWORK = Uncertainty(0.30, 0.30, "measured on such a cluster, over a network like its own")
 RELATED = Uncertainty(0.20, 0.25, "from measured times of a related op, group or cluster")
 MECHANISM = Uncertainty(0.20, 0.30, "from latencies and bandwidths alone")
-NETWORK = Uncertainty(0.35, 0.60, "over a network that nobody measured")
+NETWORK = Uncertainty(0.30, 0.50, "over a network that nobody measured")
 SHARED = Uncertainty(0.20, 0.25, "measured on such a machine, whose cores other programs use too")
 SHARED_RELATED = Uncertainty(0.30, 0.45, "from measured times of other ops, on cores that other programs use too")
-HOST = Uncertainty(0.50, 1.00, "over PCIe, whose paths differ from machine to machine")
+HOST = Uncertainty(0.50, 1.00, "between processes of a machine that nobody measured")
+PCIE = Uncertainty(0.55, 3.00, "over PCIe, with and without peer access between the GPUs, which differ five times")
+LAUNCH = 7e-6
+"""Seconds for each of a node's ranks in which one process launches a collective of all of them, at most: 3.4 to 8 µs on
+ten machines of 2, 4 and 8 GPUs."""
+LAUNCHED = 8
+"""Ranks that one process drives at most."""
 OUTSIDE = 0.01
 """What a size counts for that was not measured, where times that fall are averaged."""
 BEYOND = 4.0
@@ -142,15 +149,27 @@ def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
     sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
     seconds = [mechanism_time(cluster, op, size, group) * (found.factor(size) if found else 1.0) for size in sizes]
     errors = [uncertainty_of(cluster, group, found, size) for size in sizes]
+    launch = launching(cluster, group)
     measured = [found is None or found.reach[0] <= size <= found.reach[1] for size in sizes]
     weights = [1.0 if inside else OUTSIDE for inside in measured]
     return Curve(
         sizes,
         ascending([time * (1 - error.below) for time, error in zip(seconds, errors, strict=True)], weights),
         ascending(seconds, weights),
-        ascending([time * (1 + error.above) for time, error in zip(seconds, errors, strict=True)], weights),
+        ascending(
+            [max(time * (1 + error.above), launch) for time, error in zip(seconds, errors, strict=True)], weights
+        ),
         uncertainty_of(cluster, group, found, 1 << 20),
     )
+
+
+def launching(cluster: Cluster, group: Group) -> float:
+    """Seconds that one process needs to launch a collective on all ranks of a node; 0 where each has its own.
+
+    A process per rank is what is expected. Half of what people publish is of one process that drives all GPUs of a
+    node, and short messages take that long then, so the high end of a range is no less.
+    """
+    return 0.0 if cluster.topology == "host" else LAUNCH * min(group.per_node, LAUNCHED)
 
 
 def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
@@ -173,10 +192,13 @@ def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size:
     inside = found is not None and found.reach[0] / BEYOND <= size <= found.reach[1] * BEYOND
     if found is not None and cluster.topology == "host" and found.distance < 0.9:
         return SHARED if found.distance == 0 and inside else SHARED_RELATED
-    if found is not None and found.distance == 0:
-        return MEASURED if inside else RELATED
+    if found is not None and found.distance == 0 and inside:
+        return MEASURED if group.nodes == 1 else MEASURED_NETWORK
+    if found is not None and found.distance == 0 and group.nodes == 1:
+        return RELATED
     if group.nodes > 1:
-        return RELATED if found is not None and found.distance < 0.9 else NETWORK
+        return MEASURED_NETWORK if found is not None and found.distance < 0.9 else NETWORK
     if cluster.topology in ("pcie", "host"):
-        return RELATED if found is not None and inside and found.distance < 0.9 else HOST
+        unmeasured = PCIE if cluster.topology == "pcie" else HOST
+        return RELATED if found is not None and inside and found.distance < 0.9 else unmeasured
     return RELATED if found is not None and inside else MECHANISM

@@ -2,8 +2,9 @@
 
 Each algorithm is a straight line in the message bytes S with one bend: ``latency + S / bandwidth + ramp``, where the
 ramp grows like S to the power 0.36. On published tables of H100, H200, H20, B200 and A100 nodes, a line alone misses
-the middle sizes by a quarter; the exponent is the same for all of them. Short messages go by another protocol without
-a ramp and with less bandwidth. A library takes what its own model says is fastest; here the fastest is taken.
+the middle sizes by a quarter; the exponent is the same for all of them. A tree over n nodes has
+the ramp of its file for two, and half of it more for each further level. Short messages go by another protocol with
+half a ramp and less bandwidth. A library takes what its own model says is fastest; here the fastest is taken.
 
 | algorithm | used for | steps of a group of n ranks | bytes over a link |
 |---|---|---|---|
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from dsexplore.cost.cluster import Cluster, Link
@@ -29,6 +31,8 @@ RAMP_BYTES = 32 << 20
 RAMP_POWER = 0.36
 PAIR = 0.9
 """The part of a switched link's bandwidth that two ranks alone reach: half the rings that more ranks have."""
+CUBE = (1 / 3, 2 / 3)
+"""The part of a GPU's links that lead to one other, and to three others, in a hybrid cube mesh (DGX-1): 2 and 4 of 6."""
 PER_PEER = 0.3e-6
 """Seconds that one more peer adds to a pairwise exchange: all_to_all of 8 ranks of H20 takes 1.5 µs more than send."""
 PAIRWISE_OVERHEAD = 2.1e-6
@@ -107,6 +111,8 @@ def rank_bandwidth(cluster: Cluster, ranks: int) -> float:
     whole = link.bandwidth * link.achievable
     if cluster.topology == "mesh":
         return whole * (ranks - 1)
+    if cluster.topology == "cube":
+        return whole * (CUBE[0] if ranks == 2 else CUBE[1] if ranks <= 4 else 1.0)
     return whole * (PAIR if ranks == 2 and cluster.topology == "switch" else 1.0)
 
 
@@ -159,7 +165,8 @@ def _tree_of_nodes(cluster: Cluster, size: float, group: Group) -> Iterator[floa
     if group.per_node > 1:
         whole = min(whole, _inside_tree(cluster, group.per_node))
     short = min(group.per_node * network.short_bandwidth, whole)
-    yield from _short_and_long(network, start, size, (short, whole), size)
+    deeper = replace(network, ramp=network.ramp * (1 + math.log2(group.nodes)) / 2)
+    yield from _short_and_long(deeper, start, size, (short, whole), size)
 
 
 def _inside_tree(cluster: Cluster, per_node: int) -> float:

@@ -12,6 +12,10 @@ from dsexplore.cost.host_ranks import measured_costs, work
 from dsexplore.cost.interpolation import interpolated
 
 
+FADING = 8.0
+"""Times below the smallest measured size at which a factor counts by its root."""
+
+
 @dataclass(frozen=True)
 class Evidence:
     """How measured times of one group differ from the mechanism, as factors by message bytes.
@@ -22,6 +26,7 @@ class Evidence:
         distance: 0 for the very op and group, larger the less they have in common.
         weight: the power to which a factor is taken over, 0 to 1.
         reach: the smallest and the largest message bytes that were measured.
+        fades: whether the factors say less of messages shorter than the measured ones.
     """
 
     sizes: tuple[float, ...]
@@ -29,17 +34,41 @@ class Evidence:
     distance: float
     weight: float
     reach: tuple[float, float]
+    fades: bool = True
 
     def factor(self, size: float) -> float:
-        """By what the mechanism's time of another collective is multiplied."""
-        return math.pow(interpolated(self.sizes, self.factors, size), self.weight)
+        """By what the mechanism's time of another collective is multiplied.
+
+        What was measured of larger messages counts by its root `FADING` times below the smallest of them, and so on:
+        it speaks of bandwidths, where the shorter ones are all latency.
+        """
+        smallest = self.reach[0] if self.fades else size
+        below = math.log(max(smallest / max(size, 1.0), 1.0), FADING)
+        return math.pow(interpolated(self.sizes, self.factors, size), self.weight * 2.0**-below)
 
 
 def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
-    """The measured table that says most about a collective; None where nothing comparable was measured."""
+    """What the measured tables that are nearest say about a collective; None where nothing comparable was measured."""
     if cluster.topology == "host" and cluster.measured:
         return _of_one_machine(cluster, op, group)
-    return min(_candidates(cluster, op, group), key=lambda found: found.distance, default=None)
+    found = list(_candidates(cluster, op, group))
+    if not found:
+        return None
+    nearest = min(candidate.distance for candidate in found)
+    return _together([candidate for candidate in found if candidate.distance == nearest])
+
+
+def _together(found: list[Evidence]) -> Evidence:
+    """Tables of one group: at each size the mean, in the logarithms, of those that reach it."""
+    if len(found) == 1:
+        return found[0]
+    sizes = sorted({size for candidate in found for size in candidate.sizes})
+    factors = []
+    for size in sizes:
+        here = [candidate for candidate in found if candidate.reach[0] <= size <= candidate.reach[1]]
+        logs = [math.log(interpolated(candidate.sizes, candidate.factors, size)) for candidate in here]
+        factors.append(math.exp(math.fsum(logs) / len(logs)))
+    return Evidence(tuple(sizes), tuple(factors), found[0].distance, found[0].weight, (sizes[0], sizes[-1]))
 
 
 def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
@@ -63,7 +92,7 @@ def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
             factor * interpolated(own.message_bytes, ratios, size) for factor, size in zip(factors, sizes, strict=True)
         ]
         distance, measured = 0.0, [float(size) for size in own.message_bytes]
-    return Evidence(tuple(sizes), tuple(factors), distance, 1.0, (measured[0], measured[-1]))
+    return Evidence(tuple(sizes), tuple(factors), distance, 1.0, (measured[0], measured[-1]), fades=False)
 
 
 def _candidates(cluster: Cluster, op: str, group: Group) -> Iterator[Evidence]:

@@ -118,7 +118,7 @@ def test_a_source_may_stand_beside_a_number(tmp_path: Path) -> None:
         ("ramp =", "rampe =", r"lacks node\.ramp"),
         ('fp32 = "82 TFLOP/s"', 'fp32 = "82 TFLOP/s"\nfp4 = "1 TFLOP/s"', r"unknown compute\.fp4: known are"),
         ("ranks_per_node = 2", "ranks_per_node = 0", r"ranks_per_node = 0 is not a number of ranks"),
-        ('"pcie"', '"star"', r"topology = 'star': write one of switch, mesh, pcie, host"),
+        ('"pcie"', '"star"', r"topology = 'star': write one of switch, mesh, cube, pcie, host"),
         ("[memory]", "[memoir]", r"lacks memory"),
         ("[node]", "[node", r"cannot be read"),
     ],
@@ -168,7 +168,7 @@ def test_a_table_without_its_keys_is_refused(tmp_path: Path, table: str, message
 
 
 def test_an_unknown_cluster_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UsageError, match="no cluster named 'dgx-h1000' is known: name one of 8xl40s, b200"):
+    with pytest.raises(UsageError, match="no cluster named 'dgx-h1000' is known: name one of 8xl40s, a100-pcie, b200"):
         Cluster.load("dgx-h1000")
     with pytest.raises(UsageError, match=r"nowhere\.toml cannot be read"):
         Cluster.load("nowhere.toml")

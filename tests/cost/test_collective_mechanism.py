@@ -159,3 +159,19 @@ def test_ranks_of_a_machine_without_measured_times() -> None:
     assert mechanism_time(machine, "scatter", 1 << 30, four) == pytest.approx(15e-6 + 0.75 * (1 << 30) / 1e9)
     middle = 8 * MIB / 0.75  # moves 8 MiB, half way between 1 and 64 MiB in the logarithms
     assert mechanism_time(machine, "scatter", middle, four) == pytest.approx(15e-6 + 8 * MIB / 2e9)
+
+
+def test_a_cube_mesh_has_two_links_to_one_gpu_four_to_three_and_all_six_to_seven() -> None:
+    whole = 200e9 * 0.5
+    found = [rank_bandwidth(cluster(topology="cube"), ranks) for ranks in (2, 4, 8)]
+    assert found == pytest.approx([whole / 3, whole * 2 / 3, whole])
+
+
+def test_each_level_of_a_tree_of_nodes_adds_half_the_ramp_of_two() -> None:
+    """Two nodes have the file's ramp, eight have twice that: 32 MiB is the size for which files state it."""
+    flat, ramped = cluster(), cluster(ramp=100e-6)
+    added = [
+        mechanism_time(ramped, "all_reduce", 32 * MIB, group) - mechanism_time(flat, "all_reduce", 32 * MIB, group)
+        for group in (TWO, Group(8, 8))
+    ]
+    assert added == pytest.approx([100e-6, 200e-6], rel=0.02)

@@ -139,6 +139,21 @@ def test_the_range_is_wider_where_less_is_known() -> None:
     assert known.high / known.low < guessed.high / guessed.low
 
 
+def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -> None:
+    """Tables of nccl-tests -g 8 show 25 to 56 µs for short messages, where a process per GPU needs 15."""
+    found = collective_time("all_gather", 512, 8)
+    assert found.expected < 20e-6
+    assert found.high >= 56e-6
+    one_machine = collective_time("all_gather", 512, 4, cluster="gloo-local")
+    assert one_machine.high == pytest.approx(2 * one_machine.expected)
+
+
+def test_pcie_has_a_range_for_paths_with_and_without_peer_access() -> None:
+    found = collective_time("all_reduce", 256 << 20, 4, cluster="a100-pcie")
+    for bus_bandwidth in (4.8e9, 25.3e9, 29.8e9):  # through memory, and with peer access: benchmarks/data
+        assert (256 << 20) * 1.5 / bus_bandwidth in found
+
+
 def test_what_falls_is_averaged() -> None:
     assert ascending([1.0, 4.0, 1.0, 8.0], [1.0] * 4) == pytest.approx((1.0, 2.0, 2.0, 8.0))
     assert ascending([8.0, 4.0, 2.0], [1.0] * 3) == pytest.approx((4.0, 4.0, 4.0))

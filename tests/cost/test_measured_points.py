@@ -12,6 +12,7 @@ from dsexplore.cost.cluster import Measured
 from dsexplore.cost.collective_curve import (
     HOST,
     MEASURED,
+    MEASURED_NETWORK,
     MECHANISM,
     NETWORK,
     RELATED,
@@ -40,10 +41,10 @@ def measured(name: str, *groups: tuple[str, int, int], factor: float = 4.0) -> C
 
 
 def factors(cluster: Cluster, op: str, group: Group) -> set[float]:
-    """By what the mechanism is multiplied, inside of what was measured and outside."""
+    """By what the mechanism is multiplied, inside of what was measured and above."""
     found = evidence(cluster, op, group)
     assert found is not None
-    return {round(found.factor(size), 9) for size in (8, *SIZES, 5000, 1 << 34)}
+    return {round(found.factor(size), 9) for size in (*SIZES, 5000, 1 << 34)}
 
 
 def test_near_relatives_count_whole_and_far_ones_by_the_root() -> None:
@@ -53,6 +54,28 @@ def test_near_relatives_count_whole_and_far_ones_by_the_root() -> None:
     assert factors(cluster, "all_gather", Group(1, 6)) == {4.0}
     for far in (("all_gather", Group(1, 4)), ("reduce_scatter", Group(1, 2))):
         assert factors(cluster, *far) == {2.0}
+
+
+def test_what_large_messages_say_fades_towards_short_ones() -> None:
+    cluster = measured("dgx-h100", ("all_gather", 1, 8))
+    found = evidence(cluster, "all_gather", Group(1, 8))
+    assert found is not None
+    assert found.factor(SIZES[0] / 8) == pytest.approx(2.0)
+    assert found.factor(SIZES[0] / 64) == pytest.approx(math.sqrt(2.0))
+    host = evidence(measured("gloo-local", ("all_gather", 1, 4)), "all_gather", Group(1, 4))
+    assert host is not None
+    assert not host.fades  # its costs of steps were found from all that was measured
+
+
+def test_two_tables_of_one_group_count_by_their_mean() -> None:
+    """A mean in the logarithms, where both were measured; elsewhere the one that was."""
+    cluster = measured("dgx-h100", ("all_gather", 1, 8))
+    other = measured("dgx-h100", ("all_gather", 1, 8), factor=16.0).measured[0]
+    upper = replace(other, message_bytes=other.message_bytes[1:], seconds=other.seconds[1:])
+    found = evidence(replace(cluster, measured=(*cluster.measured, upper)), "all_gather", Group(1, 8))
+    assert found is not None
+    assert [round(found.factor(size), 6) for size in SIZES] == [4.0, 8.0, 8.0]
+    assert found.reach == (SIZES[0], SIZES[-1])
 
 
 def test_strangers_do_not_count() -> None:
@@ -93,8 +116,8 @@ def test_each_kind_of_evidence_has_its_uncertainty() -> None:
     assert error("reduce_scatter", Group(1, 4), SIZES[1]) == RELATED
     assert error("reduce_scatter", Group(1, 4), SIZES[-1] * 5) == MECHANISM
     assert error("send", Group(1, 2), SIZES[1]) == MECHANISM
-    assert error("all_gather", Group(2, 8), SIZES[1]) == MEASURED
-    assert error("reduce_scatter", Group(2, 8), SIZES[1]) == RELATED
+    assert error("all_gather", Group(2, 8), SIZES[1]) == MEASURED_NETWORK
+    assert error("reduce_scatter", Group(2, 8), SIZES[1]) == MEASURED_NETWORK
     assert error("all_gather", Group(8, 8), SIZES[1]) == NETWORK
     assert error("send", Group(2, 1), SIZES[1]) == NETWORK
 
