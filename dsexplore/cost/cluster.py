@@ -122,8 +122,8 @@ class Cluster:
         library: what runs the collectives: ``"nccl"``, ``"rccl"`` or ``"gloo"``.
         generation: of the GPU, by which the library is tuned: ``"ampere"``, ``"hopper"``, ``"blackwell"``, …
         topology: how the ranks of a node are joined: ``"switch"`` where any two have the whole bandwidth, ``"mesh"``
-            where `node` is one of the links that join each two, ``"cube"`` for the hybrid cube mesh of a DGX-1, where `node`
-            is all six links of a GPU, ``"pcie"``, or ``"host"`` for processes of one machine.
+            where `node` is one of the links that join each two, ``"cube"`` for the hybrid cube mesh of a DGX-1, where
+            `node` is all six links of a GPU, ``"pcie"``, or ``"host"`` for processes of one machine.
         ranks_per_node: ranks that share the fast links; 72 for an NVL72 rack.
         node: link between ranks of one node.
         network: link of one rank to other nodes; None where there is one node only.

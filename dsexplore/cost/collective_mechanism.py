@@ -2,9 +2,9 @@
 
 Each algorithm is a straight line in the message bytes S with one bend: ``latency + S / bandwidth + ramp``, where the
 ramp grows like S to the power 0.36. On published tables of H100, H200, H20, B200 and A100 nodes, a line alone misses
-the middle sizes by a quarter; the exponent is the same for all of them. A tree over n nodes has
-the ramp of its file for two, and half of it more for each further level. Short messages go by another protocol with
-half a ramp and less bandwidth. A library takes what its own model says is fastest; here the fastest is taken.
+the middle sizes by a quarter; the exponent is the same for all of them. A tree over two nodes has the ramp of its
+file, and half of it more for each further level. Short messages go by another protocol with half a ramp and less
+bandwidth. A library takes what its own model says is fastest; here the fastest is taken.
 
 | algorithm | used for | steps of a group of n ranks | bytes over a link |
 |---|---|---|---|
@@ -32,7 +32,7 @@ RAMP_POWER = 0.36
 PAIR = 0.9
 """The part of a switched link's bandwidth that two ranks alone reach: half the rings that more ranks have."""
 CUBE = (1 / 3, 2 / 3)
-"""The part of a GPU's links that lead to one other, and to three others, in a hybrid cube mesh (DGX-1): 2 and 4 of 6."""
+"""The part of a GPU's links that lead to one other, and to three, in a hybrid cube mesh (DGX-1): 2 and 4 of 6."""
 PER_PEER = 0.3e-6
 """Seconds that one more peer adds to a pairwise exchange: all_to_all of 8 ranks of H20 takes 1.5 µs more than send."""
 PAIRWISE_OVERHEAD = 2.1e-6

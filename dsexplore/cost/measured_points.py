@@ -11,7 +11,6 @@ from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
 from dsexplore.cost.host_ranks import measured_costs, work
 from dsexplore.cost.interpolation import interpolated
 
-
 FADING = 8.0
 """Times below the smallest measured size at which a factor counts by its root."""
 
