@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 
+from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
@@ -43,6 +44,8 @@ class ParameterDay(Displayable):
     """The module with which FSDP gathers and reduces it; empty without FSDP."""
     moments: pl.DataFrame
     """Columns: `MOMENTS`; in order."""
+    sizes: Sizes = "wire"
+    """Which bytes are shown."""
 
     def __repr__(self) -> str:
         return f"<ParameterDay: {self.name}, {self.moments.height} moments in a step>"
@@ -59,16 +62,19 @@ class ParameterDay(Displayable):
         return Trace(replace(self.tables, events=events[rows] if rows else events.clear()))
 
 
-def parameter_day(tables: Tables, parameter: str) -> ParameterDay:
+def parameter_day(tables: Tables, parameter: str, sizes: Sizes = "wire") -> ParameterDay:
     """Follow a parameter through the first step that is recorded whole, on the first recorded rank.
 
     Args:
         tables: the trace.
         parameter: its name in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
+        sizes: which bytes are shown, wire or message.
 
     Raises:
-        UsageError: no such parameter, or several that end so.
+        UsageError: no such sizes or parameter, or several that end so.
     """
+    if sizes not in get_args(Sizes):
+        raise UsageError(f"parameter_day(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     row = _find(tables, parameter)
     events = tables.events.with_row_index("row").filter(pl.col("rank") == row["rank"])
     step = _step(events)
@@ -93,7 +99,7 @@ def parameter_day(tables: Tables, parameter: str) -> ParameterDay:
                 "source": event["source"].partition(" ← ")[0],
             }
         )
-    return ParameterDay(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS))
+    return ParameterDay(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS), sizes)
 
 
 def _find(tables: Tables, name: str) -> dict[str, Any]:

@@ -168,7 +168,8 @@ class PlanDifference(Displayable):
             spared = f", {format_bytes(first.spare_bytes)} to spare" if first.spare_bytes else ""
             where = "" if first.module == OUTSIDE else f"{first.module}: "
             rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
-            resolved = f"; {len(other):,} finding{'s' if len(other) > 1 else ''} of A are gone" if len(other) else ""
+            fewer = "1 finding of A is" if len(other) == 1 else f"{len(other):,} findings of A are"
+            resolved = f"; {fewer} gone" if len(other) else ""
             module = str(found.tables.events["owner"][int(first.rows[0])])
             yield DifferenceSentence("finding", f"{alone}: {where}{first.why}{spared}{rest}{resolved}.", module)
             return

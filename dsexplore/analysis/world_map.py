@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from functools import cached_property
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,18 @@ LINKS: dict[str, pl.DataType] = {
 }
 
 
+class Level(NamedTuple):
+    """What goes over the links of one axis at one level, in a step."""
+
+    axis: str
+    level: str
+    """`INSIDE` a node or `BETWEEN` nodes."""
+    bytes: int
+    """Of the recorded rank that sends most there."""
+    peers: int
+    """Ranks that a recorded rank sends to, at most."""
+
+
 @dataclass(frozen=True, eq=False)
 class WorldMap(Displayable):
     """The ranks of a world by node, and what the recorded ones send to each. Shows itself as a drawing."""
@@ -52,6 +65,8 @@ class WorldMap(Displayable):
     """By axis: the groups of the recorded ranks."""
     links: pl.DataFrame
     """Columns: `LINKS`."""
+    senders: tuple[int, ...]
+    """The ranks of which events are recorded."""
     sizes: Sizes = "wire"
     """Which bytes these are."""
     axis: str | None = None
@@ -69,6 +84,37 @@ class WorldMap(Displayable):
     def axes(self) -> tuple[str, ...]:
         """The axes over which anything is sent, the one with most bytes first."""
         return tuple(sorted(self.received, key=lambda axis: (-float(self.received[axis].sum()), axis)))
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """What goes over which axis inside a node and between nodes: the axis with most bytes first."""
+        most: dict[tuple[int, bool, str], tuple[int, int]] = {}
+        place = {axis: i for i, axis in enumerate(self.axes)}
+        for axis, level, peers, size in self.links.select("axis", "level", "peers", "bytes").iter_rows():
+            key = (place.get(axis, len(place)), level != INSIDE, axis)
+            before = most.get(key, (0, 0))
+            most[key] = (max(before[0], size), max(before[1], peers))
+        return tuple(
+            Level(axis, BETWEEN if between else INSIDE, size, peers)
+            for (_, between, axis), (size, peers) in sorted(most.items())
+        )
+
+    @cached_property
+    def most(self) -> dict[str, int]:
+        """By level: what the recorded rank that sends most over links of that level sends over them, in a step."""
+        sent: dict[tuple[str, int], int] = defaultdict(int)
+        for rank, level, size in self.links.select("rank", "level", "bytes").iter_rows():
+            sent[level, rank] += size
+        return {
+            level: max((size for (other, _), size in sent.items() if other == level), default=0)
+            for level in (INSIDE, BETWEEN)
+        }
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every recorded rank sends the same, axis by axis and level by level."""
+        found = self.links.group_by("axis", "level").agg(pl.len(), pl.col("bytes").n_unique().alias("sizes"))
+        return found.filter((pl.col("sizes") > 1) | (pl.col("len") < len(self.senders))).is_empty()
 
     def to_frame(self) -> pl.DataFrame:
         """A row per recorded rank, axis and level of link.
@@ -193,10 +239,11 @@ def world_map(tables: Tables, ranks_per_node: int = 8, sizes: Sizes = "wire", ax
         raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(known)}")
     totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum().alias("bytes"), pl.len().alias("events"))
     steps = max(1, events["step"].n_unique())
-    return replace(map_of(tables, totals.sort(FLOW), ranks_per_node, steps), sizes=sizes, axis=axis)
+    senders = tuple(sorted(tables.events["rank"].unique().to_list()))
+    return replace(map_of(tables, totals.sort(FLOW), ranks_per_node, steps, senders), sizes=sizes, axis=axis)
 
 
-def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int) -> WorldMap:
+def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int, senders: tuple[int, ...]) -> WorldMap:
     """The map of some events of a trace.
 
     Args:
@@ -204,6 +251,7 @@ def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int
         totals: of the events, columns `FLOW`, bytes and events.
         ranks_per_node: ranks on each node.
         steps: in how many of them that was sent.
+        senders: the ranks of which events are recorded.
     """
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
     world = max(tables.info.world_size, 1 + max((max(held, default=0) for held in members.values()), default=0))
@@ -236,6 +284,7 @@ def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int
         received,
         {axis: tuple(held) for axis, held in groups.items()},
         pl.DataFrame(rows, schema=LINKS, orient="row"),
+        senders,
     )
 
 

@@ -118,7 +118,7 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
         rows += [_of_action(lane, one) for one in own]
     below = pl.col("mark") != WARM_UP
     spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
-    marks = (*(f"microbatch {number}" for number in range(schedule.microbatches)), WAITING, WARM_UP)
+    marks = (WAITING, WARM_UP, *(f"microbatch {number}" for number in range(schedule.microbatches)))
     share = waited / (end * len(lanes)) if end else 0.0
     note = f"{schedule.name}: stages wait {share:.0%} of the time (the bubble); F forward, B backward of a microbatch"
     ties = _ties(placed, lanes)

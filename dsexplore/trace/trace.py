@@ -233,16 +233,17 @@ class Trace(Displayable):
         """
         return run_pass("world_map", self.tables, ranks_per_node=ranks_per_node, sizes=sizes, axis=axis)
 
-    def parameter_day(self, name: str) -> Any:
+    def parameter_day(self, name: str, sizes: str = "wire") -> Any:
         """Where one parameter lies, and what is sent for it in a step: `dsexplore.analysis.parameter_day.ParameterDay`.
 
         Args:
             name: as in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
+            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
 
         Raises:
-            UsageError: no such parameter, or several that end so.
+            UsageError: no such sizes or parameter, or several that end so.
         """
-        return run_pass("parameter_day", self.tables, parameter=name)
+        return run_pass("parameter_day", self.tables, parameter=name, sizes=sizes)
 
     def diff(self, other: Trace) -> TraceDiff:
         """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.

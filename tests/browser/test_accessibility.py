@@ -149,6 +149,7 @@ def shown(recorded: Trace, make_layered: Any, make_timed: Any) -> dict[str, Any]
         "parameter": recorded.parameter_day("layers.0.0.weight"),
         "sharding": dsexplore.sharding((8, 6), placements="S(0), R", mesh="dp=2,tp=2"),
         "plan": dsexplore.sharding({"w1": ((512, 64), "S(0), S(1)"), "w2": ((64,), "R, R")}, mesh="dp=2,tp=4"),
+        "redistribution": dsexplore.sharding((16, 8), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)"),
         "prediction": recorded.predict(),
         "collectives": CommSweep(conditions, points),
         "log": log.summary(),

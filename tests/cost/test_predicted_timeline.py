@@ -12,6 +12,8 @@ from dsexplore.analysis.step_timeline import WAITING, WARM_UP
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from dsexplore.views.timeline.boxes import Coded, boxes, extent
+from dsexplore.views.timeline.mark_colours import colours_of
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,19 @@ def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     warm = spans.filter(mark=WARM_UP).select("lane", "end").rows()
     assert dict(warm)["stage 3"] == 4  # three forwards before it, and its own
     assert dict(warm)["stage 0"] == 4 + 3 * 2
+
+
+@pytest.mark.parametrize("microbatches", [8, 64])
+def test_the_bubble_is_seen_however_many_microbatches_there_are(microbatches: int) -> None:
+    timeline = pipeline(microbatches=microbatches).timeline(lanes="stage")
+    html = timeline._repr_mimebundle_()["text/html"]
+    for name in ("waiting", "warm-up"):
+        assert f"</span>{name} " in html.partition("</p>")[2].partition("</p>")[0]  # in the key
+    drawn = boxes(Coded(timeline), extent(timeline))
+    colours = colours_of(timeline)
+    assert {"waiting", "warm-up", "microbatch 0"} <= {colours[mark].name for mark in drawn.mark}
+    low = {float(level) for mark, level in zip(drawn.mark, drawn.level, strict=True) if colours[mark].name == "waiting"}
+    assert max(low) < 0.5
 
 
 def test_sends_are_tied_to_receives_forward_and_back() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import polars as pl
 
 from dsexplore.analysis.parameter_day import ParameterDay
+from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.units import format_bytes
 from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
@@ -86,7 +87,8 @@ class Chosen:
     def details(self) -> str:
         """The tables below: collectives with cause and source line, parameters, redistributes."""
         mask = self.mask
-        body = "" if self.day is None else f"<div>{day_html(self.day)}</div>"
+        sizes: Sizes = "wire" if self.codes.kind_of_sizes == WIRE else "message"
+        body = "" if self.day is None else f"<div>{day_html(replace(self.day, sizes=sizes))}</div>"
         body += self._collectives(mask) if self.title else ""
         body += causes_part(self.codes.causes(mask, MOST_CAUSES), not self.title, clickable=True)
         return f'<div class="dsx">{body}</div>' if body else ""

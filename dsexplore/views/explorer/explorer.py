@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
@@ -180,14 +180,14 @@ class Explorer:
         Raises:
             UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
         """
-        check_module(self._trace.tables, module, "filter")
+        check_module(self._known, module, "filter")
         for name, wanted in facets.items():
             if name not in FACETS:
                 known = ["module", "implicit", *FACETS]
                 near = did_you_mean(name, known)
                 raise UsageError(f"filter({name}=…): no such filter; filters are {', '.join(known)}{near}")
             for value in several(wanted):
-                check_value(self._trace.tables, name, value, "filter")
+                check_value(self._known, name, value, "filter")
         filters = Filters(dict(facets), module, implicit)
         self._forget()
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
@@ -391,6 +391,15 @@ class Explorer:
         self._describe()
 
     # What it shows
+
+    @cached_property
+    def _known(self) -> Tables:
+        """The trace with each name of its events once: all that a filter's names are compared with."""
+        events = self._trace.tables.events
+        found = [events[name].unique() for name in (*FACETS, "owner", "trigger")]
+        longest = max(len(names) for names in found)
+        columns = [names.extend_constant(None, longest - len(names)) for names in found]
+        return replace(self._trace.tables, events=pl.DataFrame(columns))
 
     def _events(self, mask: Mask) -> pl.DataFrame:
         events = self._trace.tables.events

@@ -16,7 +16,7 @@ from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.world_map.node_boxes import node_boxes
-from dsexplore.views.world_map.world_map_view import levels, map_html
+from dsexplore.views.world_map.world_map_view import map_html
 
 PART = "map"
 """The name of this part among those that something is picked in; see `Filters.picks`."""
@@ -52,13 +52,18 @@ class MapPanel:
     def _steps(self) -> int:
         return max(1, len(np.unique(self._codes.facets["step"].codes[self._in_steps])))
 
+    @cached_property
+    def _senders(self) -> tuple[int, ...]:
+        return tuple(sorted(self._codes.tables.events["rank"].unique().to_list()))
+
     def world(self, mask: Mask) -> WorldMap:
         """The map of some events."""
         kept, flows = mask & self._in_steps, self._flows
         counted = dict(zip(("events", "bytes"), flows.totals(kept, self._codes.sizes), strict=True))
         axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis").alias("axis")
         totals = flows.rows.with_columns(axis, *(pl.Series(name, values) for name, values in counted.items()))
-        made = map_of(self._codes.tables, totals.filter(pl.col("events") > 0), self._per_node, self._steps)
+        sent = totals.filter(pl.col("events") > 0)
+        made = map_of(self._codes.tables, sent, self._per_node, self._steps, self._senders)
         return replace(made, sizes="wire" if self._codes.kind_of_sizes == "wire" else "message")
 
     def html(self, mask: Mask, axis: str | None) -> str:
@@ -67,7 +72,7 @@ class MapPanel:
         if sizes not in self._tops:
             self._tops[sizes] = float(self.world(self._codes.every).to_each().max(initial=0.0))
         world = replace(self.world(mask), axis=axis)
-        self._shown, links = world, list(levels(world).select("axis", "level").iter_rows())
+        self._shown, links = world, [(each.axis, each.level) for each in world.levels]
         link = links.index(self._link) if self._link in links else -1
         return f'<div class="dsx">{map_html(world, self._tops[sizes], True, self._ranks, link)}</div>'
 
@@ -79,8 +84,8 @@ class MapPanel:
     def link(self, number: int) -> tuple[str, str]:
         """The axis and the level in a clicked row of the table of links."""
         assert self._shown is not None
-        axis, level = levels(self._shown).select("axis", "level").row(number)
-        return axis, level
+        found = self._shown.levels[number]
+        return found.axis, found.level
 
     def with_ranks(self, ranks: tuple[int, ...]) -> Picked:
         """Choose the events in which one of some ranks takes part with a recorded one.

@@ -14,7 +14,7 @@ from dsexplore.views.view import View
 
 _NOTE = (
     "The computation between collectives is not recorded; freed is concluded from a second gather. "
-    "Bytes are those of the whole message, of one rank, in one step."
+    "Bytes are {} of one rank in one step."
 )
 
 
@@ -28,7 +28,8 @@ class ParameterDayView(View):
 
     def text(self) -> str:
         """Where it lies, and a line per moment."""
-        return "\n".join([_where(self._day), *(f"  {line}" for line in moment_lines(self._day)), f"  ({_NOTE})"])
+        moments = [f"  {line}" for line in moment_lines(self._day)]
+        return "\n".join([_where(self._day), *moments, f"  ({_note(self._day)})"])
 
     def html(self) -> str:
         """The moments as a table, and the picture of the shards below it."""
@@ -43,6 +44,7 @@ class ParameterDayView(View):
 
 def day_html(day: ParameterDay) -> str:
     """Where a parameter lies, and its moments as a table; a part of a page."""
+    column = f"{day.sizes}_bytes"
     rows = [
         (
             str(number),
@@ -50,15 +52,19 @@ def day_html(day: ParameterDay) -> str:
             html.escape(moment["phase"]),
             html.name(moment["op"] or "–", 40),
             html.name(moment["axis"] or "–", 40),
-            format_bytes(moment["message_bytes"]) if moment["message_bytes"] is not None else "–",
+            format_bytes(moment[column]) if moment[column] is not None else "–",
             html.name(_why(moment), 90),
             html.name(moment["source"] or "–", 90),
         )
         for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
     ]
-    head = ("", "what", "phase", "op", "axis", "message bytes", "why", "source")
+    head = ("", "what", "phase", "op", "axis", f"{day.sizes} bytes", "why", "source")
     table = html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if rows else "<p>Nothing is sent for it.</p>"
-    return f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_NOTE, 0)}</p>'
+    return f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_note(day), 0)}</p>'
+
+
+def _note(day: ParameterDay) -> str:
+    return _NOTE.format("those on the wire," if day.sizes == "wire" else "those of the whole message,")
 
 
 def shards_of(day: ParameterDay) -> Sharding | None:
@@ -87,7 +93,7 @@ def moment_lines(day: ParameterDay) -> list[str]:
         if moment["op"]:
             over = f" over {moment['axis']}" if moment["axis"] else ""
             why = _why(moment)
-            text += f": {moment['op']}{over}, {format_bytes(moment['message_bytes'])}{f' ({why})' if why else ''}"
+            text += f": {moment['op']}{over}, {format_bytes(moment[f'{day.sizes}_bytes'])}{f' ({why})' if why else ''}"
         lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), 240))
     return lines
 

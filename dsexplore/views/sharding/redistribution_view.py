@@ -92,7 +92,7 @@ def _part(title: str, tensor: Placed, shared: Shared) -> str:
         for swatch, axis, meaning in zip(swatches, tensor.axes, meanings(tensor), strict=True)
     )
     picture = shard_picture.picture_html(tensor, shared, _BLOCKS, with_zoom=False)
-    return f"<div><h4>{title}</h4><p>{said}</p>{picture}</div>"
+    return f"<div><p><b>{title}</b></p><p>{said}</p>{picture}</div>"
 
 
 def _steps(shown: Redistribution, shared: Shared) -> str:
@@ -112,4 +112,4 @@ def _steps(shown: Redistribution, shared: Shared) -> str:
         for number, step in enumerate(shown.steps, 1)
     ]
     head = ("step", "axis", "ranks", "change", "collective", "message bytes", "wire bytes")
-    return f"<div><h4>→ in order</h4>{html.table(head, rows, left=(1, 3, 4))}</div>"
+    return f"<div><p><b>→ in order</b></p>{html.table(head, rows, left=(1, 3, 4))}</div>"

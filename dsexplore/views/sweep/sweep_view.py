@@ -108,7 +108,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
             line = "".join(_heat_cell(found.get((block, depth)), top, chosen) for depth in depths)
             groups += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
         groups += "</tbody>"
-    table = f'<table class="sweep"><thead><tr><th></th>{head}</tr></thead>{groups}</table>'
+    table = f'<table class="sweep"><thead><tr><th scope="col">block</th>{head}</tr></thead>{groups}</table>'
     return f'<div class="scroll">{table}</div>{_scale(top)}'
 
 

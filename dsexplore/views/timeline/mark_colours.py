@@ -28,15 +28,18 @@ class Colour:
 _GAPS = {WAITING: Colour(WAITING, "–", GREY, "#000"), WARM_UP: Colour(WARM_UP, "↑", f"{SKY}40", "currentColor")}
 
 
+def is_gap(colour: Colour) -> bool:
+    """Whether a colour is that of a pipeline's bubble or of its warm-up."""
+    return colour in _GAPS.values()
+
+
 def colours_of(timeline: Timeline) -> list[Colour]:
     """One per mark, in the order of `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
     names = timeline.marks
     if len(names) > MOST_MARKS:
         names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
-    return [
-        _GAPS[name] if name in _GAPS else _colour(timeline.coloured_by, name, number)
-        for number, name in enumerate(names)
-    ]
+    place = {name: number for number, name in enumerate(name for name in names if name not in _GAPS)}
+    return [_GAPS[name] if name in _GAPS else _colour(timeline.coloured_by, name, place[name]) for name in names]
 
 
 def _colour(kind: str, name: str, number: int) -> Colour:

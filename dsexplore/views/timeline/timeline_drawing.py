@@ -7,7 +7,7 @@ from itertools import groupby
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import Boxes, Coded, boxes, extent
-from dsexplore.views.timeline.mark_colours import Colour, colours_of
+from dsexplore.views.timeline.mark_colours import Colour, colours_of, is_gap
 from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, place, whole
 
 COLUMNS, LANES = 160, 24
@@ -45,8 +45,11 @@ def timeline_html(timeline: Timeline) -> str:
 def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
     """The key, the lanes and the axis; needs `STYLE`."""
     colours = colours_of(timeline)
-    key = "".join(_key(colour) for colour in colours[:_MOST_KEYS])
-    key += f"and {len(colours) - _MOST_KEYS:,} more" if len(colours) > _MOST_KEYS else ""
+    gaps = [colour for colour in colours if is_gap(colour)]
+    others = [colour for colour in colours if not is_gap(colour)]
+    key = "".join(_key(colour) for colour in others[:_MOST_KEYS])
+    key += f"and {len(others) - _MOST_KEYS:,} more " if len(others) > _MOST_KEYS else ""
+    key += "".join(_key(colour) for colour in gaps)
     lanes = _lanes(timeline, colours, most_lanes, columns)
     return f'<p class="dim">{html.escape(axis_text(timeline), 600)}. {key}</p>{lanes}'
 

@@ -40,8 +40,7 @@ white-space:nowrap}
 .dsx .row.head .c>*{font-size:var(--dsx-tiny)}
 .dsx .row .c.z{color:var(--dsx-dim)}
 .dsx .row .c.thinbar{flex-basis:6.17em;text-align:left}
-.dsx .row>.c.thinbar:has(.thin){align-self:center}
-.dsx .row>.thinbar>.thin{margin:0}
+.dsx .row>.c.thinbar:has(.thin){align-self:flex-start}
 .dsx .row .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
 .dsx .row .c.delta{flex-basis:7em}
 .dsx .row .c.wide{flex-basis:11em;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}

@@ -38,7 +38,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
         most: nodes that are drawn one by one.
     """
     sizes = world.to_each(axis).tolist()
-    recorded = set(world.tables.info.ranks) | set(world.tables.events["rank"].unique().to_list())
+    recorded = {*world.tables.info.ranks, *world.senders}
     peers: dict[int, list[str]] = defaultdict(list)
     for name, groups in world.groups.items():
         for rank in {rank for group in groups for rank in group} if axis in (None, name) else ():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import polars as pl
-
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -96,7 +94,7 @@ def map_html(
 
 def summary(world: WorldMap) -> str:
     """The world in one line."""
-    ranks = sorted(set(world.tables.events["rank"].unique().to_list()) or set(world.tables.info.ranks))
+    ranks = world.senders or world.tables.info.ranks
     whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
     nodes = f"{world.nodes:,} node{'s' if world.nodes > 1 else ''} of {world.ranks_per_node}"
@@ -109,18 +107,11 @@ def _words(world: WorldMap) -> str:
 
 
 def _level_lines(world: WorldMap) -> list[str]:
+    most = "" if world.is_even else "at most "
     return [
-        f"{html.plain(axis, 30)}, {level}: {format_bytes(size)} {_words(world)} to {_count(peers)}"
-        for axis, level, size, peers in levels(world).iter_rows()
+        f"{html.plain(axis, 30)}, {level}: {most}{format_bytes(size)} {_words(world)} to {_count(peers)}"
+        for axis, level, size, peers in world.levels
     ]
-
-
-def levels(world: WorldMap) -> pl.DataFrame:
-    """Columns: axis, level, bytes and peers, of the recorded rank that sends most there."""
-    place = {axis: i for i, axis in enumerate(world.axes)}
-    totals = world.links.group_by("axis", "level").agg(pl.col("bytes").max(), pl.col("peers").max())
-    order = pl.col("axis").replace_strict(place, default=len(place), return_dtype=pl.Int64)
-    return totals.sort(order, "level", descending=[False, True]).select("axis", "level", "bytes", "peers")
 
 
 def _count(peers: int) -> str:
@@ -184,8 +175,7 @@ def _cell(cell: Cell, top: float, groups: dict[int, int], place: str, picked: bo
 
 
 def _table(world: WorldMap, live: bool, link: int) -> str:
-    found = levels(world)
-    top = max(found["bytes"].to_list(), default=0) or 1
+    top = max((each.bytes for each in world.levels), default=0) or 1
     rows = [
         (
             html.name(axis, 40),
@@ -194,18 +184,14 @@ def _table(world: WorldMap, live: bool, link: int) -> str:
             format_bytes(size),
             f'<span class="level"><i style="width:{100 * size / top:.3g}%;background:{BLUE}"></i></span>',
         )
-        for axis, level, size, peers in found.iter_rows()
+        for axis, level, size, peers in world.levels
     ]
-    inside, between = (format_bytes(_most(world, level)) for level in (INSIDE, BETWEEN))
+    most = "" if world.is_even else "at most "
+    inside, between = (f"{most}{format_bytes(world.most[level])}" for level in (INSIDE, BETWEEN))
     total = f"<p>Per rank and step {inside} stay inside a node, {between} go between nodes.</p>"
-    head = ("axis", "links", "ranks sent to", f"{world.sizes} bytes per rank and step", "")
+    per = f"{world.sizes} bytes per rank and step{', at most' if most else ''}"
+    head = ("axis", "links", "ranks sent to", per, "")
     marks = [
         f' data-link="{i}" tabindex="0" aria-selected="{str(i == link).lower()}"' for i in range(len(rows)) if live
     ]
     return total + html.table(head, rows, left=(0, 1, 4), attributes=marks)
-
-
-def _most(world: WorldMap, level: str) -> int:
-    """What the recorded rank that sends most over links of that level sends over them."""
-    of_level = world.links.filter(pl.col("level") == level)
-    return max(of_level.group_by("rank").agg(pl.col("bytes").sum())["bytes"].to_list(), default=0)

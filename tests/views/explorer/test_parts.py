@@ -215,6 +215,9 @@ class TestParameter:
         for word in ("gathered", "freed", "gradient reduced"):
             assert word in explorer.widget.details
         assert "only what is sent for Net.1.weight in a step" in explorer.widget.status
+        for sizes in ("message", "wire"):
+            explorer.widget.sizes = sizes
+            assert f">{sizes} bytes</th>" in explorer.widget.details
         send(explorer, type="drop", part="parameter")
         assert len(explorer.selection) == 6
         assert "freed" not in explorer.widget.details

@@ -9,6 +9,8 @@ from torch.distributed.fsdp import fully_shard
 
 import dsexplore
 from dsexplore.analysis.parameter_day import ParameterDay
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,17 @@ def test_the_page_has_the_moments_and_the_picture(day: ParameterDay) -> None:
     assert html.index("gradient reduced") < html.index("<svg") if "<svg" in html else "gradient reduced" in html
     assert html.count("gathered") >= 1
     assert "dp=4" in html
+
+
+def test_bytes_are_those_on_the_wire_unless_message_bytes_are_asked_for(day: ParameterDay) -> None:
+    for sizes, text in (("wire", "192 B"), ("message", "256 B")):
+        bundle = Trace(day.tables).parameter_day("0.weight", sizes=sizes)._repr_mimebundle_()
+        assert f"all_gather over dp, {text} (" in bundle["text/plain"]
+        assert f">{sizes} bytes</th>" in bundle["text/html"]
+        assert f">{text}</td>" in bundle["text/html"]
+    assert day.sizes == "wire"
+    with pytest.raises(UsageError, match="sizes='both'"):
+        Trace(day.tables).parameter_day("0.weight", sizes="both")
 
 
 def test_a_plain_parameter_has_no_picture() -> None:

@@ -45,6 +45,24 @@ def test_the_drawing_has_a_cell_per_rank(world: WorldMap) -> None:
     assert "1.8 KiB stay inside a node, 1 KiB go between nodes" in html
 
 
+def test_ranks_that_send_unlike_amounts_are_said_to_send_at_most_so_much() -> None:
+    traces = []
+    for rank in (0, 1):
+        with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
+            dist.all_reduce(torch.ones(256))
+            if rank:
+                dist.send(torch.ones(256), 0)
+            else:
+                dist.recv(torch.ones(256), 1)
+                dist.send(torch.ones(256), 1)
+        traces.append(trace)
+    for shown, most in ((Trace.merge(traces), "at most "), (traces[0], "")):
+        bundle = shown.world_map()._repr_mimebundle_()
+        assert f"inside a node: {most}3 KiB on the wire" in bundle["text/plain"]
+        assert f"Per rank and step {most}3 KiB stay inside a node, {most}0 B go between nodes." in bundle["text/html"]
+        assert ("per rank and step, at most" in bundle["text/html"]) == bool(most)
+
+
 def test_alike_nodes_of_a_large_world_are_one() -> None:
     world = world_of(2048)
     nodes = node_boxes(world)

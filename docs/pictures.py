@@ -1,0 +1,283 @@
+"""Pictures of every view on four real models, light and dark, 1440 and 800 wide, for a person to look through.
+
+The models: a Llama with tensor parallelism and FSDP2, a pipeline of four stages, a Mixtral with expert parallelism, and
+DDP on four real ranks. Each page is examined by axe-core, and for what it cuts off without a cue; the violations are
+printed, and the exit status is 1 where there is one. A widget stands in a bare page, filled by its own Python.
+
+Usage: python docs/pictures.py FOLDER [part of a name …]   (about four minutes on two cores)
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from playwright.sync_api import sync_playwright
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+import dsexplore
+from dsexplore import Trace
+from dsexplore.aio import SweepResult
+from dsexplore.comm.logger import CommsLogger
+from dsexplore.comm.logger_config import CommsLoggerConfig
+
+ROOT = Path(__file__).parents[1]
+WIDTHS = (1440, 800)
+SMALL: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048, "use_cache": False}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """One step of a language model."""
+    tokens = torch.randint(0, 2048, (2, 512))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+
+
+def llama(layers: int = 8, **shape: int) -> Trace:
+    """A Llama on eight ranks: tensor parallelism and FSDP2."""
+    column, row = ColwiseParallel, RowwiseParallel
+    plan: dict[str, Any] = {f"self_attn.{k}_proj": column() for k in "qkv"} | {"self_attn.o_proj": row()}
+    plan |= {"mlp.gate_proj": column(), "mlp.up_proj": column(), "mlp.down_proj": row()}
+    sizes = {"hidden_size": 512, "intermediate_size": 1376, **shape}
+    with dsexplore.simulate(mesh="dp=2,tp=4", fake=True) as mesh:
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **sizes, **SMALL))
+        for layer in model.model.layers:
+            parallelize_module(layer, mesh["tp"], plan)
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        with dsexplore.commtrace(costs=True) as trace:
+            train(model, optimizer)
+    return trace
+
+
+class Experts(nn.Module):
+    """A Mixtral block whose experts are divided among the ranks of an axis: tokens travel to their expert and back."""
+
+    def __init__(self, block: Any, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.gate, self.group = block.gate, group
+        width, inner = block.experts.down_proj.shape[1:]
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.gate(x.flatten(0, 1))[0].softmax(-1).amax(-1, keepdim=True)
+        rows = x.flatten(0, 1).repeat_interleave(2, 0)
+        sent = functional.all_to_all_single_autograd(rows, None, None, self.group)
+        back = functional.all_to_all_single_autograd(self.down(self.up(sent).relu()), None, None, self.group)
+        return (back.view(*weights.shape[:-1], 2, -1).sum(-2) * weights).view_as(x)
+
+
+def mixtral() -> Trace:
+    """A Mixtral on sixteen ranks: expert parallelism and FSDP2."""
+    with dsexplore.simulate(mesh="dp=2,ep=8", fake=True) as mesh:
+        config = MixtralConfig(
+            hidden_size=256, intermediate_size=512, num_hidden_layers=6, num_local_experts=8, **SMALL
+        )
+        model = MixtralForCausalLM(config)
+        for layer in model.model.layers:
+            layer.mlp = Experts(layer.mlp, mesh["ep"].get_group())
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        with dsexplore.commtrace(costs=True) as trace:
+            train(model, optimizer)
+    return trace
+
+
+def pipeline() -> Trace:
+    """Four stages of a pipeline and eight microbatches, all ranks."""
+    traces = []
+    for rank in range(4):
+        with dsexplore.simulate(mesh="pp=4", rank=rank) as mesh, dsexplore.commtrace(costs=True) as trace:
+            block = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
+            example = (torch.ones(2, 256, requires_grad=True),)
+            stage = PipelineStage(block, rank, 4, torch.device("cpu"), example, example, group=mesh.get_group())
+            schedule = Schedule1F1B(stage, 8, loss_fn=nn.MSELoss())
+            given = (torch.ones(16, 256),) if rank == 0 else ()
+            schedule.step(*given, **({"target": torch.ones(16, 256)} if rank == 3 else {}))
+        traces.append(trace)
+    return Trace.merge(traces)
+
+
+def replica(folder: str) -> None:
+    """What each rank of `real_ddp` does: three steps, of which rank 2 begins late."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(4)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    model(torch.ones(8, 512)).sum().backward()  # DDP settles its buckets in its second step
+    with dsexplore.commtrace(save=folder) as trace:
+        for _ in range(3):
+            time.sleep(0.05 if dist.get_rank() == 2 else 0)
+            model(torch.ones(8, 512)).sum().backward()
+            trace.step()
+
+
+def real_ddp() -> Trace:
+    """DDP on four processes with a gloo group, measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        dsexplore.run_ranks(replica, 4, args=(folder,)).check()
+        return dsexplore.load(folder)
+
+
+def log() -> Any:
+    """What the log of communication calls shows."""
+    kept = CommsLogger(CommsLoggerConfig(enabled=True), epoch=0)
+    for number in range(40):
+        kept.append("all_reduce", "all_reduce", 4.0 + number % 7, 8_000_000 << (number % 3), group_size=8)
+        kept.append("all_gather", "all_gather_into_tensor", 2.0 + number % 3, 1_000_000, group_size=8)
+    kept.append("barrier", "barrier", latency=0.5, msg_size=0, group_size=8)
+    return kept.summary()
+
+
+def sweep(folder: str) -> SweepResult:
+    """A small sweep of the disk under ``folder``."""
+    from dsexplore import aio
+
+    return aio.sweep(
+        folder, "32MiB", 12, queue_depth=[2, 8], block_size=[1 << 18, 1 << 20], thread_count=[1, 2],
+        single_submit=[False], overlap_events=[True], progress=False,
+    )  # fmt: skip
+
+
+def plan(mesh: str = "dp=2,tp=4") -> Any:
+    """Where the parameters of some Llama layers lie."""
+    held: dict[str, Any] = {"tok_embeddings.weight": ((128256, 4096), "_S(0, 4), S(0)")}
+    for layer in range(4):
+        held |= {
+            f"layers.{layer}.attention.wq.weight": ((4096, 4096), "_S(0, 4), S(0)"),
+            f"layers.{layer}.attention.wo.weight": ((4096, 4096), "S(0), S(1)"),
+            f"layers.{layer}.attention_norm.weight": ((4096,), "S(0), R"),
+        }
+    return dsexplore.sharding(held, mesh=mesh, dtype="bfloat16")
+
+
+def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(name, what makes it) of everything that is drawn; what several need is made once, when it is first needed."""
+    made: dict[str, Any] = {}
+
+    def of(name: str) -> Any:
+        makers: dict[str, Callable[[], Any]] = {
+            "llama": llama, "mixtral": mixtral, "pipeline": pipeline, "ddp": real_ddp,
+            "wide llama": lambda: llama(4, hidden_size=1024), "sweep": lambda: sweep(folder),
+        }  # fmt: skip
+        if name not in made:
+            made[name] = makers[name]()
+        return made[name]
+
+    def explorer(name: str, parameter: str = "") -> Any:
+        shown = of(name).explore(opened=("timeline", "map"))
+        if parameter:
+            shown.parameter(parameter)
+        return shown
+
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    for name in ("llama", "mixtral", "pipeline", "ddp"):
+        yield f"trace {name}", lambda name=name: of(name)
+        yield f"explorer {name}", lambda name=name: explorer(name)
+        yield f"timeline {name}", lambda name=name: of(name).timeline()
+        yield f"world map {name}", lambda name=name: of(name).world_map(ranks_per_node=4)
+        yield f"interactive {name}", lambda name=name: ("interactive", of(name))
+    yield "explorer with a parameter", lambda: explorer("llama", weight)
+    yield "stages", lambda: of("pipeline").timeline(lanes="stage")
+    yield "stages explorer", lambda: of("pipeline").timeline(lanes="stage").explore()
+    yield "timeline explorer", lambda: of("ddp").timeline().explore()
+    yield "predicted timeline", lambda: of("llama").timeline(cluster="dgx-h100")
+    yield "parameter", lambda: of("llama").parameter_day(weight)
+    yield "findings", lambda: of("llama").findings()
+    yield "headline", lambda: of("mixtral").headline()
+    yield "diff", lambda: of("llama").diff(of("wide llama"))
+    yield "prediction", lambda: of("llama").predict("dgx-h100")
+    yield "sharding", lambda: dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")
+    yield "sharding of a model", plan
+    yield "sharding on 16,384 ranks", lambda: dsexplore.sharding((53248, 16384), "S(0), S(1)", "dp=2048,tp=8")
+    yield "redistribution", lambda: dsexplore.sharding((16, 8), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)")
+    yield "log", log
+    yield "sweep", lambda: of("sweep")
+
+
+def helpers(name: str) -> ModuleType:
+    """A module of the browser tests."""
+    path = ROOT / "tests" / "browser" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"browser_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def show(page: Any, one: Any, file: Path, tests: ModuleType) -> None:
+    """Draw a view in a page: the file that it writes, or its widget."""
+    if hasattr(one, "widget"):
+        tests.draw(page, one.widget, "h1{position:absolute;clip-path:inset(50%)}")
+        page.wait_for_selector(".dsx-plot[data-drawn],canvas[data-drawn]")
+        return
+    options = {"interactive": True} if isinstance(one, tuple) else {}
+    page.goto((one[1] if isinstance(one, tuple) else one).to_html(file, **options).as_uri())
+    if options:
+        page.wait_for_selector("canvas[data-drawn]")
+
+
+def picture(page: Any, one: Any, path: Path, tests: ModuleType, file: Path) -> list[str]:
+    """Take a picture of a view as it is in the page's theme and width; returns what is wrong with it."""
+    show(page, one, file, tests)
+    page.wait_for_timeout(150)
+    width = page.viewport_size["width"]
+    page.set_viewport_size({"width": width, "height": page.evaluate("document.body.offsetHeight") + 30})
+    page.wait_for_timeout(150)
+    page.screenshot(path=path)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    page.evaluate(tests.axe())
+    return [*page.evaluate(tests.AXE, tests.RULES), *page.evaluate(tests.CUT)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="only views whose name contains one of these")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    tests, faults, taken = helpers("test_accessibility"), 0, 0
+    start = helpers("conftest")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=start.chromium(), args=start.ARGUMENTS, ignore_default_args=["--hide-scrollbars"]
+        )
+        page = browser.new_context(bypass_csp=True, viewport={"width": 1440, "height": 900}).new_page()
+        page.on("pageerror", lambda error: print(f"  script error: {error}"))
+        for name, make in views(folder):
+            if options.names and not any(part in name for part in options.names):
+                continue
+            one = make()
+            for dark in (False, True):
+                page.emulate_media(color_scheme="dark" if dark else "light")
+                for width in WIDTHS:
+                    page.set_viewport_size({"width": width, "height": 900})
+                    path = options.folder / f"{name.replace(' ', '_')}_{width}_{'dark' if dark else 'light'}.png"
+                    wrong = picture(page, one, path, tests, Path(folder) / "shown.html")
+                    faults, taken = faults + len(wrong), taken + 1
+                    print(path.name, *(f"\n  {fault}" for fault in wrong), flush=True)
+        browser.close()
+    print(f"{taken} pictures in {options.folder}, {faults} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
