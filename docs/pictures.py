@@ -202,6 +202,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "findings", lambda: of("llama").findings()
     yield "headline", lambda: of("mixtral").headline()
     yield "diff", lambda: of("llama").diff(of("wide llama"))
+    yield "diff explorer", lambda: of("llama").diff(of("wide llama")).explore()
     yield "prediction", lambda: of("llama").predict("dgx-h100")
     yield "sharding", lambda: dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")
     yield "sharding of a model", plan

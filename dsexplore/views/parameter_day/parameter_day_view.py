@@ -7,6 +7,7 @@ from typing import Any
 from dsexplore.analysis.parameter_day import ParameterDay
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.plan import sharding
+from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.sharding_view import ShardingView
@@ -37,9 +38,12 @@ class ParameterDayView(View):
         return html.fragment(day_html(self._day)) + (ShardingView(plan).html() if plan is not None else "")
 
     def explore(self) -> Any:
-        """The explorer of its shards."""
-        plan = shards_of(self._day)
-        return ShardingView(plan).explore() if plan is not None else super().explore()
+        """The explorer of its trace, in which it is picked: ``.selection`` is what is sent for it."""
+        from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
+
+        explorer = Explorer(Trace(self._day.tables), sizes=self._day.sizes)
+        explorer.parameter(self._day.name)
+        return explorer
 
 
 def day_html(day: ParameterDay) -> str:

@@ -107,6 +107,22 @@ class TraceDiffView(View):
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, cluster))
 
+    def explore(self, lanes: str | None = None, colours: str | None = None) -> Any:
+        """The static view, and a step of both on one scale, to be zoomed and brushed.
+
+        ``.selection`` is the `Trace` of what is chosen, ``.before`` and ``.after`` that of each side.
+
+        Args:
+            lanes: as of `TraceDiff.timeline`.
+            colours: as of `TraceDiff.timeline`.
+
+        Raises:
+            UsageError: no such lanes or colours.
+        """
+        from dsexplore.views.trace.diff_explorer import DiffExplorer  # anywidget is loaded when asked for
+
+        return DiffExplorer(self._diff, lanes, colours)
+
     def _predicted(self, cluster: Any) -> tuple[Prediction, ...]:
         """The predictions of both; none without a cluster."""
         if cluster is None:

@@ -60,3 +60,10 @@ def test_a_plain_parameter_has_no_picture() -> None:
     html = trace.parameter_day("Linear.weight")._repr_mimebundle_()["text/html"]
     assert "Nothing is sent for it." in html
     assert "a plain tensor, whole on each rank" in html
+
+
+def test_its_explorer_has_it_picked(day: ParameterDay) -> None:
+    explorer = day.explore()
+    assert explorer.selection.events.equals(day.trace.events)
+    assert 0 < len(explorer.selection) <= len(Trace(day.tables))
+    assert "only what is sent for" in explorer.widget.status

@@ -198,3 +198,19 @@ def test_numbers_of_several_ranks_and_steps_are_per_rank_and_step(traces: Module
     assert many == one
     same = traces.timed(ranks=2, steps=2).diff(traces.timed(ranks=4, steps=1))
     assert "Both communicate the same" in text_of(same)
+
+
+def test_what_is_chosen_of_both_is_a_trace_of_each(traces: ModuleType) -> None:
+    before, after = traces.layered(4), traces.layered(4, odd=1)
+    explorer = before.diff(after).explore()
+    assert (len(explorer.before), len(explorer.after)) == (len(before), len(after))
+    assert explorer.before.events.equals(before.events)
+    assert len(explorer.chosen) == len(before.diff(after)) > 0
+    explorer.select(0, 2.5)
+    assert explorer.before.events.equals(before.events.head(3))
+    assert explorer.after.events.equals(after.events.head(3))
+    assert len(explorer.selection) == 6
+    explorer.clear()
+    assert len(explorer.selection) == len(before) + len(after)
+    with pytest.raises(UsageError, match="lanes"):
+        before.diff(after).explore(lanes="nope")

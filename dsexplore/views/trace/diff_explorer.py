@@ -1,0 +1,56 @@
+"""`DiffExplorer`: a step of two traces on one scale, zoomed and brushed; what is chosen of each is a `Trace`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+from IPython.display import display
+
+from dsexplore.trace.trace import Trace, TraceDiff
+from dsexplore.views.timeline.boxes import Mask
+from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
+
+
+class DiffExplorer(TimelineExplorer):
+    """The live timeline of both, below the static view of their difference; see `TimelineExplorer` for its keys.
+
+    `selection` has the chosen events of both; `before` and `after` have those of each, and `chosen` is their diff.
+
+    Args:
+        diff: what to explore.
+        lanes: as of `TraceDiff.timeline`.
+        colours: as of `TraceDiff.timeline`.
+    """
+
+    def __init__(self, diff: TraceDiff, lanes: str | None = None, colours: str | None = None) -> None:
+        self.diff = diff
+        super().__init__(diff.timeline(lanes, colours))
+        rows = self.timeline.spans.filter(pl.col("lane").str.starts_with("A · "))["row"].drop_nulls()
+        self._of_before: Mask = np.zeros(self.timeline.tables.events.height, bool)
+        self._of_before[rows.to_list()] = True
+
+    @property
+    def before(self) -> Trace:
+        """The chosen events of the first trace, A."""
+        return self._side(self.diff.before, self._of_before)
+
+    @property
+    def after(self) -> Trace:
+        """The chosen events of the second trace, B."""
+        return self._side(self.diff.after, ~self._of_before)
+
+    @property
+    def chosen(self) -> TraceDiff:
+        """What the chosen events of B communicate more and less than those of A."""
+        return self.before.diff(self.after)
+
+    def _side(self, whole: Trace, own: Mask) -> Trace:
+        mask = self._mask()
+        kept = own if mask is None else own & mask
+        return Trace(replace(whole.tables, events=self.timeline.tables.events.filter(pl.Series(kept))))
+
+    def _ipython_display_(self) -> None:
+        display(self.diff)
+        super()._ipython_display_()
