@@ -39,9 +39,7 @@ class ParameterDayView(View):
 
     def explore(self) -> Any:
         """The explorer of its trace, in which it is picked: ``.selection`` is what is sent for it."""
-        from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
-
-        explorer = Explorer(Trace(self._day.tables), sizes=self._day.sizes)
+        explorer = Trace(self._day.tables).explore(sizes=self._day.sizes)
         explorer.parameter(self._day.name)
         return explorer
 

@@ -187,7 +187,8 @@ def _table(world: WorldMap, live: bool, link: int) -> str:
         for axis, level, size, peers in world.levels
     ]
     most = "" if world.is_even else "at most "
-    inside, between = (f"{most}{format_bytes(world.most[level])}" for level in (INSIDE, BETWEEN))
+    sizes = world.most[INSIDE], world.most[BETWEEN]
+    inside, between = (f"{most if size else ''}{format_bytes(size)}" for size in sizes)
     total = f"<p>Per rank and step {inside} stay inside a node, {between} go between nodes.</p>"
     per = f"{world.sizes} bytes per rank and step{', at most' if most else ''}"
     head = ("axis", "links", "ranks sent to", per, "")

@@ -59,7 +59,7 @@ def test_ranks_that_send_unlike_amounts_are_said_to_send_at_most_so_much() -> No
     for shown, most in ((Trace.merge(traces), "at most "), (traces[0], "")):
         bundle = shown.world_map()._repr_mimebundle_()
         assert f"inside a node: {most}3 KiB on the wire" in bundle["text/plain"]
-        assert f"Per rank and step {most}3 KiB stay inside a node, {most}0 B go between nodes." in bundle["text/html"]
+        assert f"Per rank and step {most}3 KiB stay inside a node, 0 B go between nodes." in bundle["text/html"]
         assert ("per rank and step, at most" in bundle["text/html"]) == bool(most)
 
 
