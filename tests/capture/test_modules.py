@@ -12,6 +12,7 @@ import torch
 from small_models import D, FeedForward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
@@ -275,3 +276,15 @@ def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:
     assert "around Unreadable" in message
     assert "no list of my parts" in message
     assert calls(hooks.modules) == {"Unreadable": 2}
+
+
+def test_hooks_of_the_users_own_keep_their_numbers(modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch numbers hooks from 0: ours stand beside them, whatever numbers those have."""
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)
+    model, called = nn.Linear(2, 2), []
+    for number in range(3):
+        model.register_forward_hook(lambda *_, number=number: called.append(number))
+    model(torch.ones(1, 2))
+    assert called == [0, 1, 2]
+    assert {0, 1, 2} <= model._forward_hooks.keys()
+    assert modules.own_calls.open == []  # the hook that ends a call has run
