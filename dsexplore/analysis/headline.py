@@ -175,7 +175,8 @@ class Headline(Displayable):
             shown.append(
                 f"{format_bytes(sum(size for _, size in parts[_MOST_AXES:]))} on {len(parts) - _MOST_AXES} more"
             )
-        by_axis = f", all on {parts[0][0]}" if len(parts) == 1 else f": {listed(shown)}"
+        all_on = f"on {parts[0][0]}" if frame["axis"][0] else "in groups that are no axis of a mesh"
+        by_axis = f", all {all_on}" if len(parts) == 1 else f": {listed(shown)}"
         yield Sentence(
             "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
         )
@@ -203,10 +204,15 @@ class Headline(Displayable):
         events = self.step_events.filter(pl.col("owner").is_in(its_owners.implode()))
         many = f" (×{modules:,})" if modules > 1 else ""
         where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
-        share = self.ranks * self.steps
-        part = "All of it" if size == total else f"Most, {format_bytes(size / share)} ({100 * size / total:.0f} %),"
+        part = f"{format_bytes(size / self.ranks / self.steps)} ({100 * size / total:.0f} %)"
+        if size == total:
+            sent = f"All of it is for {where}{many}"
+        elif 2 * size > total:
+            sent = f"Most, {part}, is for {where}{many}"
+        else:
+            sent = f"No module sends more than {where}{many}, {part}"
         first = str(events["owner"][0])
-        text = f"{part} is for {where}{many}: {listed(doings(events, size))}."
+        text = f"{sent}: {listed(doings(events, size))}."
         yield Sentence("module", text, _positions(events), first)
 
     def _finding(self) -> Iterator[Sentence]:

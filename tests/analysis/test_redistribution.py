@@ -103,7 +103,7 @@ def test_it_shows_both_with_the_collectives_between() -> None:
         "  dp: S(0)→R by all_gather of 4 ranks, 192 B message, 144 B on the wire",
     ]
     html = bundle["text/html"]
-    before, steps, after = html.index("<h4>before</h4>"), html.index("all_gather</bdi>"), html.index("<h4>after</h4>")
+    before, steps, after = html.index("<b>before</b>"), html.index("all_gather</bdi>"), html.index("<b>after</b>")
     assert before < steps < after
     assert html[before:steps].count('<div class="who h0 h1"') == 1  # both tp ranks of dp 0
     assert html[after:].count('<div class="who h0 h2 h4 h6"') == 1  # all dp ranks of tp 0

@@ -17,6 +17,8 @@ from dsexplore.trace.tables import Tables
 REDISTRIBUTE = "redistribute "
 """The beginning of the cause of a redistribute that the program asked for."""
 BY_PLACE = ("place", "op", "axis", "line")
+_MOST_NAMED = 4
+"""Values that a finding names, of a column in which its events differ."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,7 @@ def _finding(
     per: str,
 ) -> Finding:
     """The finding of one row of totals; ``share``: the ranks, or ranks times steps, that they are divided by."""
-    named = {
-        name: value if isinstance(value, str) else ", ".join(value[:4])
-        for name, value in row.items()
-        if name in BY_PLACE
-    }
+    named = {name: _named(name, row[name]) for name in BY_PLACE}
     if len(row["owners"]) == 1 and row["owners"][0]:
         named["place"] = row["owners"][0]
     count = row["count"] / share
@@ -186,6 +184,19 @@ def _finding(
         rows=pl.Series(row["row"], dtype=pl.Int64).to_numpy(),
         per=per,
     )
+
+
+def _named(column: str, value: str | list[str]) -> str:
+    """A value of `BY_PLACE`, or the first of several; lines of one file have its name once: ``"model.py:3, 7"``."""
+    if isinstance(value, str):
+        return value
+    if column != "line":
+        return ", ".join(value[:_MOST_NAMED])
+    of_file: dict[str, list[str]] = {}
+    for line in value[:_MOST_NAMED]:
+        file, _, number = line.rpartition(":")
+        of_file.setdefault(file, []).append(number)
+    return ", ".join(f"{file}:{', '.join(numbers)}" if file else numbers[0] for file, numbers in of_file.items())
 
 
 def calls(count: float, ops: str) -> str:

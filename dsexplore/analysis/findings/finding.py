@@ -16,7 +16,7 @@ from dsexplore.trace.trace import Trace
 COLUMNS: dict[str, pl.DataType] = {
     "rule": pl.String(),  # name of the rule, that of its file
     "module": pl.String(),  # one module, or a place with its numbered siblings together: "Llama.layers.*.mlp"
-    "source": pl.String(),  # "file:line"
+    "source": pl.String(),  # "file:line", or "file:line, line" where several send the same
     "op": pl.String(),
     "axis": pl.String(),
     "per": pl.String(),  # what count and bytes are per: "rank and step", or "rank" for what start-up sends

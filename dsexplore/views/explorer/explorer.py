@@ -18,6 +18,7 @@ from IPython.display import display
 
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.parameter_day import parameter_day
+from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.near_names import did_you_mean
 from dsexplore.signatures import with_options
@@ -39,6 +40,7 @@ from dsexplore.views.trace.figure_spec import Spec, finished
 from dsexplore.views.trace.figures import KINDS, figure_of, module_heatmap, top_of, why_empty
 from dsexplore.views.trace.headline_view import filter_by, headline_html
 from dsexplore.views.trace.pivot import Mask
+from dsexplore.views.trace.time_columns import time_columns
 from dsexplore.views.trace.trace_page import trace_text, twin_html
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 
@@ -71,9 +73,9 @@ def _in_one_message(change: Change) -> Change:
     return cast("Change", changed)
 
 
-def _headline_of(headline: Headline, axes: list[str]) -> str:
+def _headline_of(headline: Headline, axes: list[str], prediction: Prediction | None) -> str:
     """The bar and the sentences, each with a button that chooses its events."""
-    shown = headline_html(headline, filter_by, axes)
+    shown = headline_html(headline, filter_by, axes, prediction)
     return f'<div class="dsx">{shown}</div>' if shown else ""
 
 
@@ -88,6 +90,7 @@ class Explorer:
         height: of the tree, in pixels.
         sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
         opened: the parts that are open at first, of ``"timeline"`` and ``"map"``.
+        cluster: for which the tree and the headline show predicted seconds; see `Trace.predict`.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Explorer:
         height: int = 420,
         sizes: str = WIRE,
         opened: Collection[str] = (timeline_panel.PART,),
+        cluster: Any = None,
     ) -> None:
         if figure not in KINDS:
             raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
@@ -108,6 +112,8 @@ class Explorer:
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables, sizes=sizes)
         self._headline = Headline(self._trace.tables)
+        self._prediction = self._trace.predict(cluster) if cluster is not None else None
+        predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
         self._lanes = TimelinePanel(self._trace.tables, sizes)
         self._map = MapPanel(self._codes)
         self._tops: dict[tuple[str, str], float] = {}
@@ -122,12 +128,12 @@ class Explorer:
             sizes=sizes,
             height=height,
             opened=[part for part in PARTS if part in opened],
-            headline=_headline_of(self._headline, self._codes.tree.axes),
-            **rows_of(self._codes),
+            headline=_headline_of(self._headline, self._codes.tree.axes, self._prediction),
+            **rows_of(self._codes, predicted),
         )
-        self._rows = ModuleRows(self._codes, self.widget)
+        self._rows = ModuleRows(self._codes, self.widget, predicted)
         self._chosen = Chosen(self._codes, self._rows, Passed(self._codes, Filters()))
-        self._rows.fill(self._chosen.passed.sums)
+        self._rows.fill(self._chosen.passed)
         self._draw()
         self._draw_parts()
         self._describe()
@@ -282,7 +288,7 @@ class Explorer:
     def _set_filters(self, filters: Filters) -> None:
         self._chosen.filter(filters)
         self._draw()
-        self._rows.fill(self._chosen.passed.sums)
+        self._rows.fill(self._chosen.passed)
         self._draw_parts()
         self._describe()
 
@@ -295,7 +301,7 @@ class Explorer:
 
     @_in_one_message
     def _on_folding(self) -> None:
-        self._rows.fill(self._chosen.passed.sums)
+        self._rows.fill(self._chosen.passed)
         if self.widget.selected >= 0:
             self._on_selected()
 
@@ -456,8 +462,8 @@ class Explorer:
             self.widget.brushed = self._lanes.brushed(self._chosen.mask)
 
     def _ipython_display_(self) -> None:
-        twin = _ABSENT + twin_html(self._codes, self._headline)
+        twin = _ABSENT + twin_html(self._codes, self._headline, self._prediction)
         self.widget.twin = html.content_id(twin)
         static = f'<div class="dsx-twin {self.widget.twin}">{twin}</div>'
-        _display({"text/html": static, "text/plain": trace_text(self._trace.tables)}, raw=True)
+        _display({"text/html": static, "text/plain": trace_text(self._headline)}, raw=True)
         _display(self.widget)

@@ -16,7 +16,7 @@ from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.world_map.node_boxes import node_boxes
-from dsexplore.views.world_map.world_map_view import map_html
+from dsexplore.views.world_map.world_map_view import Look, map_html
 
 PART = "map"
 """The name of this part among those that something is picked in; see `Filters.picks`."""
@@ -74,7 +74,8 @@ class MapPanel:
         world = replace(self.world(mask), axis=axis)
         self._shown, links = world, [(each.axis, each.level) for each in world.levels]
         link = links.index(self._link) if self._link in links else -1
-        return f'<div class="dsx">{map_html(world, self._tops[sizes], True, self._ranks, link)}</div>'
+        look = Look(self._tops[sizes], True, self._ranks, link, self._codes.tree.axes)
+        return f'<div class="dsx">{map_html(world, look)}</div>'
 
     def cell(self, place: str) -> tuple[int, ...]:
         """The ranks of a clicked cell: ``"3.5"`` is the sixth of the fourth node that is drawn."""

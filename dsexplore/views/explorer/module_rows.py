@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from dsexplore.views.explorer.filters import Passed
 from dsexplore.views.explorer.folded_rows import FoldedRows
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
-from dsexplore.views.trace.pivot import Sums
+from dsexplore.views.trace.time_columns import TimeColumn, measured_columns
 from dsexplore.views.widgets.tree_widget import TreeWidget
 
 _LONGEST_LABEL = 2000
@@ -20,8 +22,8 @@ _LONGEST_LABEL = 2000
 class ModuleRows:
     """One row per module in preorder; in the folded tree, the first of several that are the same stands for all."""
 
-    def __init__(self, codes: EventCodes, widget: TreeWidget) -> None:
-        self._codes = codes
+    def __init__(self, codes: EventCodes, widget: TreeWidget, predicted: Sequence[TimeColumn] = ()) -> None:
+        self._codes, self._predicted = codes, predicted
         self._folded = FoldedRows(codes.tree, codes.folding)
         self.widget = widget
 
@@ -62,16 +64,18 @@ class ModuleRows:
         """The row that stands for this one."""
         return self._folded.shown(row) if self.widget.folding else row
 
-    def fill(self, sums: Sums) -> None:
-        """Show what the modules sent under a filter."""
-        tree, sent = self._codes.tree, self._codes.columns(sums)
+    def fill(self, passed: Passed) -> None:
+        """Show what the modules sent under a filter, and what that took; what is predicted is of the whole step."""
+        tree, sent = self._codes.tree, self._codes.columns(passed.sums)
         held = tree.global_bytes, tree.local_bytes
+        took = None if self._codes.seconds is None else self._codes.took(passed.mask)
+        times = [*([] if took is None else [took]), *(column.seconds for column in self._predicted)]
         bars = np.zeros(len(tree))  # the browser draws them from the axes' columns
-        columns = np.vstack([sent.count, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
+        columns = np.vstack([sent.count, *times, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
         self.widget.set_values(self._folded.sums(columns) if self.widget.folding else columns)
 
 
-def rows_of(codes: EventCodes) -> dict[str, Any]:
+def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str, Any]:
     """The traits of a `TreeWidget` that shows these modules."""
     tree, folded = codes.tree, FoldedRows(codes.tree, codes.folding)
     types = sorted(set(tree.types))
@@ -85,18 +89,20 @@ def rows_of(codes: EventCodes) -> dict[str, Any]:
         "types": [html.printable(name)[:200] for name in types],
         "folded": {str(rows[0]): [folded.label(rows[0]), list(rows)] for rows in folded.folds},
         "notes": _placements(codes),
-        "titles": _titles(codes),
+        "titles": _titles(codes, predicted),
         "axes": len(tree.axes),
         "structure": np.ascontiguousarray(np.stack(columns, axis=1), np.int32).tobytes() if len(tree) else b"",
     }
 
 
-def _titles(codes: EventCodes) -> list[list[str]]:
-    """[title, unit] of each column, in the order of `ModuleRows.fill`."""
+def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str]]:
+    """[title, unit, explanation] of each column, in the order of `ModuleRows.fill`."""
     axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
     phases = [str(phase) for phase in codes.facets["phase"].labels]
     sizes = (*axes, *phases, "own", "all params", "per rank")
-    return [["count", "count"], ["bytes", "bytes"], ["share", "bar"], *([title, "bytes"] for title in sizes)]
+    times = [[each.title, "seconds", each.explanation] for each in (*measured_columns(codes), *predicted)]
+    first = [["count", "count", ""], *times, ["bytes", "bytes", ""], ["share", "bar", ""]]
+    return [*first, *([title, "bytes", ""] for title in sizes)]
 
 
 def _placements(codes: EventCodes) -> dict[str, str]:

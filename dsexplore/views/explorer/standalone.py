@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.places import OUTSIDE
-from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.filters import FACETS, lists
 from dsexplore.views.explorer.module_rows import rows_of
 from dsexplore.views.page import html
@@ -30,6 +30,7 @@ from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, START_UP, EventCo
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import facet
 from dsexplore.views.trace.headline_view import filter_by, headline_html
+from dsexplore.views.trace.time_columns import TimeColumn, time_columns
 from dsexplore.views.widgets import script
 from dsexplore.views.widgets.explorer_widget import EXPLORER_SCRIPTS, EXPLORER_STYLE
 
@@ -45,23 +46,25 @@ standalone(document.getElementById("dsx-events").textContent, place).then((model
 """
 
 
-def standalone_page(trace: Trace, static: str, sizes: str = WIRE) -> str:
+def standalone_page(headline: Headline, static: str, sizes: str = WIRE, prediction: Prediction | None = None) -> str:
     """One HTML document.
 
     Args:
-        trace: what it shows.
+        headline: of the trace that it shows.
         static: the HTML below, which stands alone where no JavaScript runs.
         sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
+        prediction: whose seconds the tree and the headline show.
 
     Raises:
         UsageError: more events than a browser can filter, or no such sizes.
     """
-    if len(trace) > MOST_EVENTS:
+    events = headline.tables.events.height
+    if events > MOST_EVENTS:
         raise UsageError(
-            f"to_html(interactive=True): {len(trace):,} events are too many to be filtered without a kernel; write a "
+            f"to_html(interactive=True): {events:,} events are too many to be filtered without a kernel; write a "
             f"part of at most {MOST_EVENTS:,}, such as trace.where(step=0), or the static page without interactive=True"
         )
-    data = gzip.compress(json.dumps(_content(trace, sizes), separators=(",", ":")).encode(), 6, mtime=0)
+    data = gzip.compress(json.dumps(_content(headline, sizes, prediction), separators=(",", ":")).encode(), 6, mtime=0)
     code = script(*EXPLORER_SCRIPTS, "standalone.js", render="null") + _START
     body = (
         f'<style>{EXPLORER_STYLE}</style><div id="dsx-explorer"></div>'
@@ -72,9 +75,9 @@ def standalone_page(trace: Trace, static: str, sizes: str = WIRE) -> str:
     return html.page("Trace", body, scripts=True)
 
 
-def _content(trace: Trace, sizes: str) -> dict[str, Any]:
-    codes, tables = EventCodes(trace.tables, sizes=sizes), trace.tables
-    headline = Headline(tables)
+def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> dict[str, Any]:
+    tables = headline.tables
+    codes = EventCodes(tables, sizes=sizes)
     timeline = timeline_of(tables)
     spans = Coded(timeline)
     place = np.argsort(spans.row, kind="stable")  # spans stand in the order of their begin
@@ -94,8 +97,9 @@ def _content(trace: Trace, sizes: str) -> dict[str, Any]:
         "mark": _packed(spans.mark[place], "i1"),
         "facets": {name: _packed(codes.facets[name].codes, "i4") for name in FACETS},
     }
-    shown = headline_html(headline, filter_by, codes.tree.axes)
-    rows = rows_of(codes)
+    shown = headline_html(headline, filter_by, codes.tree.axes, prediction)
+    predicted = [] if prediction is None else time_columns(codes.tree, prediction)
+    rows = rows_of(codes, predicted)
     state = {
         **rows,
         "structure": _packed(np.frombuffer(rows["structure"], np.int32), "i4"),
@@ -125,7 +129,7 @@ def _content(trace: Trace, sizes: str) -> dict[str, Any]:
             "title": whole(timeline),
             "over": summed_over(tables) + (", start-up included" if START_UP in codes.facets["phase"].labels else ""),
             "outside": OUTSIDE,
-            "columns": _columns(codes),
+            "columns": _columns(codes, predicted),
         },
     }
 
@@ -134,13 +138,14 @@ def _packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
     return {"type": kind, "packed": base64.b64encode(np.ascontiguousarray(values, _TYPES[kind]).tobytes()).decode()}
 
 
-def _columns(codes: EventCodes) -> dict[str, Any]:
+def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:
     """How many columns of which kind the tree has, and those that no filter changes."""
     phases = codes.facets["phase"].labels
     return {
         "axes": len(codes.tree.axes),
         "phases": len(phases),
         "startUp": phases.index(START_UP) if START_UP in phases else -1,
+        "predicted": [_packed(column.seconds, "f8") for column in predicted],
         "held": [_packed(held, "f8") for held in (codes.tree.global_bytes, codes.tree.local_bytes)],
     }
 

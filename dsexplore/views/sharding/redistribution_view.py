@@ -21,6 +21,7 @@ _NOTE = (
 STYLE = """
 .dsx .way{display:flex;flex-wrap:wrap;gap:4px 28px;align-items:flex-start}
 .dsx .way>div{max-width:min(100%,560px);min-width:0}
+.dsx .way p{max-width:380px}
 """
 
 

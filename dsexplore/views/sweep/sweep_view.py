@@ -147,12 +147,16 @@ def _settings_table(result: SweepResult) -> str:
         ]
         for config in ranked
     ]
-    return html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows) if rows else ""
+    return (
+        html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows, left=(), wrap=(0,))
+        if rows
+        else ""
+    )
 
 
 def _references_table(result: SweepResult) -> str:
     rows = [[html.escape(r.name), r.operation, format_rate(r.rate), html.escape(r.note)] for r in result.references]
-    return html.table(["by", "direction", "rate", "how"], rows, left=(0, 1, 3)) if rows else ""
+    return html.table(["by", "direction", "rate", "how"], rows, left=(0, 1), wrap=(3,)) if rows else ""
 
 
 def _conditions_table(result: SweepResult) -> str:
@@ -180,4 +184,4 @@ def _conditions_table(result: SweepResult) -> str:
         "system": how.system,
         "started": how.started,
     }
-    return html.table(["", ""], [[html.escape(k), html.name(v, 300)] for k, v in facts.items() if v], left=(0, 1))
+    return html.table(["", ""], [[html.escape(k), html.name(v, 300)] for k, v in facts.items() if v], wrap=(1,))

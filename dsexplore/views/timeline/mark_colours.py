@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark
+from dsexplore.views.page.theme import AXES, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark
 
 MOST_MARKS = 24
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
@@ -46,6 +46,9 @@ def _colour(kind: str, name: str, number: int) -> Colour:
     if kind == "phase":
         mark = phase_mark(name)
         return Colour(html.plain(name, 60), mark.letter, mark.colour, mark.ink)
+    if kind == "axis":
+        mark = AXES[min(number, len(AXES) - 1)]
+        return Colour(html.plain(name, 60), str(number + 1), mark.colour, mark.ink)
     if kind == "microbatch":  # its number stands on each box
         return Colour(name, name.rpartition(" ")[2], *_IN_TURN[number % len(_IN_TURN)])
     return Colour(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))

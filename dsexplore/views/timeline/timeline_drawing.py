@@ -15,8 +15,10 @@ COLUMNS, LANES = 160, 24
 _LANE, _GAP = 12, 2
 """Height of a lane and between lanes, in the drawing's own units."""
 _TICKS = 5
-_MOST_LABELLED = 240
-"""Spans that have room for a label each."""
+_MOST_ONE_BY_ONE = 240
+"""Spans that have room for a box, and a label, each."""
+_BETWEEN = 0.2
+"""Columns between boxes that stand for one span each."""
 _MOST_TIES, _MOST_KEYS = 200, 8
 
 STYLE = """
@@ -29,7 +31,7 @@ position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px
 text-align:center}
 .dsx .tl-part{margin-bottom:8px;max-width:1000px}
 .dsx .tl-part>summary{font-weight:600}
-.dsx .tl>.ties{background:none;height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
+.dsx .tl>.ties{background:none;height:0;min-height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
 .dsx .tl>div:last-child{display:flex;justify-content:space-between;font-size:var(--dsx-tiny);color:var(--dsx-dim);
 grid-column:2}
 """
@@ -63,8 +65,8 @@ def _key(colour: Colour) -> str:
 
 def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: int) -> str:
     spans, (first, last) = Coded(timeline), extent(timeline)
-    labelled = timeline.spans["label"].null_count() < len(timeline.spans) <= _MOST_LABELLED
-    found = boxes(spans, (first, last), columns, most=_MOST_LABELLED if labelled else 0)
+    found = boxes(spans, (first, last), columns, most=_MOST_ONE_BY_ONE)
+    labelled = found.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
     totals, rows = lane_totals(timeline), []
     for number, lane in enumerate(timeline.lanes[:most_lanes]):
         spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
@@ -74,7 +76,8 @@ def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: 
             rows.append(f'<div class="l" {place_of}>{_labelled(timeline, found, number, colours)}</div>')
         else:
             strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
-            rows.append(f"<svg {strip} {place_of}>{_paths(found, number, colours, columns)}</svg>")
+            paths = (_singly if found.one_by_one else _paths)(found, number, colours, columns)
+            rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
     ticks = "".join(
@@ -120,6 +123,19 @@ def _ties(timeline: Timeline, lanes: int) -> str:
     )
 
 
+def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
+    """One path per colour, of boxes that each stand for one span: they do not touch."""
+    runs: dict[int, list[str]] = {}
+    for i in (found.lane == lane).nonzero()[0].tolist():
+        width = columns * float(found.end[i] - found.begin[i])
+        width = max(width - _BETWEEN, _BETWEEN)
+        height = round(2 + (_LANE - 2) * float(found.level[i]), 1)
+        left = columns * float(found.begin[i])
+        drawn = f"M{left:.4g} {_LANE - height:.3g}h{width:.3g}v{height:.3g}h-{width:.3g}z"
+        runs.setdefault(int(found.mark[i]), []).append(drawn)
+    return _filled(runs, colours)
+
+
 def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
     """One path per colour; boxes side by side that look alike are one rectangle."""
     at = (found.lane == lane).nonzero()[0].tolist()
@@ -138,4 +154,9 @@ def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
         left = members[0][0]
         width = members[-1][0] + members[-1][1] - left
         runs.setdefault(mark, []).append(f"M{left} {_LANE - height}h{width}v{height}h-{width}z")
+    return _filled(runs, colours)
+
+
+def _filled(runs: dict[int, list[str]], colours: list[Colour]) -> str:
+    """``runs``: mark → outlines of boxes."""
     return "".join(f'<path fill="{colours[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,21 @@ AXES = {
 """By `Timeline.order`: what the axis is."""
 WORDS = {"wire": "on the wire", "message": "in messages"}
 """By `Timeline.sizes`: what the bytes are."""
-_UNITS = {"program order": " collectives", "rounds": " rounds", "slots": " slots"}
+_LENGTHS = {
+    "measured": "{} of measured time",
+    "predicted": "{} of predicted time",
+    "program order": "program order",
+    "rounds": "{} rounds",
+    "slots": "{} slots",
+}
+"""By `Timeline.order`: what the title says of the length of the axis."""
 _LINES = 12
 _EVENT = ("owner", "cause", "peer", "source")
 
 
 def place(timeline: Timeline, at: float) -> str:
     """A place on the axis, ``1.2 ms`` or ``17``."""
-    return format_seconds(at) if timeline.order in ("measured", "predicted") else f"{at:,.0f}"
+    return format_seconds(at) if timeline.order in ("measured", "predicted") else f"{floor(at + 0.5):,}"
 
 
 def whole(timeline: Timeline) -> str:
@@ -39,11 +47,9 @@ def whole(timeline: Timeline) -> str:
     if timeline.spans.is_empty():
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
-    length = place(timeline, last - first) + _UNITS.get(timeline.order, "")
     events = len(timeline.spans) - timeline.spans["row"].null_count()
-    if not events:
-        return f"Timeline of {timeline.spans.height:,} spans, {AXES[timeline.order]}: {length}"
-    return f"Timeline of {events:,} collectives in {AXES[timeline.order]}: {length}"
+    what = f"{events:,} collectives" if events else f"{timeline.spans.height:,} spans"
+    return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
 
 
 def axis_text(timeline: Timeline) -> str:

@@ -31,9 +31,18 @@ _OTHER = _INDEX["other"]
 
 
 def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
-    """A section that opens and closes; empty where its body is. ``anchor``: its id, for links to it."""
-    marks = (f' id="{anchor}"' if anchor else "") + (" open" if opened else "")
-    return f'<details class="part"{marks}><summary>{html.escape(title)}</summary>{body}</details>' if body else ""
+    """A section that opens and closes; empty where its body is.
+
+    Args:
+        title: always in sight.
+        body: HTML.
+        opened: whether the body is in sight at first.
+        anchor: the id of the body: a browser that follows a link to it opens the section.
+    """
+    if not body:
+        return ""
+    held = f'<div id="{anchor}">{body}</div>' if anchor else body
+    return f'<details class="part"{" open" * opened}><summary>{html.escape(title)}</summary>{held}</details>'
 
 
 def phase_key(phases: Sequence[str]) -> str:

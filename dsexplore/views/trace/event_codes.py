@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dsexplore.trace import timeline
 from dsexplore.trace.places import place_of
 from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
@@ -211,6 +212,14 @@ class EventCodes:
         below = self.tree.with_children(np.vstack([count, own, per_axis, per_phase]))
         return Columns(below[0], below[1], own, below[2 : 2 + axes], below[2 + axes :])
 
+    def took(self, mask: Mask) -> Sizes | None:
+        """(modules,) seconds that the chosen collectives of steps take, with the modules inside; None if unmeasured."""
+        if self.seconds is None:
+            return None
+        kept = np.flatnonzero(mask & ~self._at_start_up)
+        own: Sizes = np.bincount(self.owner[kept], self.seconds[kept], len(self.tree)).astype(np.float64)
+        return self.tree.with_children(own)
+
     def places(self, sums: Sums, rows: Sequence[int] | None = None) -> Grid:
         """Bytes by place in the model and axis, of some modules or of all; start-up has a column of its own."""
         names, axes = self._places.labels, [*(label or NO_AXIS for label in self.facets["axis"].labels), START_UP]
@@ -242,6 +251,15 @@ class EventCodes:
         return self._kinds.rows[shown].with_columns(pl.Series("count", count[shown])), len(held)
 
     # Found once
+
+    @cached_property
+    def seconds(self) -> Sizes | None:
+        """(events,) how long each took, 0 where that is not known; None where it is known of none."""
+        events = self.tables.events
+        if not timeline.is_timed(events):
+            return None
+        took = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0) / 1e9
+        return events.select(took.cast(pl.Float64)).to_series().to_numpy()
 
     @cached_property
     def folding(self) -> Folding:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import polars as pl
+
 from dsexplore.analysis.headline import Headline, Sentence
+from dsexplore.cost.prediction import Prediction
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE
@@ -45,18 +48,21 @@ class HeadlineView(View):
         return html.fragment(headline_html(self._headline, lambda _: "") or "<p>Nothing is sent.</p>", STYLE)
 
 
-def headline_html(headline: Headline, link: Callable[[int], str], axes: Sequence[str] = ()) -> str:
+def headline_html(
+    headline: Headline, link: Callable[[int], str], axes: Sequence[str] = (), prediction: Prediction | None = None
+) -> str:
     """The bar and the sentences; empty where nothing is sent.
 
     Args:
         headline: of a trace.
         link: HTML behind the sentence of that number, that leads to the rows that it speaks of.
         axes: the axes in the order of their colours, as the tree beside it has them; by default most bytes first.
+        prediction: of the trace, whose seconds stand beside the bytes.
     """
     if not headline.sentences:
         return ""
     said = "".join(f"<p>{html.escape(one.text, 400)}{link(i)}</p>" for i, one in enumerate(headline.sentences))
-    return f'<div class="headline">{_bar(headline, axes)}{said}</div>'
+    return f'<div class="headline">{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
 
 
 def anchors(headline: Headline) -> list[str]:
@@ -74,25 +80,53 @@ def filter_by(number: int) -> str:
     return f' <button class="to" data-sentence="{number}">show</button>'
 
 
-def _bar(headline: Headline, axes: Sequence[str]) -> str:
-    """Wire bytes of a rank in a step: one part per axis, and what each is in words."""
+def _predicted(prediction: Prediction | None) -> str:
+    """What a step takes, and how much of it waits for collectives; empty without a prediction."""
+    if prediction is None:
+        return ""
+    exposed = prediction.by_axis().group_by("axis").agg(pl.col("exposed").sum()).sort("exposed", "axis")
+    most = f", most of it on {exposed['axis'][-1] or NO_AXIS}" if exposed["exposed"].sum() > 0 else ""
+    said = (
+        f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); for "
+        f"{prediction.exposed} of it compute waits for collectives{most}. All times here are predicted, not measured."
+    )
+    return f'<p><span class="tag">predicted</span> {html.escape(said, 400)}</p>'
+
+
+def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict[str, str]]:
+    """What the times beside the bytes are, and by axis the time; empty where none is known."""
+    if prediction is not None:
+        sums = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum())
+        found = {
+            axis or NO_AXIS: f"{format_seconds(all_of_it)} ({format_seconds(exposed)})"
+            for axis, all_of_it, exposed in sums.iter_rows()
+        }
+        return " and predicted time (of it exposed)", found
+    measured = headline.to_frame().filter(pl.col("ms") > 0).select("axis", "ms")
+    took = {axis or NO_AXIS: format_seconds(ms / 1e3) for axis, ms in measured.iter_rows()}
+    return " and time under way, measured" if took else "", took
+
+
+def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
+    """Wire bytes of a rank in a step: one part per axis, and what each is in words, with times where they are known."""
     rows = [row for row in headline.to_frame().iter_rows(named=True) if row["wire_bytes"]]
     if not rows:
         return ""
     names = [row["axis"] or NO_AXIS for row in rows]
     order = list(axes) or (names if len(names) <= len(AXES) else [*names[: len(AXES) - 1], OTHER_AXES])
-    parts, words = [], []
+    parts, words, (timed, times) = [], [], _times(headline, prediction)
     for i, name in enumerate(order[: len(AXES)]):
         held = [r for r, n in zip(rows, names, strict=True) if n == name or (name == OTHER_AXES and n not in order)]
         size = sum(row["wire_bytes"] for row in held)
         if not size:
             continue
-        took = f", {format_seconds(held[0]['ms'] / 1e3)}" if len(held) == 1 and held[0]["ms"] else ""
+        took = f", {times[name]}" if name in times else ""
         parts.append((f"a{i}", AXES[i].letter, size, ""))
         mark = f'<span class="key a{i}">{AXES[i].letter}</span>'
         words.append(f"{mark}{html.name(name, 40)} {format_bytes(size)}{took}")
     bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
+    said = f"Wire bytes{timed} per rank and step: {' · '.join(words)}"
     return (
         f'<div role="img" aria-label="wire bytes of a rank in a step, by axis">{bar}</div>'
-        f'<p class="dim" style="font-size:var(--dsx-small)">Wire bytes per rank and step: {" · ".join(words)}</p>'
+        f'<p class="dim" style="font-size:var(--dsx-small)">{said}</p>'
     )

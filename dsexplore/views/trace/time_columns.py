@@ -1,4 +1,4 @@
-"""Columns of a module tree with predicted seconds."""
+"""Columns of a module tree with measured and with predicted seconds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import polars as pl
 from dsexplore.cost.prediction import Prediction
 from dsexplore.units import format_seconds
 from dsexplore.views.trace import outline
+from dsexplore.views.trace.byte_sizes import summed_over
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.folding import Fold
 from dsexplore.views.trace.module_tree import ModuleTree
 from dsexplore.views.trace.pivot import Sizes
@@ -30,12 +32,12 @@ class TimeColumn:
     title: str
     explanation: str
     seconds: Sizes
-    """(modules,) of one rank and step."""
+    """(modules,)"""
 
     @property
     def head(self) -> tuple[str, str, str]:
         """Title, explanation and class of the column; see `outline.outline`."""
-        return self.title, f"predicted: {self.explanation}, per rank and step, with the modules inside", ""
+        return self.title, self.explanation, ""
 
     def cell(self, rows: Sequence[int]) -> str:
         """The cell of a line that stands for the modules of these rows, which may take different times."""
@@ -68,11 +70,22 @@ class StoodFor:
         return self._rows.get(fold.first, list(fold.rows))
 
 
+def measured_columns(codes: EventCodes) -> list[TimeColumn]:
+    """What the collectives of each module took; none where nothing was measured."""
+    took = codes.took(codes.every)
+    over = f"with the modules inside, {summed_over(codes.tables)}"
+    said = f"measured: what its collectives take, those that run at the same time each in full, {over}"
+    return [] if took is None else [TimeColumn("time", said, took)]
+
+
 def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
     """The predicted seconds of the modules of a tree; what it has no row for counts to the module around it."""
+    per = "per rank and step, with the modules inside"
     frame = prediction.by_module().with_columns(compute=pl.col("compute") + pl.col("idle"))
     return [
-        TimeColumn(f"{_SHORT.get(name, name)} (pred.)", explanation, _inclusive(tree, frame, name))
+        TimeColumn(
+            f"{_SHORT.get(name, name)} (pred.)", f"predicted: {explanation}, {per}", _inclusive(tree, frame, name)
+        )
         for name, explanation in SHOWN.items()
     ]
 

@@ -22,7 +22,7 @@ from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.findings_view import PER, findings_table
 from dsexplore.views.trace.headline_view import headline_html
 from dsexplore.views.trace.sections import communication_html, still_html
-from dsexplore.views.trace.time_columns import time_columns
+from dsexplore.views.trace.time_columns import TimeColumn, measured_columns, time_columns
 from dsexplore.views.trace.tree_html import tree_html
 
 BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
@@ -40,10 +40,11 @@ _PLAYED_ALONE = (
 )
 
 
-def trace_text(tables: Tables) -> str:
+def trace_text(headline: Headline) -> str:
     """The headline, then count and wire bytes by op and axis: a dozen lines or so."""
+    tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
-    lines += [f"  {html.plain(one.text, 400)}" for one in Headline(tables).sentences]
+    lines += [f"  {html.plain(one.text, 400)}" for one in headline.sentences]
     in_steps = Trace(replace(tables, events=tables.events.filter(pl.col("phase") != START_UP)))
     totals = in_steps._totals("op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
     if totals.height:
@@ -58,7 +59,7 @@ def trace_text(tables: Tables) -> str:
 
 
 def trace_html(
-    tables: Tables,
+    headline: Headline,
     budget: int = BUDGET,
     sizes: str = WIRE,
     *,
@@ -68,50 +69,53 @@ def trace_html(
     """The headline, the timeline, the module tree, the findings, and what was sent; complete in itself.
 
     Args:
-        tables: what was recorded.
+        headline: of what was recorded.
         budget: bytes; the tree gets what the other sections leave.
         sizes: which bytes are shown below the headline, ``"wire"`` or ``"message"``.
         in_words: whether the questions of `headline_report` are answered below the headline.
         prediction: whose seconds the tree shows too.
     """
-    codes, headline = EventCodes(tables, sizes=sizes), Headline(tables)
+    tables = headline.tables
+    codes = EventCodes(tables, sizes=sizes)
     names = dict(zip((one.about for one in headline.sentences), headline_view.anchors(headline), strict=True))
     modules = {one.module: names[one.about] for one in headline.sentences if one.about == "module"}
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
     sent = _findings_part(headline, names.get("finding", "")) + communication_html(codes, figures)
     answers = _answers(headline) if in_words and len(codes) else ""
-    head = _header(tables) + _headline(headline, names, codes.tree.axes) + answers + _timeline(codes) + _said(codes)
+    head = (
+        _header(tables)
+        + _headline(headline, names, codes.tree.axes, prediction)
+        + answers
+        + _timeline(codes)
+        + _said(codes)
+    )
     around = html.fragment(head + sent, _STYLE)
-    times = time_columns(codes.tree, prediction) if prediction is not None else ()
-    tree = tree_html(codes, budget - len(around.encode()), modules, times)
-    return html.fragment(head + _predicted(prediction) + tree + sent, _STYLE)
+    tree = tree_html(codes, budget - len(around.encode()), modules, _times(codes, prediction))
+    return html.fragment(head + tree + sent, _STYLE)
 
 
-def _predicted(prediction: Prediction | None) -> str:
-    """The line that says what seconds the tree shows; empty where it shows none."""
-    if prediction is None:
-        return ""
-    step = html.escape(f"{prediction.step} per step of rank {prediction.rank} on {prediction.cluster.title}")
-    return f'<p><span class="tag">predicted</span> {step}: seconds in the tree are predicted, not measured.</p>'
+def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]:
+    """The columns of the tree with seconds."""
+    return measured_columns(codes) + ([] if prediction is None else time_columns(codes.tree, prediction))
 
 
-def twin_html(codes: EventCodes, headline: Headline) -> str:
+def twin_html(codes: EventCodes, headline: Headline, prediction: Prediction | None = None) -> str:
     """The short static view that stands in the notebook beside the explorer: headline, timeline and tree."""
-    said = headline_html(headline, lambda _: "", codes.tree.axes)
+    said = headline_html(headline, lambda _: "", codes.tree.axes, prediction)
     head = _header(codes.tables) + said + _timeline(codes) + _said(codes)
-    return html.fragment(head + tree_html(codes, _TWIN_BUDGET), _TWIN_STYLE)
+    return html.fragment(head + tree_html(codes, _TWIN_BUDGET, None, _times(codes, prediction)), _TWIN_STYLE)
 
 
-def figure_html(tables: Tables, kind: str, sizes: str = WIRE) -> str:
+def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
     """The headline, and the section that shows what the figure of that kind shows."""
-    codes = EventCodes(tables, sizes=sizes)
-    head = _header(tables) + headline_html(Headline(tables), lambda _: "", codes.tree.axes) + _said(codes)
+    codes = EventCodes(headline.tables, sizes=sizes)
+    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _said(codes)
     return html.fragment(head + still_html(codes, kind), headline_view.STYLE + drawings.STYLE)
 
 
-def _headline(headline: Headline, names: dict[str, str], axes: list[str]) -> str:
+def _headline(headline: Headline, names: dict[str, str], axes: list[str], prediction: Prediction | None) -> str:
     said = headline.sentences
-    return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes)
+    return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes, prediction)
 
 
 def _timeline(codes: EventCodes) -> str:

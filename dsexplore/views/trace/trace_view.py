@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 
+from dsexplore.analysis.headline import Headline
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
@@ -20,13 +22,18 @@ class TraceView(View):
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
+    @cached_property
+    def _headline(self) -> Headline:
+        """Found once for all that the view shows."""
+        return Headline(self._trace.tables)
+
     def text(self) -> str:
         """Count and bytes by op and axis: a dozen lines at most."""
-        return trace_text(self._trace.tables)
+        return trace_text(self._headline)
 
     def html(self) -> str:
         """The summary, the module tree, and what was sent; complete in itself."""
-        return trace_html(self._trace.tables)
+        return trace_html(self._headline)
 
     def page(self, sizes: str = WIRE, cluster: Any = None, interactive: bool = False) -> str:
         """A document with many more modules than a notebook's output holds.
@@ -40,11 +47,11 @@ class TraceView(View):
             UsageError: no such sizes or cluster, or too many events for an interactive page.
         """
         prediction = self._trace.predict(cluster) if cluster is not None else None
-        shown = trace_html(self._trace.tables, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
+        shown = trace_html(self._headline, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
         if interactive:
             from dsexplore.views.explorer.standalone import standalone_page  # anywidget is loaded when asked for
 
-            return standalone_page(self._trace, shown, sizes)
+            return standalone_page(self._headline, shown, sizes, prediction)
         return html.page(self.title, shown)
 
     def figure(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> Any:
@@ -65,10 +72,15 @@ class TraceView(View):
 
     def still(self, kind: str = "modules", sizes: str = WIRE, **options: Any) -> str:
         """The section that shows what the figure shows."""
-        return figure_html(self._trace.tables, kind, sizes)
+        return figure_html(self._headline, kind, sizes)
 
     def explore(
-        self, figure: str = "modules", height: int = 420, sizes: str = WIRE, opened: Collection[str] = ("timeline",)
+        self,
+        figure: str = "modules",
+        height: int = 420,
+        sizes: str = WIRE,
+        opened: Collection[str] = ("timeline",),
+        cluster: Any = None,
     ) -> Any:
         """Filters, tree, figure, timeline, map and tables that follow one another; ``.selection`` is what is chosen.
 
@@ -77,10 +89,11 @@ class TraceView(View):
             height: of the tree, in pixels.
             sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
             opened: the parts below the tree that are open at first, of ``"timeline"`` and ``"map"``.
+            cluster: for which tree and headline show predicted seconds, as those of `Trace.predict`.
 
         Raises:
-            UsageError: no such figure, sizes or part, or a height that is none.
+            UsageError: no such figure, sizes, part or cluster, or a height that is none.
         """
         from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
 
-        return Explorer(self._trace, figure, height, sizes, opened)
+        return Explorer(self._trace, figure, height, sizes, opened, cluster)

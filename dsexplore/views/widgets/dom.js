@@ -7,6 +7,13 @@ export function formatBytes(count) {
   return `${Number.isInteger(size) || unit === 0 ? Math.round(size) : size.toFixed(1)} ${UNITS[unit]}`;
 }
 
+export function formatSeconds(given) {
+  const size = Math.abs(given);
+  if (size === 0) return "0 s";
+  for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) if (size >= scale) return `${Number((given / scale).toPrecision(3))} ${unit}`;
+  return `${Number((given / 1e-9).toPrecision(3))} ns`;
+}
+
 function view(model, key, Type) {
   const raw = model.get(key);
   if (!raw || !raw.byteLength) return new Type(0);

@@ -165,8 +165,8 @@ class Standalone {
   // What is shown
 
   fill() {
-    const { rows, events, state } = this, n = rows.count, { axes, phases, startUp, held } = this.lanes.columns;
-    const parts = 2 + axes + phases, sums = new Float64Array(parts * n);
+    const { rows, events, state } = this, n = rows.count, { axes, phases, startUp, held, predicted } = this.lanes.columns;
+    const timed = 2 + axes + phases, parts = timed + 1, sums = new Float64Array(parts * n);
     for (let i = 0; i < this.count; i++) {
       if (!this.passed[i]) continue;
       const row = events.owner[i], size = this.size[i], phase = events.phase[i];
@@ -175,13 +175,15 @@ class Standalone {
       sums[row] += 1;
       sums[n + row] += size;
       sums[(2 + events.axis[i]) * n + row] += size;
+      sums[timed * n + row] += events.end[i] - events.begin[i];
     }
     const own = sums.slice(n, 2 * n), bars = new Float64Array(n);
     for (let part = 0; part < parts; part++) {
       for (let i = n - 1; i >= 0; i--) if (rows.parent(i) >= 0) sums[part * n + rows.parent(i)] += sums[part * n + i];
     }
     const column = (part) => sums.slice(part * n, (part + 1) * n);
-    const all = [column(0), column(1), bars, ...Array.from({ length: axes + phases }, (_, k) => column(2 + k)), own, ...held.map((each) => Float64Array.from(each))];
+    const times = [...(this.lanes.timed ? [column(timed)] : []), ...predicted.map((each) => Float64Array.from(each))];
+    const all = [column(0), ...times, column(1), bars, ...Array.from({ length: axes + phases }, (_, k) => column(2 + k)), own, ...held.map((each) => Float64Array.from(each))];
     if (state.folding) {
       for (const [, same] of Object.values(state.folded).reverse()) {
         const length = rows.end(same[0]) - same[0];
@@ -226,7 +228,7 @@ class Standalone {
   // The timeline
 
   at(share) { return this.window[0] + share * (this.window[1] - this.window[0]); }
-  place(at) { return this.lanes.timed ? seconds(at) : Math.round(at).toLocaleString("en"); }
+  place(at) { return this.lanes.timed ? formatSeconds(at) : Math.round(at).toLocaleString("en"); }
   zoom(begin, end) {
     const [first, last] = this.whole, width = Math.min(Math.max(end - begin, (last - first) * 1e-9), last - first);
     const from = Math.min(Math.max(begin, first), last - width);
@@ -276,7 +278,7 @@ class Standalone {
     const { events, lanes } = this, line = this.lines[events.line[i]], sized = this.state.sizes === "wire" ? "on the wire" : "in messages";
     const parts = [line[0], lanes.marks[events.mark[i]][0], `${formatBytes(this.size[i])} ${sized}`, this.names[events.owner[i]], line[4], line[5]];
     const since = this.place(events.begin[i]);
-    return [...new Set(parts.filter(Boolean)), lanes.timed ? `at ${since}, for ${seconds(events.end[i] - events.begin[i])}` : `at ${since}`].join(" · ");
+    return [...new Set(parts.filter(Boolean)), lanes.timed ? `at ${since}, for ${formatSeconds(events.end[i] - events.begin[i])}` : `at ${since}`].join(" · ");
   }
 }
 
@@ -295,10 +297,3 @@ export function wildcard(pattern) {
 
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" })[c]);
 const tabled = (head, rows) => `<div class="scroll"><table><thead><tr>${head.map((title) => `<th scope="col" class="l">${title}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table></div>`;
-
-function seconds(given) {
-  const size = Math.abs(given);
-  if (size === 0) return "0 s";
-  for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) if (size >= scale) return `${Number((given / scale).toPrecision(3))} ${unit}`;
-  return `${Number((given / 1e-9).toPrecision(3))} ns`;
-}

@@ -2,6 +2,8 @@
 // Pixels where text has 12 of them; NAME holds the name column, the padding and a scroll bar.
 const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 
+const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => value.toLocaleString("en") };
+
 export function tree({ model, el }) {
   const made = new Tree(model, el);
   return { names: ["values", "columns", "folding", "selected"], show: (changed) => made.renew(changed), end: () => made.end(), clear: () => made.clear() };
@@ -70,11 +72,11 @@ class Tree {
     this.port.append(this.head, this.space);
     return this.port;
   }
-  makeHead([title], column) {
+  makeHead([title, , said], column) {
     const header = element("span", "dsx-cell"), button = element("button", "", title);
     header.setAttribute("role", "columnheader");
     header.setAttribute("aria-sort", "none");
-    button.title = `sort by ${title}`;
+    button.title = said ? `${said}; a click sorts by it` : `sort by ${title}`;
     button.addEventListener("click", () => this.sortBy(column));
     header.append(button);
     return header;
@@ -224,7 +226,7 @@ class Tree {
       if (column === this.bar) { this.bars(cell, i); return; }
       const value = rows.value(column, i), unit = this.titles[column][1];
       cell.classList.toggle("dsx-dim", !value);
-      write(cell, value ? (unit === "bytes" ? formatBytes(value) : value.toLocaleString("en")) : "–");
+      write(cell, value ? WRITTEN[unit](value) : "–");
     });
   }
   renew(changed) {

@@ -28,7 +28,7 @@ class TreeWidget(anywidget.AnyWidget):
     folded = traitlets.Dict().tag(sync=True)
     """First row of a fold → [label, its rows]."""
     titles: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
-    """[title, unit] per column; unit is ``bytes``, ``count`` or, for the bar of the column before it, ``bar``."""
+    """[title, unit, explanation] per column; unit: ``bytes``, ``seconds``, ``count``, or ``bar``, of the one before."""
     axes = traitlets.Int(0).tag(sync=True)
     """The number of columns after the bar's that are its parts."""
     structure = traitlets.Bytes(b"").tag(sync=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXES, BLUE
+from dsexplore.views.page.theme import AXES, AXIS_STYLE, BLUE
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.view import View
 from dsexplore.views.world_map.node_boxes import Cell, Node, node_boxes
@@ -16,10 +18,12 @@ STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
 .dsx .node{border:1px solid var(--dsx-line);padding:3px 5px;font-size:var(--dsx-tiny)}
 .dsx .node>div{display:grid;gap:2px;margin-top:2px}
-.dsx .rank{min-width:26px;height:18px;line-height:16px;text-align:center;color:inherit;
-font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
-border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0;forced-color-adjust:none}
-.dsx .rank.in{border:2px solid var(--dsx-fg);line-height:14px}
+.dsx .rank{position:relative;min-width:28px;height:23px;text-align:center;color:inherit;
+font:calc(var(--dsx-size)*10/13)/15px var(--dsx-font);
+border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius:0;forced-color-adjust:none}
+.dsx .rank.in{border:2px solid var(--dsx-fg);line-height:13px}
+.dsx .rank>s{position:absolute;inset:auto 0 0;height:5px;display:flex}
+.dsx .rank>s>i{flex:1}
 .dsx .rank.own{font-weight:700;text-decoration:underline}
 .dsx button.rank,.dsx [data-link]{cursor:pointer}
 .dsx .rank[aria-pressed=true],.dsx [data-link][aria-selected=true]{box-shadow:0 0 0 2px var(--dsx-focus)}
@@ -31,6 +35,7 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px;border-radius:0;f
 """ + "".join(
     f".dsx .rank.g{i}{{outline:2px solid {mark.colour};outline-offset:-2px}}\n" for i, mark in enumerate(AXES)
 )
+_STYLE = STYLE + AXIS_STYLE
 _MOST_NODES = 40
 _COLUMNS = 4
 """Ranks side by side in a node."""
@@ -52,7 +57,7 @@ class WorldMapView(View):
 
     def html(self) -> str:
         """The nodes as boxes of ranks, shaded by what the recorded ranks send them, and a table of links."""
-        return html.fragment(map_html(self._world), STYLE)
+        return html.fragment(map_html(self._world), _STYLE)
 
     def figure(self, axis: str | None = None) -> Any:
         """A heatmap, a row per node and a column per rank of it.
@@ -73,23 +78,35 @@ class WorldMapView(View):
         return explorer(self._world)
 
 
-def map_html(
-    world: WorldMap, top: float = 0.0, live: bool = False, picked: tuple[int, ...] = (), link: int = -1
-) -> str:
-    """The nodes and the table of links, without `STYLE`.
+@dataclass(frozen=True)
+class Look:
+    """How a map is drawn."""
 
-    Args:
-        world: the map.
-        top: the bytes of the darkest shade; 0 for the most that any rank of this map gets.
-        live: whether ranks and links can be clicked.
-        picked: the ranks that are chosen.
-        link: the row of the table that is chosen.
-    """
+    top: float = 0.0
+    """Bytes of the darkest shade; 0 for the most that any rank of the map gets."""
+    live: bool = False
+    """Whether ranks and links can be clicked."""
+    picked: tuple[int, ...] = ()
+    """The ranks that are chosen."""
+    link: int = -1
+    """The row of the table of links that is chosen."""
+    axes: Sequence[str] = ()
+    """The axes in the order of their colours; those of the map by default."""
+
+    def colour(self, axis: str) -> int:
+        """The number of an axis' colour."""
+        place = self.axes.index(axis) if axis in self.axes else len(AXES)
+        return min(place, len(AXES) - 1)
+
+
+def map_html(world: WorldMap, look: Look = Look()) -> str:
+    """The nodes and the table of links, without `STYLE`."""
     title = f"<p><b>{html.escape(summary(world))}</b></p>"
     if not world.received:
         return f"{title}<p>Nothing was sent after start-up: there is no link to draw.</p>"
-    top = top or float(world.to_each().max()) or 1.0
-    return title + _key(world, top) + nodes_html(world, top, live, picked) + _table(world, live, link)
+    top = look.top or float(world.to_each().max()) or 1.0
+    look = replace(look, top=top, axes=look.axes or world.axes)
+    return title + _key(world, look) + _nodes_html(world, look) + _table(world, look)
 
 
 def summary(world: WorldMap) -> str:
@@ -118,40 +135,37 @@ def _count(peers: int) -> str:
     return f"{peers:,} other rank{'s' if peers != 1 else ''}"
 
 
-def _key(world: WorldMap, top: float) -> str:
+def _key(world: WorldMap, look: Look) -> str:
     scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
     outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
     return (
         f'<p class="dim">Shade: {world.sizes} bytes that a rank gets of the recorded ones in a step, 0 {scale} '
-        f"{format_bytes(top)}. Underlined: recorded. A thick frame: in a group of a recorded rank.{outlined} "
+        f"{format_bytes(look.top)}. Underlined: recorded. A thick frame: in a group of a recorded rank, "
+        f"on the axes whose colours are below its number.{outlined} "
         "What a collective sends is shared equally among the other ranks of its group; start-up is left out.</p>"
     )
 
 
-def nodes_html(world: WorldMap, top: float = 0.0, live: bool = False, picked: tuple[int, ...] = ()) -> str:
-    """The boxes of the nodes; see `map_html`."""
+def _nodes_html(world: WorldMap, look: Look) -> str:
+    """The boxes of the nodes."""
     nodes, groups = node_boxes(world), world.group_of_each()
-    top = top or float(world.to_each().max()) or 1.0
     hidden = sum(len(node.numbers) for node in nodes[_MOST_NODES:])
     more = f'<p class="dim">{hidden:,} more nodes are not drawn.</p>' if hidden else ""
-    drawn = "".join(_node(node, top, groups, i if live else -1, picked) for i, node in enumerate(nodes[:_MOST_NODES]))
+    drawn = "".join(_node(node, groups, i, look) for i, node in enumerate(nodes[:_MOST_NODES]))
     return f'<div class="nodes">{drawn}</div>{more}'
 
 
-def _node(node: Node, top: float, groups: dict[int, int], number: int, picked: tuple[int, ...]) -> str:
+def _node(node: Node, groups: dict[int, int], number: int, look: Look) -> str:
     if len(node.numbers) > 1:
         name = f"nodes {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
     else:
         name = f"node {node.numbers[0]}"
-    cells = "".join(
-        _cell(cell, top, groups, f"{number}.{i}" if number >= 0 else "", cell.ranks == picked)
-        for i, cell in enumerate(node.cells)
-    )
+    cells = "".join(_cell(cell, groups, f"{number}.{i}", look) for i, cell in enumerate(node.cells))
     columns = f"grid-template-columns:repeat({min(_COLUMNS, len(node.cells))},auto)"
     return f'<div class="node">{html.escape(name)}<div style="{columns}">{cells}</div></div>'
 
 
-def _cell(cell: Cell, top: float, groups: dict[int, int], place: str, picked: bool) -> str:
+def _cell(cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
     several = len(cell.ranks) > 1
     whose = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
@@ -162,27 +176,29 @@ def _cell(cell: Cell, top: float, groups: dict[int, int], place: str, picked: bo
     spoken = html.escape(
         f"{whose}: {format_bytes(cell.bytes)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
-    share = round(85 * min(1.0, cell.bytes / top) ** 0.5)
+    share = round(85 * min(1.0, cell.bytes / look.top) ** 0.5)
     shade = f"background:color-mix(in srgb,{BLUE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
-    look = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
-    if place:
+    stripes = "".join(f'<i class="a{colour}"></i>' for colour in sorted(map(look.colour, cell.axes)))
+    text += f"<s>{stripes}</s>" if stripes else ""
+    drawn = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
+    if look.live:
         first = 0 if place == "0.0" else -1
-        state = f'data-cell="{place}" tabindex="{first}" aria-pressed="{str(picked).lower()}"'
-        return f"<button {look} {state}>{text}</button>"
-    return f'<div {look} role="img">{text}</div>'
+        state = f'data-cell="{place}" tabindex="{first}" aria-pressed="{str(cell.ranks == look.picked).lower()}"'
+        return f"<button {drawn} {state}>{text}</button>"
+    return f'<div {drawn} role="img">{text}</div>'
 
 
-def _table(world: WorldMap, live: bool, link: int) -> str:
+def _table(world: WorldMap, look: Look) -> str:
     top = max((each.bytes for each in world.levels), default=0) or 1
     rows = [
         (
-            html.name(axis, 40),
+            f'<span class="key a{look.colour(axis)}">{AXES[look.colour(axis)].letter}</span>{html.name(axis, 40)}',
             level,
             f"{peers:,}",
             format_bytes(size),
-            f'<span class="level"><i style="width:{100 * size / top:.3g}%;background:{BLUE}"></i></span>',
+            f'<span class="level"><i class="a{look.colour(axis)}" style="width:{100 * size / top:.3g}%"></i></span>',
         )
         for axis, level, size, peers in world.levels
     ]
@@ -193,6 +209,8 @@ def _table(world: WorldMap, live: bool, link: int) -> str:
     per = f"{world.sizes} bytes per rank and step{', at most' if most else ''}"
     head = ("axis", "links", "ranks sent to", per, "")
     marks = [
-        f' data-link="{i}" tabindex="0" aria-selected="{str(i == link).lower()}"' for i in range(len(rows)) if live
+        f' data-link="{i}" tabindex="0" aria-selected="{str(i == look.link).lower()}"'
+        for i in range(len(rows))
+        if look.live
     ]
     return total + html.table(head, rows, left=(0, 1, 4), attributes=marks)

@@ -40,7 +40,7 @@ def trace(traces: ModuleType) -> Trace:
 def column(explorer: Any, title: str) -> list[float]:
     rows = len(explorer.widget.labels)
     values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, rows)
-    place = explorer.widget.columns[[t for t, _ in explorer.widget.titles].index(title)]
+    place = explorer.widget.columns[[each[0] for each in explorer.widget.titles].index(title)]
     return values[place].tolist() if place >= 0 else [0.0] * rows
 
 
@@ -273,7 +273,7 @@ def test_redistributes_that_nobody_asked_for_come_first(trace: Trace) -> None:
 def test_equal_columns_and_zeros_are_not_sent(trace: Trace) -> None:
     explorer = trace.explore()
     explorer.filter(phase="backward", axis="tp")
-    titles = [title for title, _ in explorer.widget.titles]
+    titles = [title for title, *_ in explorer.widget.titles]
     place = dict(zip(titles, explorer.widget.columns, strict=True))
     assert place["forward"] == place["on dp"] == -1
     assert place["backward"] == place["on tp"] == place["bytes"]

@@ -71,7 +71,7 @@ def test_a_column_has_the_mark_of_most_bytes() -> None:
 def test_the_drawing_is_small_and_says_what_it_is(traces: ModuleType) -> None:
     timeline = traces.layered(2000).timeline(lanes="axis")
     html = timeline._repr_mimebundle_()["text/html"]
-    assert "Timeline of 6,000 collectives in program order of one rank, no time: 6,000 collectives" in html
+    assert "Timeline of 6,000 collectives in program order<" in html
     assert "taller is more wire bytes" in html
     assert len(html) < 40_000
     assert re.findall(r'aria-label="([^"]+)"', html) == [

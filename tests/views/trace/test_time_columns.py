@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -14,6 +18,7 @@ import dsexplore
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_seconds
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.folding import Fold
 from dsexplore.views.trace.time_columns import StoodFor, step_seconds, time_columns
@@ -84,7 +89,7 @@ def test_pages_show_predicted_seconds_and_say_so(trace: Trace, prediction: Predi
     plain = trace.to_html(tmp_path / "plain.html").read_text()
     assert "predicted" not in plain
     page = trace.to_html(tmp_path / "timed.html", cluster="dgx-h100").read_text()
-    assert "predicted, not measured" in page
+    assert "All times here are predicted, not measured." in page
     assert "compute (pred.) comm. (pred.) exposed (pred.)" in heads_of(page)
     wider = trace.diff(trace_of(1024))
     assert "predicted" not in wider.to_html(tmp_path / "plain-diff.html").read_text()
@@ -98,3 +103,51 @@ def test_a_trace_without_costs_has_no_seconds_to_show(tmp_path: Path) -> None:
         torch.distributed.all_reduce(torch.ones(4))
     with pytest.raises(UsageError, match="costs=True"):
         trace.to_html(tmp_path / "page.html", cluster="dgx-h100")
+
+
+def test_the_headline_has_predicted_milliseconds_by_axis(trace: Trace, prediction: Prediction, tmp_path: Path) -> None:
+    page = trace.to_html(tmp_path / "timed.html", cluster="dgx-h100").read_text()
+    words = re.sub(r"<[^>]+>", "", page.partition("</style>")[2])
+    (row,) = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum()).to_dicts()
+    took, exposed = format_seconds(row["communication"]), format_seconds(row["exposed"])
+    assert "Wire bytes and predicted time (of it exposed) per rank and step:" in words
+    assert re.search(rf"[\d.]+ MiB, {re.escape(took)} \({re.escape(exposed)}\)", words)
+    assert f"A step takes {prediction.step} on DGX H100 (rank 0); for {prediction.exposed} of it" in words
+
+
+def test_the_explorer_shows_predicted_seconds_that_no_filter_changes(trace: Trace, prediction: Prediction) -> None:
+    explorer = trace.explore(cluster="dgx-h100")
+    tree = EventCodes(trace.tables).tree
+    for wanted in time_columns(tree, prediction):
+        assert [wanted.title, "seconds", wanted.explanation] in explorer.widget.titles
+    before = shown(explorer, "exposed (pred.)")
+    assert before[tree.row_of["Sequential"]] == pytest.approx(
+        time_columns(tree, prediction)[2].seconds[tree.row_of["Sequential"]], rel=1e-6
+    )
+    explorer.filter(phase="forward")
+    assert shown(explorer, "exposed (pred.)") == before
+    assert "predicted, not measured" in explorer.widget.headline
+    assert not any(unit == "seconds" for _, unit, _ in trace.explore().widget.titles)
+
+
+def shown(explorer: Any, title: str) -> list[float]:
+    """A column of the explorer's tree."""
+    place = explorer.widget.columns[[each[0] for each in explorer.widget.titles].index(title)]
+    values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, len(explorer.widget.labels))
+    found: list[float] = values[place].tolist() if place >= 0 else [0.0] * len(explorer.widget.labels)
+    return found
+
+
+def test_measured_times_are_sums_that_follow_the_filters(tmp_path: Path) -> None:
+    tables = trace_of(64).tables
+    starts = pl.int_range(pl.len(), dtype=pl.Int64) * 1_000_000
+    events = tables.events.with_columns(starts.alias("start"), (starts + 500_000).alias("end"))
+    timed = Trace(replace(tables, events=events))
+    half_a_millisecond = pytest.approx(len(timed) * 5e-4, rel=1e-5)
+    explorer = timed.explore()
+    assert shown(explorer, "time")[0] == half_a_millisecond
+    explorer.filter(phase="backward")
+    assert shown(explorer, "time")[0] == pytest.approx(len(timed.where(phase="backward")) * 5e-4, rel=1e-5)
+    page = timed.to_html(tmp_path / "timed.html").read_text()
+    assert "bytes share own time on" in heads_of(page)
+    assert f'<span class="c">{format_seconds(len(timed) * 5e-4)}</span>' in page
