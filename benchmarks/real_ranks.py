@@ -1,9 +1,12 @@
-"""Cells on local ranks: start-up, latency of a cell and memory, beside ipyparallel and torch's elastic launcher.
+"""Cells on local ranks: start-up, latency of a cell and memory, beside ipyparallel, jupyter-distributed where it is
+installed (of which the kernels alone are measured, without the proxy before them), and torch's elastic launcher.
 
 The cell is one all_reduce of four floats. Goals: at most 0.3 s per cell on 4 new ranks, 0.05 s on kept ones, and at
-most a third of ipyparallel's memory. Memory is PSS, the share of each process of the pages that it has in common with
-others: ours with the server that ranks are forked from, theirs with the controller that engines need; after that cell,
-and after a step of a small model under FSDP2, as our server has imported from the start what engines import then.
+most a third of ipyparallel's memory; where one rank raises while the others wait for it in that all_reduce, its error
+is there and all ranks are gone within 0.5 s. Memory is PSS, the share of each process of the pages that it has in
+common with others: ours with the server that ranks are forked from, ipyparallel's with the controller that engines
+need; after that cell, and after a step of a small model under FSDP2, as our server has imported from the start what
+engines import then.
 Overlap: two asynchronous all_reduces beside a matmul, traced and untraced in turn, at most 1.03 of the wall time.
 
 Usage: python benchmarks/real_ranks.py [--ranks 2 4 8] [--cells 5] [--without-others]
@@ -12,6 +15,7 @@ Usage: python benchmarks/real_ranks.py [--ranks 2 4 8] [--cells 5] [--without-ot
 from __future__ import annotations
 
 import argparse
+import asyncio
 import marshal
 import os
 import statistics
@@ -20,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from dsexplore import run_ranks
@@ -43,6 +48,8 @@ model(torch.ones(8, 64)).sum().backward()
 optimizer.step()
 """
 STEP_CELL = Cell(marshal.dumps((compile(STEP, "step", "exec"), None)), "step", {}, b"", "")
+RAISING = SOURCE.replace("x = ", "if dist.get_rank() == 1:\n    raise ValueError('on purpose')\nx = ")
+RAISING_CELL = Cell(marshal.dumps((compile(RAISING, "raising", "exec"), None)), "raising", {}, b"", "")
 ELASTIC = SOURCE.replace("x = ", "dist.init_process_group('gloo')\nx = ") + "dist.destroy_process_group()\n"
 
 
@@ -62,6 +69,20 @@ def pss(pids: Iterable[int]) -> float:
             continue
         total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return total / 1024
+
+
+def raised(ranks: int, cells: int) -> float:
+    """Seconds from the start of a cell in which one rank raises, until its error is there and all ranks are gone."""
+    seconds = []
+    for _ in range(cells):
+        world = RankWorld(ranks)
+        world.open()
+        began = time.perf_counter()
+        report = world.run(RAISING_CELL)
+        world.close()
+        seconds.append(time.perf_counter() - began)
+        assert not report.ok
+    return statistics.median(seconds)
 
 
 def ours(ranks: int, cells: int) -> dict[str, float]:
@@ -118,6 +139,37 @@ def ipyparallel(ranks: int, cells: int) -> dict[str, float]:
     return {"start": started, "cell": statistics.median(seconds), "pss": memory, "step": after_step}
 
 
+def children() -> set[int]:
+    """The processes that this one has started."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(child) for task in tasks for child in task.read_text().split()}
+
+
+async def jupyter_distributed(ranks: int, cells: int) -> dict[str, float]:
+    """Seconds until jupyter-distributed's kernels have a process group, of a cell on them, and memory."""
+    from jupyter_distributed.kernel_group import DistributedKernelGroup
+
+    before = children()
+    began = time.perf_counter()
+    group = DistributedKernelGroup(ranks)
+    await group.start()
+    try:
+        await group.execute("import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
+        started = time.perf_counter() - began
+        seconds = []
+        for _ in range(cells):
+            began = time.perf_counter()
+            ran = await group.execute(SOURCE)
+            seconds.append(time.perf_counter() - began)
+            assert ran.status == "ok"
+        processes = children() - before
+        memory = pss(processes)
+        await group.execute(STEP)
+        return {"start": started, "cell": statistics.median(seconds), "pss": memory, "step": pss(processes)}
+    finally:
+        await group.shutdown()
+
+
 def elastic(ranks: int) -> float:
     """Seconds of torchrun for the same program."""
     with tempfile.TemporaryDirectory() as folder:
@@ -169,6 +221,14 @@ def _overlap() -> float:
     return statistics.median(pairs)
 
 
+def print_beside(name: str, mine: dict[str, float], theirs: dict[str, float]) -> None:
+    """Print what another library's ranks take, and the memory of ours as a part of theirs."""
+    seconds = f"start {theirs['start']:.1f} s, cell {theirs['cell']:.3f} s (untraced)"
+    print(f"         {name}: {seconds}, PSS {theirs['pss']:.0f} MB, {theirs['step']:.0f} MB after a step")
+    less = f"{mine['pss'] / theirs['pss']:.2f}, after a step {mine['step'] / theirs['step']:.2f}"
+    print(f"         memory, dsexplore to {name}: {less}", flush=True)
+
+
 def main() -> None:
     """Print a line per number of ranks and launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -187,14 +247,14 @@ def main() -> None:
             f"{ranks} ranks  dsexplore: {seconds}, PSS {mine['pss']:.0f} MB, {mine['step']:.0f} MB after a step",
             flush=True,
         )
+        print(f"         a rank that raises: {raised(ranks, options.cells):.3f} s", flush=True)
         if options.without_others:
             continue
-        theirs = ipyparallel(ranks, options.cells)
-        seconds = f"start {theirs['start']:.1f} s, cell {theirs['cell']:.3f} s (untraced)"
-        memory = f"PSS {theirs['pss']:.0f} MB, {theirs['step']:.0f} MB after a step"
-        print(f"         ipyparallel: {seconds}, {memory}")
-        less = f"{mine['pss'] / theirs['pss']:.2f}, after a step {mine['step'] / theirs['step']:.2f}"
-        print(f"         memory, dsexplore to ipyparallel: {less}")
+        print_beside("ipyparallel", mine, ipyparallel(ranks, options.cells))
+        if find_spec("jupyter_distributed") is None:
+            print("         jupyter-distributed: not installed")
+        else:
+            print_beside("jupyter-distributed", mine, asyncio.run(jupyter_distributed(ranks, options.cells)))
         print(f"         torchrun: {elastic(ranks):.1f} s", flush=True)
     ratios = run_ranks(_overlap, 2, timeout=300).values
     print(f"overlap, traced to untraced: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
