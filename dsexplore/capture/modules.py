@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,6 +194,12 @@ class Modules:
         """Calls so far, by identity of the entry."""
         with self._lock:
             return {id(module): module.calls for module in self._met}
+
+    def add_calls(self, more: Mapping[int, int]) -> None:
+        """Count calls that were not seen: so many of each entry of that identity."""
+        with self._lock:
+            for module in self._met:
+                module.calls += more.get(id(module), 0)
 
     def in_order(self) -> Iterator[ModuleEntry]:
         """All modules, each model's in the order of ``named_modules``, parents before children."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -230,6 +231,16 @@ class Recorder:
         number = self._batches.number_of(0)
         for issued in members:
             issued.batch = number
+
+    def repeat(self, collectives: Iterable[Issued]) -> None:
+        """Record collectives once more, as if the program issued the same again; coalesced ones stay together."""
+        batches: dict[int, int] = {}
+        for one in collectives:
+            if one.batch is not None and one.batch not in batches:
+                batches[one.batch] = self._batches.number_of(0)
+            again = replace(one, batch=None if one.batch is None else batches[one.batch])
+            for recording in self._recordings:
+                recording.add(again)
 
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
         """Describe a collective that is about to be issued inside ``frame``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,15 @@ from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
+from dsexplore.worlds.simulated.repeated_microbatches import repeated_microbatches
 from dsexplore.worlds.tracing import recorded
 
 _FOREVER = 1e6
 """Seconds that another rank may take: a script ends when it ends."""
+_REPEATED = (
+    "microbatches of a pipeline that would repeat the one before them were recorded without being run, "
+    "once two in a row had recorded the same"
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Setting:
     values: Mapping[str, float] | None = None
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
+    repeats: bool = False
+    """Whether pipeline schedules may repeat microbatches that they do not run; see `repeated_microbatches`."""
     costs: bool = False
     """Whether to record what `Trace.predict` needs."""
     command: str = ""
@@ -164,7 +171,8 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
             translated(),
         ):
             try:
-                _execute(execute, setting.steps, trace, world.remarks)
+                with _repeats(world.remarks) if setting.repeats and setting.fake else nullcontext():
+                    _execute(execute, setting.steps, trace, world.remarks)
             finally:
                 if setting.command:
                     world.remarks.note(f"made by: {setting.command}")
@@ -174,6 +182,11 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
             error.trace = trace  # type: ignore[attr-defined] # documented by `run`
         return Played(trace, error)
     return Played(trace)
+
+
+def _repeats(remarks: Remarks) -> AbstractContextManager[None]:
+    """Let pipeline schedules repeat microbatches, which the trace's notes then say."""
+    return repeated_microbatches(partial(remarks.note, _REPEATED))
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:

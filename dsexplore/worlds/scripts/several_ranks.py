@@ -25,6 +25,7 @@ from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.script import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around
+from dsexplore.worlds.simulated.repeated_microbatches import NotAlike
 
 _FOREVER = 1e6
 """Seconds that ranks may take: a script ends when it ends."""
@@ -50,6 +51,8 @@ class RankEnd:
     """Files that it opened for writing."""
     found: WorldFound = field(default_factory=WorldFound)
     """What it shows of its world."""
+    is_unlike: bool = False
+    """Whether its microbatches were not alike after all, so that it has to be played with all of them."""
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
@@ -125,20 +128,29 @@ class Players:
         """Play those ranks, some at a time."""
         for start in range(0, len(ranks), self._together):
             batch = list(ranks[start : start + self._together])
-            ran = run_ranks(
-                _play_one,
-                len(batch),
-                args=(self._program, self._setting, batch, self._folder),
-                backend=None,
-                timeout=_FOREVER,
-                grace=_FOREVER,
-                on_line=partial(_print_line, batch),
-            )
-            self.ends += [
-                outcome.value if outcome.status == "ok" else RankEnd(rank, 1, outcome.traceback or outcome.error)
-                for rank, outcome in zip(batch, ran.outcomes, strict=True)
-            ]
+            ends = self._play_batch(batch)
+            unlike = [end.rank for end in ends if end.is_unlike]
+            if unlike:
+                self._setting = replace(self._setting, repeats=False)
+                ends = [*(end for end in ends if not end.is_unlike), *self._play_batch(unlike)]
+            self.ends += sorted(ends, key=lambda end: batch.index(end.rank))
             work.advance(len(batch))
+
+    def _play_batch(self, batch: list[int]) -> list[RankEnd]:
+        """Play those ranks at a time."""
+        ran = run_ranks(
+            _play_one,
+            len(batch),
+            args=(self._program, self._setting, batch, self._folder),
+            backend=None,
+            timeout=_FOREVER,
+            grace=_FOREVER,
+            on_line=partial(_print_line, batch),
+        )
+        return [
+            outcome.value if outcome.status == "ok" else RankEnd(rank, 1, outcome.traceback or outcome.error)
+            for rank, outcome in zip(batch, ran.outcomes, strict=True)
+        ]
 
     def tables(self, rank: int) -> Tables:
         """What a rank recorded; empty where it left nothing."""
@@ -175,7 +187,7 @@ def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: 
     """In a process of its own: play the rank of this process's place among ``ranks``."""
     rank = ranks[int(os.environ["RANK"])]
     written: dict[str, None] = {}
-    found: list[WorldFound] = []
+    found: list[WorldFound] = []  # one, once the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
     with _watched_files(lambda path: written.setdefault(path), folder):
         played = play(
@@ -185,9 +197,11 @@ def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: 
             earlier_stages(program, setting, folder),
         )
     error = played.error
+    if isinstance(error, NotAlike):
+        return RankEnd(rank, 1, is_unlike=True)
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)
-    return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), *found)
+    return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), found[0])
 
 
 @contextmanager

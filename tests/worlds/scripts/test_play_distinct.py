@@ -80,3 +80,52 @@ def test_a_program_that_fails_is_not_played_on_more_ranks(script: Path) -> None:
 def test_one_way_of_naming_ranks(script: Path) -> None:
     with pytest.raises(dsexplore.UsageError, match="rank=1 and ranks='all': give one of the two"):
         dsexplore.run(script, world_size=10, rank=1, ranks="all")
+
+
+PIPELINE = """\
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+dist.init_process_group("nccl")
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "dp"))
+stage = mesh.get_local_rank("pp")
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).cuda()
+backwards = []
+def sometimes(module, inputs, gradients):
+    backwards.append(1)
+    if len(backwards) % 2:
+        dist.all_reduce(torch.ones(1, device="cuda"))
+if "unlike" in sys.argv:
+    model[1].register_full_backward_pre_hook(lambda module, gradients: sometimes(module, None, gradients))
+fully_shard(model, mesh=mesh["dp"])
+x = torch.zeros(1, 4, device="cuda", requires_grad=stage > 0)
+out = torch.zeros(1, 4, device="cuda", requires_grad=True)
+stage = PipelineStage(model, stage, 2, torch.device("cuda"), x, out, group=mesh.get_group("pp"))
+schedule = ScheduleGPipe(stage, 8, loss_fn=torch.nn.MSELoss())
+batch = torch.zeros(8, 4, device="cuda")
+if stage.is_first:
+    schedule.step(batch)
+else:
+    schedule.step(target=batch)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("arguments", [(), ("unlike",)])
+def test_microbatches_that_are_repeated_are_in_the_trace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    path = tmp_path / "pipeline.py"
+    path.write_text(PIPELINE)
+    try:
+        trace, everyone = (
+            dsexplore.run(path, *arguments, world_size=4, fake=True, ranks=ranks) for ranks in ("distinct", "all")
+        )
+    finally:
+        rank_server.close()
+    assert trace.info.ranks_stood_for == 4
+    assert trace.by_op().rows() == everyone.by_op().rows()
+    assert trace.by_module().rows() == everyone.by_module().rows()
+    assert trace.unmatched().is_empty()
+    assert any("recorded without being run" in note for note in trace.info.notes) == (not arguments)
+    assert not any("recorded without being run" in note for note in everyone.info.notes)

@@ -1,0 +1,69 @@
+"""Parts of a program that record the same each time: watched, compared, and recorded again without being run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsexplore.capture.issued import Issued
+from dsexplore.capture.recorder import in_use
+from dsexplore.capture.recording import Recording
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one run of a part of a program recorded.
+
+    Attributes:
+        issued: its collectives, in program order.
+        calls: how often it called each module, by identity of the `ModuleEntry`.
+    """
+
+    issued: Sequence[Issued] = ()
+    calls: dict[int, int] = field(default_factory=dict)
+
+    def is_like(self, other: Part) -> bool:
+        """Whether both recorded the same, but for the numbers of batches."""
+        return self.calls == other.calls and list(map(_content, self._numbered())) == list(
+            map(_content, other._numbered())
+        )
+
+    def _numbered(self) -> list[tuple[Issued, int | None]]:
+        """The collectives, with the number of their batch within the part."""
+        numbers: dict[int, int] = {}
+        return [
+            (one, None if one.batch is None else numbers.setdefault(one.batch, len(numbers))) for one in self.issued
+        ]
+
+    def repeat(self) -> None:
+        """Record the same once more."""
+        recorder = in_use()
+        recorder.modules.add_calls(self.calls)
+        recorder.repeat(self.issued)
+
+
+def _content(numbered: tuple[Issued, int | None]) -> tuple[Any, ...]:
+    one, batch = numbered
+    return one.raw_op, one.messages, id(one.group), one.rank, one.origin, one.is_async, one.parties, batch
+
+
+def can_repeat() -> bool:
+    """Whether one recording is open, which holds nothing but collectives that take no time."""
+    recordings = in_use().recordings
+    return (
+        len(recordings) == 1
+        and type(recordings[0]) is Recording
+        and recordings[0].kernels is None
+        and recordings[0].simulated
+    )
+
+
+def watched(run: Callable[[], Any]) -> tuple[Any, Part]:
+    """Run a part of a program while one recording is open; return what it returns, and what it recorded."""
+    recorder = in_use()
+    (recording,) = recorder.recordings
+    before, calls = len(recording.issued), recorder.modules.calls()
+    result = run()
+    later = {entry: count - calls.get(entry, 0) for entry, count in recorder.modules.calls().items()}
+    return result, Part(recording.issued[before:], {entry: more for entry, more in later.items() if more})
