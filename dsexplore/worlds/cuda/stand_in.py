@@ -19,7 +19,7 @@ from dsexplore.worlds.cuda.loading import patch_files
 from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
 from dsexplore.worlds.cuda.refused import patch_refused
-from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_tensors
+from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_from_local, patch_tensors
 from dsexplore.worlds.on_import import on_import
 from dsexplore.worlds.patches import Patches
 
@@ -85,6 +85,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_tensors(patches)
     patch_fake_tensors(patches, mode)
     patch_checkpoint(patches)
+    patch_from_local(patches, mode)
     patch_groups(patches, mode)
     patch_kernels(patches)
     patch_refused(patches)

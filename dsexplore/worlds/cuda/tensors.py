@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
@@ -100,6 +102,24 @@ def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
 
     patches.attribute(FakeTensor, "device", property(believed))
     patches.attribute(FakeTensorMode, "dispatch", build(FakeTensorMode.dispatch))
+
+
+def patch_from_local(patches: Patches, mode: StandInMode) -> None:
+    """Make ``DTensor.from_local`` find plain tensors where they are believed to be, also where torch has the mode off.
+
+    It moves them to the device of the mesh. A function of torch calls it with the mode off: ``cross_entropy`` of logits
+    under ``loss_parallel``, for the targets.
+    """
+    original: Callable[..., DTensor] = DTensor.from_local
+
+    @wraps(original)
+    def from_local(*args: Any, **kwargs: Any) -> DTensor:
+        if mode.closed or mode in _get_current_function_mode_stack():
+            return original(*args, **kwargs)
+        with mode:
+            return original(*args, **kwargs)
+
+    patches.attribute(DTensor, "from_local", staticmethod(from_local))
 
 
 def patch_checkpoint(patches: Patches) -> None:

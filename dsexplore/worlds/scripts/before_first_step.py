@@ -1,7 +1,8 @@
-"""What a program's own lines send before its first step: said, as its phase does not show it.
+"""What calls outside any module send before a program's first step: said, as its phase does not show it.
 
-What torch sends while it sets a model, a mesh or a group up has the phase ``start-up``. A line of the program itself,
-such as ``dist.broadcast(parameter, 0)`` in a loop or a barrier, has the phase ``other`` wherever it stands.
+What torch sends while it sets a model, a mesh or a group up has the phase ``start-up``. A call of the program itself,
+or of a framework, such as ``dist.broadcast(parameter, 0)`` in a loop or a barrier, has the phase ``other`` wherever it
+stands.
 """
 
 from __future__ import annotations
@@ -57,6 +58,6 @@ def _said(early: pl.DataFrame) -> str:
     size = format_bytes(int(early["message_bytes"].sum()))
     count = f"{early.height:,} collective{'' if early.height == 1 else 's'}"
     return (
-        f"before the first module ran, the program's own lines sent {count} ({size}; {named}): they belong to the "
+        f"before the first module ran, calls outside any module sent {count} ({size}; {named}): they belong to the "
         "start, not to a step, and have the phase other"
     )

@@ -16,6 +16,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
@@ -108,3 +109,17 @@ def test_random_ops_of_dtensors(draw: Callable[[Any], Any]) -> None:
         assert drawn.is_cuda
         assert drawn.to_local().shape == (2, 8)
         assert not drawn.to_local().equal(torch.ones(2, 8, device="cuda"))
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_loss_of_sharded_logits_takes_targets_that_are_no_dtensor(fake: bool) -> None:
+    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:
+        mesh = init_device_mesh("cuda", (4,))
+        local = torch.ones(6, 8, device="cuda", requires_grad=True)
+        targets = torch.zeros(6, dtype=torch.long, device="cuda")
+        with loss_parallel():
+            loss = nn.functional.cross_entropy(DTensor.from_local(local, mesh, [Shard(1)]), targets)
+            loss.backward()
+        assert local.grad is not None
+        assert local.grad.device.type == "cuda"
+    assert trace.events["op"].to_list() == 3 * ["all_reduce"]  # the largest logit, their sum, and the target's

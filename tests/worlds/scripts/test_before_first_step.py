@@ -24,7 +24,7 @@ def test_is_noted_with_its_lines(tmp_path: Path, fake: bool) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu", fake=fake)
     (note,) = trace.info.notes
-    assert note.startswith("before the first module ran, the program's own lines sent 2 collectives (40 B; ")
+    assert note.startswith("before the first module ran, calls outside any module sent 2 collectives (40 B; ")
     assert "train.py:5): they belong to the start" in note
     assert trace.events["phase"].to_list() == ["other"] * 3
 
