@@ -118,16 +118,22 @@ def _name_parts(groups: list[Group]) -> None:
 
 
 def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
-    """A group that a program made without a mesh gets the axis that its description says, or else its ranks."""
+    """A group that a program made without a mesh gets the axis that its description says, or else its ranks.
+
+    Axes with names count first; the only axis of a mesh without names, such as the world's own, after them.
+    """
     if not groups:
         return
+    meshes = list(meshes)
     named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
+    lines = [along for mesh in meshes if not mesh.mesh_dim_names and mesh.ndim == 1 and (along := _ranks_along(mesh))]
     axes = {axis for along in named for axis in along}
     for group in groups:
         group.axis = group.description if group.description in axes else group.said_axis
-        if not group.axis:
-            found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
-            group.axis = found.pop() if len(found) == 1 else ""
+        for known in (named, lines):
+            if not group.axis:
+                found = {name for along in known for name in axes_of_ranks(group.ranks, along, group.own_rank)}
+                group.axis = found.pop() if len(found) == 1 else ""
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:

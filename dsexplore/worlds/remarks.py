@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from dsexplore.capture.frame_kinds import USER, USER_HOOK, meaningful
@@ -62,5 +62,11 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _at(lines: list[str]) -> str:
     if not lines:
         return ""
-    more = f" and {len(lines) - _LINES} more lines" if len(lines) > _LINES else ""
-    return f" ({', '.join(lines[:_LINES])}{more})"
+    return f" ({named_lines(lines, _LINES)})"
+
+
+def named_lines(lines: Sequence[str], most: int) -> str:
+    """``"train.py:5, train.py:7 and 1 more line"``: lines of a program, so many of them by name."""
+    more = len(lines) - most
+    rest = f" and {more} more line{'' if more == 1 else 's'}" if more > 0 else ""
+    return f"{', '.join(lines[:most])}{rest}"

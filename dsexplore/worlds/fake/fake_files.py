@@ -14,9 +14,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 from torch import serialization
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.serialization import skip_data
 
 from dsexplore.worlds.fake.fake_dispatch import entered
@@ -42,7 +44,9 @@ def patch_files(patches: Patches, remarks: Remarks) -> None:
     patches.attribute(FakeTensor, "__deepcopy__", _copied)
     patches.attribute(FakeTensor, "__reduce_ex__", _pickled(remarks))
     patches.function(torch.save, partial(_without_values, remarks))
+    patches.function(torch._utils._get_restore_location, _location)
     patches.function(torch.set_rng_state, _take_rng_state)
+    patches.attribute(StateDictStager, "_offload_tensor", _offloaded(StateDictStager._offload_tensor))
     patches.attribute(torch, "asarray", _of_storage(torch.asarray))
     on_import(patches, "safetensors.torch", partial(_patch_safetensors, remarks))
 
@@ -60,6 +64,28 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     if tensor.grad is not None:
         made.grad = copy.deepcopy(tensor.grad, memo)
     return made
+
+
+def _offloaded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a fake tensor for ``dcp.async_save`` without copying its memory."""
+
+    @wraps(original)
+    def offload(stager: Any, /, x: torch.Tensor, memo: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
+        if type(x) is not FakeTensor:
+            return original(stager, x, memo, *args, **kwargs)
+        memo[id(x)] = x.detach().clone()
+        return memo[id(x)]
+
+    return offload
+
+
+def _location(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where ``torch.load`` puts a fake tensor: on the CPU where a function of the program would move its storage."""
+
+    def location(device: Any) -> Any:
+        return torch.device("cpu") if callable(serialization._serialization_tls.map_location) else original(device)
+
+    return location
 
 
 def _pickled(remarks: Remarks) -> Callable[..., Any]:
@@ -95,13 +121,16 @@ def _without_values(remarks: Remarks, original: Callable[..., None]) -> Callable
     parameters = signature(original)
 
     def save(*args: Any, **kwargs: Any) -> None:
-        if active_fake_mode() is None:
+        mode = active_fake_mode()
+        if mode is None and threading.current_thread() is not threading.main_thread():
+            mode = entered()  # modes belong to a thread, and ``dcp.async_save`` writes in another
+        if mode is None:
             return original(*args, **kwargs)
         remarks.say(WRITTEN)
         given = parameters.bind(*args, **kwargs)
         if hasattr(given.arguments["f"], "write"):
             given.arguments["f"] = _WithHoles(given.arguments["f"])
-        with skip_data(materialize_fake_tensors=True):
+        with mode, skip_data(materialize_fake_tensors=True):
             return original(*given.args, **given.kwargs)
 
     return save

@@ -307,6 +307,14 @@ def _gathered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _resu
                 setattr(each, _KNOWN, gathered.reshape(each.shape))
 
 
+def _exchanged(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
+    """``all_to_all_single``: the other ranks are taken to send what this one does, as counts of tokens."""
+    output, sent = args[:2]
+    _forget(output)
+    if hasattr(sent, _GUESS) or known_of(sent) is not None:
+        _guess(output, guess_of(sent).mean, guess_of(sent).choices)
+
+
 def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """``cat`` of tensors that are all known."""
     parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
@@ -371,6 +379,7 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_overloads("_amp_update_scale_"), lambda *_: None),  # the scale stays: all gradients are finite
     **dict.fromkeys(_overloads("histc"), _counted),
     **dict.fromkeys([torch.ops.c10d._allgather_base_.default, torch.ops.c10d.allgather_.default], _gathered),
+    torch.ops.c10d.alltoall_base_.default: _exchanged,
     _aten.cat.default: _joined,
 }
 

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
-from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.remarks import Remarks, named_lines
 
 _LINES = 3
 """Lines that the note names."""
@@ -54,7 +54,7 @@ def _remove(handles: list[RemovableHandle]) -> None:
 def _said(early: pl.DataFrame) -> str:
     """Worked example: ``before the first module ran, … sent 2 collectives (8 B; train.py:5): …``."""
     lines = [line for line in early["source"].unique(maintain_order=True).to_list() if line]
-    named = ", ".join(lines[:_LINES]) + (f" and {len(lines) - _LINES} more lines" if len(lines) > _LINES else "")
+    named = named_lines(lines, _LINES)
     size = format_bytes(int(early["message_bytes"].sum()))
     count = f"{early.height:,} collective{'' if early.height == 1 else 's'}"
     return (

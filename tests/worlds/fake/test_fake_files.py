@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel
 
@@ -179,6 +180,23 @@ def test_a_distributed_checkpoint_sends_what_it_sends_on_real_tensors(tmp_path: 
         sent.append(trace.events.select("op", "group_size", "message_bytes").rows())
     assert len(sent[0]) > 5
     assert sent[0] == sent[1]
+
+
+def test_a_checkpoint_that_is_written_meanwhile_has_copies(tmp_path: Path) -> None:
+    with simulate(8, fake=True, device=DEVICE):
+        model, _ = trained(DEVICE)
+        state = {"model": model.state_dict(), "tied": [model.state_dict()], "step": torch.ones(3, device=DEVICE)}
+        dcp.async_save(state, checkpoint_id=tmp_path / "async").result()
+        dcp.load(state, checkpoint_id=tmp_path / "async")
+        copied = StateDictStager().stage({"one": state["step"], "two": [state["step"]]})
+        assert copied["one"] is copied["two"][0] is not state["step"]
+
+
+@pytest.mark.parametrize("where", ["cpu", None, lambda storage, location: storage])
+def test_a_file_is_loaded_where_a_function_of_the_program_would_put_it(where: Any, tmp_path: Path) -> None:
+    with simulate(8, fake=True, device=DEVICE):
+        torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
+        assert torch.load(tmp_path / "a.pt", map_location=where)["a"].device.type == "cpu"
 
 
 def test_files_of_real_tensors_stay_as_they_are(tmp_path: Path) -> None:

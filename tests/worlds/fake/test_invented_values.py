@@ -149,6 +149,10 @@ class TestRouting:
         received = torch.empty(sum(splits), 8)
         dist.all_to_all_single(received, torch.randn(sum(splits), 8), splits, splits)
         assert sum(torch.bincount(routed().flatten(), minlength=6).tolist()) == TOKENS * TOP  # does not divide
+        counts = torch.bincount(routed().flatten(), minlength=EXPERTS)
+        others = torch.empty_like(counts)
+        dist.all_to_all_single(others, counts)
+        assert others.tolist() == counts.tolist()  # the other ranks route as many
 
     def test_by_repeats_and_unique(self) -> None:
         assert torch.repeat_interleave(torch.arange(3), torch.tensor([1, 2, 3])).shape == (6,)
