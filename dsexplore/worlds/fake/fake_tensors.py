@@ -177,7 +177,7 @@ def patch_sharding(patches: Patches) -> None:
 
 
 def patch_reading(patches: Patches, inventor: Inventor) -> None:
-    """Make a program read fake tensors in the ways that do not come by an op: as text, as lists, as arrays."""
+    """Make a program read fake tensors in the ways that do not come by an op: text, lists, arrays, addresses."""
     text, array, numpy, listed = (
         getattr(torch.Tensor, name) for name in ("__format__", "__array__", "numpy", "tolist")
     )
@@ -210,6 +210,17 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
         ("tolist", as_list),
     ):
         patches.attribute(torch.Tensor, name, function)
+    patches.attribute(FakeTensor, "data_ptr", _address)
+
+
+def _address(tensor: FakeTensor) -> int:
+    """An address that no other tensor has but those that share its memory; 0 where there is none.
+
+    torch gives 0 for all fake tensors, so that programs which tell parameters apart by address, as accelerate does to
+    find those of an optimizer, take all for one.
+    """
+    storage = tensor.untyped_storage()
+    return storage._cdata + tensor.storage_offset() * tensor.element_size() if storage.nbytes() else 0
 
 
 def patch_initialisation(patches: Patches) -> None:

@@ -254,3 +254,16 @@ class TestReport:
         assert "values of fake tensors were read" in printed
         assert cli.main(["run", "--world-size", "2", "--value", "train.py=x", str(path)]) == 2
         assert "--value train.py=x: write a line of the script and a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_addresses_tell_memory_apart(device: str) -> None:
+    with simulate(8, fake=True, device=device):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
+        addresses = [parameter.data_ptr() for parameter in model.parameters()]
+        assert len({0, *addresses}) == 5
+        tied = nn.Parameter(model[0].weight.data)
+        assert tied.data_ptr() == model[0].weight.detach().data_ptr() == addresses[0]
+        assert model[0].weight[1:].data_ptr() == addresses[0] + 4 * 4
+        assert torch.empty(0, device=device).data_ptr() == 0
+    assert torch.ones(3, device="meta").data_ptr() == 0
