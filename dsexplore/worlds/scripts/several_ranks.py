@@ -215,7 +215,8 @@ def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None
     def opened(path: object) -> None:
         if watching and isinstance(path, (str, os.PathLike)):
             name = str(Path(os.fspath(path)).absolute())
-            if not name.startswith((own_folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES):
+            is_result = not name.startswith((own_folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES)
+            if is_result and not Path(name).is_dir():  # a temporary file without a name is opened by its folder
                 note(name)
 
     def audit(event: str, args: tuple[Any, ...]) -> None:

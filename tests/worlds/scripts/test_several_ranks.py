@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -13,7 +14,7 @@ from dsexplore.errors import UsageError
 from dsexplore.worlds.real import rank_server
 from dsexplore.worlds.scripts.program import Program
 from dsexplore.worlds.scripts.script import Setting
-from dsexplore.worlds.scripts.several_ranks import RankEnd, parse_ranks, play_ranks, written_by_several
+from dsexplore.worlds.scripts.several_ranks import RankEnd, _watched_files, parse_ranks, play_ranks, written_by_several
 
 SCRIPT = """\
 import os, sys
@@ -112,3 +113,12 @@ def test_files_of_one_rank_are_no_ones_business() -> None:
     assert written_by_several([RankEnd(0, written=("a",)), RankEnd(1, written=("b",))]) == []
     (note,) = written_by_several([RankEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
     assert "and 1 more was opened for writing by 2 of them" in note
+
+
+def test_a_temporary_file_without_a_name_is_no_result(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with _watched_files(seen.append, "/nowhere"):
+        with tempfile.TemporaryFile(dir=tmp_path) as file:
+            file.write(b"kept nowhere")
+        (tmp_path / "a").write_text("kept")
+    assert seen == [str(tmp_path / "a")]
