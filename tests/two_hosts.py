@@ -204,4 +204,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces and processes are gone then, too
     main()
