@@ -182,7 +182,7 @@ class Cluster:
         self.size = described[max(described)][1]
         missing = sorted(set(range(self.size)) - by_rank.keys())
         if missing:
-            raise UsageError(f"{format_ranks(missing)} of {self.size} has no engine: start its job again")
+            raise UsageError(f"no engine for {format_ranks(missing)} of {self.size}: start the engines' job again")
         resolve(self.size, self.mesh or None, 0)
         before = {one.engine: one for one in self._ranks}
         ranks = [before.get(by_rank[rank][-1]) or EngineRank(rank, by_rank[rank][-1]) for rank in range(self.size)]
@@ -280,7 +280,7 @@ class Cluster:
         try:
             return self._client[rank.engine].apply_async(function, *args)
         except IndexError:
-            raise UsageError(f"rank {rank.rank} of {self.size} has no engine: start its job again") from None
+            raise UsageError(f"no engine for rank {rank.rank} of {self.size}: start the engines' job again") from None
 
     def _check_engines(self) -> None:
         """Connect again where the engines are others than before.
@@ -293,7 +293,7 @@ class Cluster:
         waiting = [rank.rank for rank in self._ranks if rank.answer is not None and not rank.answer.ready()]
         if waiting:
             raise UsageError(
-                f"{format_ranks(waiting)} is still busy with an earlier cell, perhaps waiting inside a collective, "
+                f"an earlier cell still runs on {format_ranks(waiting)}, perhaps waiting inside a collective, "
                 "which no interrupt ends: restart the engines' job"
             )
 

@@ -138,7 +138,7 @@ def check_errors(cluster: Cluster) -> None:
     assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
     waiting = cluster.run(cell_of("if rank == 0:\n    dist.all_reduce(x)"), timeout=0.5)
     assert [outcome.status for outcome in waiting.outcomes] == ["stuck", "ok"]
-    with pytest.raises(UsageError, match="rank 0 is still busy with an earlier cell"):
+    with pytest.raises(UsageError, match="an earlier cell still runs on rank 0"):
         cluster.run(cell_of(""))
 
 
@@ -155,7 +155,7 @@ def check_lost_engine(cluster: Cluster) -> None:
     lost = cluster.run(cell_of(body))
     assert [outcome.status for outcome in lost.outcomes] == ["error", "died"]
     assert lost.first_failure == 1
-    with pytest.raises(UsageError, match="rank 1 of 2 has no engine: start its job again"):
+    with pytest.raises(UsageError, match="no engine for rank 1 of 2: "):
         cluster.run(cell_of(""))
 
 
