@@ -82,8 +82,9 @@ class Groups:
         return groups
 
     def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
-        # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh.
-        for mesh in sorted(meshes, key=lambda mesh: -mesh.ndim):
+        # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh, and one
+        # with names before ``dim_0``.
+        for mesh in sorted(meshes, key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
             for name, axis in mesh_groups(mesh):
                 reference, group = self._groups.get(name, (None, None))
                 if reference is None or group is None or group.axis:
@@ -120,20 +121,25 @@ def _name_parts(groups: list[Group]) -> None:
 def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
     """A group that a program made without a mesh gets the axis that its description says, or else its ranks.
 
-    Axes with names count first; the only axis of a mesh without names, such as the world's own, after them.
+    Where no mesh has names or several axes, the world is one line of ranks, and a group of all of it is its ``dim_0``.
     """
     if not groups:
         return
-    meshes = list(meshes)
-    named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
-    lines = [along for mesh in meshes if not mesh.mesh_dim_names and mesh.ndim == 1 and (along := _ranks_along(mesh))]
+    known = [(mesh, along) for mesh in meshes if (along := _ranks_along(mesh))]
+    named = [along for mesh, along in known if mesh.mesh_dim_names]
+    is_line = not named and all(mesh.ndim == 1 for mesh, _ in known)
     axes = {axis for along in named for axis in along}
     for group in groups:
         group.axis = group.description if group.description in axes else group.said_axis
-        for known in (named, lines):
-            if not group.axis:
-                found = {name for along in known for name in axes_of_ranks(group.ranks, along, group.own_rank)}
-                group.axis = found.pop() if len(found) == 1 else ""
+        if not group.axis:
+            found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
+            group.axis = found.pop() if len(found) == 1 else ""
+        if not group.axis and is_line and group.size > 1 and group.size == _world_size():
+            group.axis = "dim_0"
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 0
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:

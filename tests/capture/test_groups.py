@@ -67,7 +67,7 @@ def test_a_mesh_of_an_earlier_group_names_nothing(monkeypatch: pytest.MonkeyPatc
         finally:
             dist.destroy_process_group()
     assert mesh.ndim == 1  # still alive
-    assert names == [("0", "old"), ("0", "")]
+    assert names == [("0", "old"), ("0", "dim_0")]
 
 
 def test_an_unnamed_mesh_counts_its_dims() -> None:

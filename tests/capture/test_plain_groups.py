@@ -123,7 +123,7 @@ def test_a_group_of_the_whole_world_is_the_one_axis_that_has_it() -> None:
         assert axis_of(dist.new_group(range(4))) == "dp"
 
 
-def test_the_only_axis_of_a_world_without_names_counts_after_those_with_names() -> None:
+def test_a_group_of_a_whole_world_without_names_is_its_only_axis() -> None:
     with simulate(4):
         assert axis_of(dist.new_group(range(4))) == axis_of(None) == "dim_0"
         assert axis_of(dist.new_group([0, 1])) == ""

@@ -88,9 +88,9 @@ else:
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def world(rank_server: None) -> Iterator[RankWorld]:
-    """Four ranks for all tests of this module."""
+    """Four ranks, which know no mesh of another program."""
     opened = RankWorld(RANKS)
     opened.open()
     yield opened
