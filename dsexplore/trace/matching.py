@@ -4,7 +4,8 @@ Where the events have the group's own numbers (``group_seq``), those with one nu
 k-th collective that a rank issued in a group is the k-th of every other rank, but for records that begin at different
 collectives, as profilers of several processes do: there a rank's list of ops and sizes is moved along that of the
 longest record until all that both have agrees. Of several such places, as a training loop repeats itself, the times
-decide: a collective ends on all ranks at about the same moment, however far their clocks are apart.
+decide: a collective ends on all ranks at about the same moment, however far their clocks are apart. A record that
+agrees from the first collective on is moved only where the ends agree much better, also if all lists are alike.
 
 Worked example: rank 0 recorded all_gather, all_reduce, all_gather, all_reduce that end at 10, 25, 30 and 47 µs, rank 1
 an all_gather and an all_reduce that end at 1,030 and 1,047 µs. From the first on, the ends differ by 1,020 and 1,022
@@ -13,6 +14,7 @@ an all_gather and an all_reduce that end at 1,030 and 1,047 µs. From the first 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,10 @@ _LEAST = 3
 """Collectives that two records must have in common for one of them to be moved."""
 _CLEARLY = 4
 """How many times less the ends must scatter for a record to be moved that agrees from the first collective on."""
+_PLACES = 256
+"""Places, the nearest first, of which the times decide: a loop of one op and size fits everywhere."""
+_COMPARED = 256
+"""Collectives, from the first that two records have in common, whose ends are compared."""
 _NAMED = 4
 
 Array = np.ndarray[tuple[int], np.dtype[Any]]
@@ -128,8 +134,6 @@ def _places(found: pl.DataFrame) -> list[tuple[str, int, int]]:
     for (group,), of_group in lists.group_by("same_group", maintain_order=True):
         calls = [one.to_numpy() for one in of_group["call"]]
         longest = max(range(len(calls)), key=lambda i: len(calls[i]))
-        if all(len(one) == len(calls[longest]) and (one == calls[longest]).all() for one in calls):
-            continue
         ends = [one.to_numpy() for one in of_group["end"]]
         places = [_place(calls[i], ends[i], calls[longest], ends[longest]) for i in range(len(calls))]
         first = min(places)
@@ -139,14 +143,18 @@ def _places(found: pl.DataFrame) -> list[tuple[str, int, int]]:
 
 def _place(calls: Array, ends: Array, longest: Array, longest_ends: Array) -> int:
     """Where in the longest record another one begins; below 0 before it."""
-    fitting = [place for place in _candidates(calls, longest) if _fits(calls, longest, place)]
-    if not fitting:
+    fits = (place for place in _candidates(calls, longest) if _fits(calls, longest, place))
+    fitting = list(islice(fits, _PLACES))
+    if 0 not in fitting:
+        return min(fitting, key=lambda place: _scatter(ends, longest_ends, place), default=0)
+    at_first = _scatter(ends, longest_ends, 0)
+    most = _in_common(calls, longest, 0)
+    # The ends of few collectives agree by chance somewhere.
+    others = [place for place in fitting if place and 2 * _in_common(calls, longest, place) >= most]
+    if not at_first or not others:
         return 0
-    scatter = {place: _scatter(ends, longest_ends, place) for place in fitting}
-    best = min(fitting, key=lambda place: (scatter[place], abs(place)))
-    if 0 in scatter and not scatter[best] * _CLEARLY < scatter[0]:
-        return 0
-    return best
+    scatter, _, best = min((_scatter(ends, longest_ends, place), abs(place), place) for place in others)
+    return best if scatter * _CLEARLY < at_first else 0
 
 
 def _candidates(calls: Array, longest: Array) -> list[int]:
@@ -156,16 +164,20 @@ def _candidates(calls: Array, longest: Array) -> list[int]:
     return sorted({*behind.tolist(), *(-before).tolist()}, key=abs)
 
 
+def _in_common(calls: Array, longest: Array, place: int) -> int:
+    return min(len(calls) - max(-place, 0), len(longest) - max(place, 0))
+
+
 def _fits(calls: Array, longest: Array, place: int) -> bool:
     ours, theirs = calls[max(-place, 0) :], longest[max(place, 0) :]
-    count = min(len(ours), len(theirs))
+    count = _in_common(calls, longest, place)
     return count >= min(_LEAST, len(calls)) and bool((ours[:count] == theirs[:count]).all())
 
 
 def _scatter(ends: Array, longest_ends: Array, place: int) -> float:
     """Nanoseconds by which the differences of both ranks' ends scatter; infinite where nothing was measured."""
     ours, theirs = ends[max(-place, 0) :], longest_ends[max(place, 0) :]
-    count = min(len(ours), len(theirs))
+    count = min(len(ours), len(theirs), _COMPARED)
     differences = ours[:count] - theirs[:count]
     differences = differences[~np.isnan(differences)]
     return float(np.median(np.abs(differences - np.median(differences)))) if differences.size > 1 else np.inf

@@ -91,6 +91,19 @@ def test_a_record_that_ends_early_is_matched_from_its_first_collective() -> None
     assert found.filter(rank=1)["number"].to_list() == [0, 1, 2, 3, 4]
 
 
+def test_lists_that_are_alike_but_begin_apart_are_matched_by_their_ends() -> None:
+    calls = [("all_gather", 64, 1_000 * i + i**3) for i in range(60)]
+    found = numbered(tables([calls[1:56], calls[1:56], calls[5:60]], clocks=[0, 10**6, -(10**6)]).events, GROUPS)
+    assert found.filter(rank=2)["number"].to_list() == list(range(4, 59))
+
+
+def test_ends_of_few_collectives_that_agree_by_chance_move_no_record() -> None:
+    calls = [("all_gather", 64, end) for end in (1_000, 2_000, 3_500, 9_000, 14_000, 15_000, 16_500)]
+    late = [(op, size, end + wait) for (op, size, end), wait in zip(calls, (0, 9, 0, 8, 7, 0, 9), strict=True)]
+    found = numbered(tables([calls, late, calls]).events, GROUPS)
+    assert found.filter(rank=1)["number"].to_list() == list(range(7))
+
+
 def test_ranks_that_called_other_things_are_matched_by_position() -> None:
     calls = [
         ("all_reduce", 64, 1_000),
