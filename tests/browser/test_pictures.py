@@ -1,10 +1,11 @@
-"""The pictures of the README: a real model's explorer and static view, light and dark.
+"""The pictures of the README: headline, timeline and tree of a real model's step, and its explorer, light and dark.
 
 After a change to a view, copy ``artefacts/readme_*.png`` to ``docs/``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,25 +42,45 @@ with dsexplore.simulate(mesh="dp=2,tp=4", fake=True) as mesh:
 ]
 
 
+@pytest.fixture
+def sharp(browser: Any) -> Iterator[Any]:
+    """A page with four pixels where others have one."""
+    context = browser.new_context(viewport={"width": 1360, "height": 1900}, device_scale_factor=2)
+    context.set_default_timeout(180_000)
+    yield context.new_page()
+    context.close()
+
+
+def top_of(view: Any) -> dict[str, float]:
+    """The place of a static view's headline, timeline and tree."""
+    whole, tree = view.bounding_box(), view.locator(".tree").bounding_box()
+    return {**whole, "height": tree["y"] + tree["height"] - whole["y"] + 6}
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_pictures_of_a_real_model(lab: Any, page: Any, shot: Any, dark: bool) -> None:
-    theme = "dark" if dark else "light"
-    page.set_viewport_size({"width": 1280, "height": 1900})
+def test_pictures_of_a_real_model(lab: Any, sharp: Any, shot: Any, dark: bool) -> None:
+    theme, page = "dark" if dark else "light", sharp
     lab.write(f"pictures_{theme}.ipynb", CELLS)
     lab.open(page, f"pictures_{theme}.ipynb", dark=dark)
     lab.run_all(page)
     page.wait_for_selector(".dsx-tree[data-ready]")
     page.wait_for_selector(".dsx-plot[data-drawn]")
+    page.wait_for_selector("canvas[data-drawn]")
     before = page.get_attribute(".dsx-plot", "data-drawn")
     page.locator(".dsx-body .dsx-row", has_text="×8").first.click()
     page.wait_for_function("n => document.querySelector('.dsx-plot').dataset.drawn !== n", arg=before)
+    view = page.locator(".jp-OutputArea-output .dsx:visible", has=page.locator(".part")).last
+    view.locator("details", has_text="×8").last.locator("> summary").click()  # the layers' own row
     page.mouse.move(0, 0)
     page.wait_for_timeout(400)
-    pictures = {
-        "explorer": page.locator(".dsx-explorer"),
-        "static": page.locator(".jp-OutputArea-output .dsx:visible", has=page.locator(".part")).last,
-    }
-    for name, place in pictures.items():
-        assert place.is_visible()
-        assert "×8" in place.inner_text()
-        assert shot(place, f"readme_{name}_{theme}").stat().st_size < 200_000
+    explorer = page.locator(".dsx-explorer")
+    assert "×8" in explorer.inner_text()
+    taken = [shot(explorer, f"readme_explorer_{theme}", scale="css")]
+    view.scroll_into_view_if_needed()
+    clip = top_of(view)
+    for seen in (".headline .bar", ".tl", ".thin"):
+        found = view.locator(seen).first.bounding_box()
+        assert clip["y"] <= found["y"] <= clip["y"] + clip["height"] - found["height"], seen
+    taken.append(shot(page, f"readme_step_{theme}", clip=clip))
+    for path in taken:
+        assert path.stat().st_size < 500_000

@@ -25,7 +25,7 @@ STYLE = """
 .dsx .tree{min-width:calc(var(--dsx-width)*var(--dsx-size)/13);border-top:1px solid var(--dsx-line)}
 .dsx .row{display:flex;align-items:baseline;padding:1px 4px 1px 0;gap:4px;min-height:24px}
 .dsx .row.head{font-weight:600;font-size:var(--dsx-small);border-bottom:1px solid var(--dsx-line)}
-.dsx .row .n{flex:1 1 0;min-width:200px;max-width:560px;overflow-wrap:break-word;position:sticky;left:0;z-index:1;
+.dsx .row .n{flex:1 1 0;min-width:260px;max-width:560px;overflow-wrap:break-word;position:sticky;left:0;z-index:1;
 background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-16px}
 .dsx .row:hover,.dsx .row:hover .n{background:linear-gradient(var(--dsx-shade),var(--dsx-shade)),var(--dsx-bg)}
 .dsx .row .n *{text-indent:0}
@@ -105,7 +105,7 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
     body: list[str] = []
     for row in reversed(rows):
         (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
-    width = 230 + sum(_WIDTHS[kind] for _, _, kind in titles)
+    width = 290 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
         f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 16)}</span>'
         for title, explanation, kind in titles
