@@ -27,14 +27,14 @@ def show(page: Any, trace: Trace, folder: Path, **options: Any) -> None:
 def columns(explorer: Any, title: str) -> list[float]:
     rows = len(explorer.widget.labels)
     values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, rows)
-    place = explorer.widget.columns[[name for name, _ in explorer.widget.titles].index(title)]
+    place = explorer.widget.columns[[name for name, *_ in explorer.widget.titles].index(title)]
     return values[place].tolist() if place >= 0 else [0.0] * rows
 
 
 def compare(page: Any, explorer: Any) -> None:
     """The page has what Python answers in a notebook: every column of the tree, the events, and how many."""
-    for title, _ in explorer.widget.titles:
-        assert page.evaluate(COLUMN, title) == columns(explorer, title), title
+    for title, *_ in explorer.widget.titles:
+        assert page.evaluate(COLUMN, title) == pytest.approx(columns(explorer, title), rel=1e-6), title
     assert len(page.evaluate(CHOSEN)) == len(explorer.selection)
     sent = explorer.widget.timeline["boxes"]
     for name in ("begin", "end", "level"):  # drawn in another order
