@@ -14,7 +14,8 @@ from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.page import html
-from dsexplore.views.parameter_day.parameter_day_view import day_html
+from dsexplore.views.parameter_day.parameter_day_view import day_html, shards_of
+from dsexplore.views.sharding.sharding_view import ShardingView
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.pivot import Mask
@@ -88,10 +89,18 @@ class Chosen:
         """The tables below: collectives with cause and source line, parameters, redistributes."""
         mask = self.mask
         sizes: Sizes = "wire" if self.codes.kind_of_sizes == WIRE else "message"
-        body = "" if self.day is None else f"<div>{day_html(replace(self.day, sizes=sizes))}</div>"
+        body = "" if self.day is None else f"<div>{day_html(replace(self.day, sizes=sizes))}{self._shards}</div>"
         body += self._collectives(mask) if self.title else ""
         body += causes_part(self.codes.causes(mask, MOST_CAUSES), not self.title, clickable=True)
         return f'<div class="dsx">{body}</div>' if body else ""
+
+    @property
+    def _shards(self) -> str:
+        """The picture of the followed parameter's shards; empty of a plain tensor, which every rank holds whole."""
+        plan = None if self.day is None else shards_of(self.day)
+        if plan is None:
+            return ""
+        return f'<p class="dim">A rank that is chosen here is picked on the map too.</p>{ShardingView(plan).html()}'
 
     def _filters_without_list(self) -> str:
         """The filters that the lists cannot show: by several values, or by one that the trace does not hold."""

@@ -360,6 +360,7 @@ class Explorer:
         "cell": _on_cell,
         "link": _on_link,
         "parameter": lambda self, event: self.parameter(str(event["name"])),
+        "rank": lambda self, event: self.talks_to(int(event["rank"])),
         "drop": _on_drop,
         "lanes": _on_lanes,
     }

@@ -235,7 +235,7 @@ def zoomed(drawing: PanelDrawing, window: Zoom, frame: Frame, times: str) -> Pan
         frame=frame,
         first_row=window.rows[0],
         first_column=window.columns[0],
-        heading=f"the first shards, {times} times larger",
+        heading=f"{window.whose}, {times} times larger",
     )
 
 

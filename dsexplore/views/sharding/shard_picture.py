@@ -69,7 +69,13 @@ background:var(--lit,none);outline:var(--ring,none)}
 )
 
 
-def picture_html(tensor: Placed, shared: Shared, most_blocks: int = 96, with_zoom: bool = True) -> str:
+def picture_html(
+    tensor: Placed,
+    shared: Shared,
+    most_blocks: int = 96,
+    with_zoom: bool = True,
+    around: tuple[int, tuple[int, ...]] | None = None,
+) -> str:
     """The picture of one tensor; a sentence where there is nothing to draw.
 
     Args:
@@ -77,13 +83,16 @@ def picture_html(tensor: Placed, shared: Shared, most_blocks: int = 96, with_zoo
         shared: colours and ranks of the sharding that it is of.
         most_blocks: of more shards, those that are alike are drawn as one.
         with_zoom: whether the first shards of such are drawn large beside it.
+        around: a rank and its place in the mesh, around whose shards they are drawn instead of the first.
     """
     if not tensor.numel:
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
     drawn = picture(tensor, most_blocks)
     frame = picture_frame(tensor, drawn)
     titles = Titles(tensor, shared)
-    window = zoom(tensor, drawn) if with_zoom else None
+    rank, at = around or (-1, None)
+    whose = "the first shards" if at is None else f"shards around rank {rank:,}'s"
+    window = zoom(tensor, drawn, at, whose) if with_zoom else None
     drawings = [PanelDrawing(tensor, drawn, panel, frame, titles) for panel in drawn.panels]
     panels = [each.html(window, with_empty=each is drawings[-1]) for each in drawings]
     if window is not None:

@@ -77,6 +77,12 @@ class ShardingView(View):
 
         return sharding_figure(self._sharding, kind, tensor, optimizer, state_dtype, gradient_dtype)
 
+    def explore(self) -> Any:
+        """A tensor and any rank to choose: its shards are drawn large, with those around them, on 16,384 ranks too."""
+        from dsexplore.views.sharding.sharding_explorer import explorer  # ipywidgets are loaded when asked for
+
+        return explorer(self._sharding)
+
 
 def _headline(shown: Sharding, tensor: Placed) -> str:
     return (

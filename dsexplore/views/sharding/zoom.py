@@ -1,4 +1,4 @@
-"""The first shards of a picture whose shards are too many to be drawn one by one, large enough to be seen."""
+"""Some shards of a picture whose shards are too many to be drawn one by one, large enough to be seen."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dsexplore.views.sharding.shard_blocks import Panel, Picture, Stretch, block
 
 SHARDS = 5
 """Shards of a dim that a zoom shows."""
+_MOST_SHARDS = 65_536
+"""Shards of a dim among which a rank's are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +24,31 @@ class Zoom:
     rows: Range
     columns: Range
     picture: Picture
+    whose: str = "the first shards"
 
 
-def zoom(tensor: Placed, drawn: Picture) -> Zoom | None:
-    """The window on the first shards of the dims that are folded; None where no dim is, or shards lie scattered."""
-    down, across = (_first_shards(tensor, *dim) for dim in ((drawn.rows, drawn.down), (drawn.columns, drawn.across)))
+def zoom(
+    tensor: Placed, drawn: Picture, at: Sequence[int] | None = None, whose: str = "the first shards"
+) -> Zoom | None:
+    """The window on some shards of the dims that are folded; None where no dim is, or shards lie scattered.
+
+    Args:
+        tensor: what is drawn.
+        drawn: the picture of all of it.
+        at: the place in the mesh of the rank around whose shards the window is; None for the first shards.
+        whose: the shards in words.
+    """
+    down, across = (
+        _shards(tensor, dim, stretches, at)
+        for dim, stretches in ((drawn.rows, drawn.down), (drawn.columns, drawn.across))
+    )
     if down is None and across is None:
         return None
     rows, columns = _extent(down), _extent(across)
     if rows is None:
-        rows = 0, _beside(columns, HEIGHT / WIDTH, drawn.rows, tensor)
+        rows = _beside(columns, HEIGHT / WIDTH, drawn.rows, tensor, at)
     if columns is None:
-        columns = 0, _beside(rows, WIDTH / HEIGHT, drawn.columns, tensor)
+        columns = _beside(rows, WIDTH / HEIGHT, drawn.columns, tensor, at)
     kept = (
         [_clipped(part, rows) for part in (down or drawn.down)],
         [_clipped(part, columns) for part in (across or drawn.across)],
@@ -43,7 +58,35 @@ def zoom(tensor: Placed, drawn: Picture) -> Zoom | None:
     others = [Stretch((), places)] if places else []
     blocks = tuple(block_of(row, column, others) for row in shown_rows for column in shown_columns)
     panel = Panel(drawn.panels[0].fixed, blocks, places)
-    return Zoom(rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)))
+    return Zoom(
+        rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)), whose
+    )
+
+
+def _shards(
+    tensor: Placed, dim: int | None, stretches: Sequence[Stretch], at: Sequence[int] | None
+) -> list[Stretch] | None:
+    """Shards side by side: those around a rank's, else those at the beginning of the first folded stretch of a dim.
+
+    None where no stretch of the dim is folded, or the rank's shard is in none that is.
+    """
+    if at is None or dim is None or not any(stretch.folded > 1 for stretch in stretches):
+        return _first_shards(tensor, dim, stretches)
+    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
+    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    every = itertools.islice(itertools.product(*(range(cut.parts) for cut in cuts)), _MOST_SHARDS)
+    held = ((tuple(held_ranges(tensor.shape[dim], cuts, places)), places) for places in every)
+    own = [int(tensor.axes[number](at)) for number in numbers]
+    in_order = sorted((ranges, places) for ranges, places in held if len(ranges) == 1)
+    mine = [i for i, (_, places) in enumerate(in_order) if list(places) == own]
+    if not mine:
+        return None
+    first = min(max(mine[0] - SHARDS // 2, 0), max(len(in_order) - SHARDS, 0))
+    found = [
+        Stretch(ranges, tuple((number, (here, here + 1)) for number, here in zip(numbers, places, strict=True)))
+        for ranges, places in in_order[first : first + SHARDS]
+    ]
+    return found if len(found) > 1 else None
 
 
 def _first_shards(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
@@ -73,11 +116,15 @@ def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
     return None if stretches is None else (stretches[0].ranges[0][0], stretches[-1].ranges[0][1])
 
 
-def _beside(window: Range | None, ratio: float, dim: int | None, tensor: Placed) -> int:
-    """How many indices of the other dim a window shows, so that it has the shape of a picture."""
+def _beside(window: Range | None, ratio: float, dim: int | None, tensor: Placed, at: Sequence[int] | None) -> Range:
+    """The indices of the other dim that a window shows, so that it has the shape of a picture; from a rank's own on."""
     if dim is None or window is None:
-        return 1
-    return min(tensor.shape[dim], max(1, round((window[1] - window[0]) * ratio)))
+        return 0, 1
+    length = tensor.shape[dim]
+    wide = min(length, max(1, round((window[1] - window[0]) * ratio)))
+    own = tensor.ranges(tuple(at))[dim] if at is not None else ()
+    first = min(own[0][0], length - wide) if own else 0
+    return first, first + wide
 
 
 def _clipped(stretch: Stretch, window: Range) -> Stretch:

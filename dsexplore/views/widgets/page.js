@@ -79,6 +79,10 @@ function assemble({ model, store, el, figure }) {
     place.addEventListener("keydown", ask);
   }
   drawing.addEventListener("keydown", roam);
+  // A rank that is chosen in the picture of a parameter's shards.
+  details.addEventListener("change", ({ target }) => {
+    if (target.matches(".ranks input")) model.send({ type: "rank", rank: Number(target.parentNode.textContent.replace(/\D/g, "")) });
+  });
   return parts;
 }
 

@@ -67,3 +67,17 @@ def test_its_explorer_has_it_picked(day: ParameterDay) -> None:
     assert explorer.selection.events.equals(day.trace.events)
     assert 0 < len(explorer.selection) <= len(Trace(day.tables))
     assert "only what is sent for" in explorer.widget.status
+
+
+def test_a_rank_of_its_sharding_picture_is_a_pick_too(day: ParameterDay) -> None:
+    explorer = day.explore()
+    assert 'class="ranks"' in explorer.widget.details
+    explorer.widget._handle_custom_msg({"type": "rank", "rank": 2}, [])
+    assert isinstance(explorer.selection, Trace)
+    wanted = set(Trace(day.tables).world_map().talks_to(2).events["seq"]) & set(day.trace.events["seq"])
+    assert set(explorer.selection.events["seq"]) == wanted
+    assert "rank 2 on the map" in explorer.widget.status
+    explorer.widget._handle_custom_msg({"type": "drop", "part": "map"}, [])
+    assert explorer.selection.events.equals(day.trace.events)
+    explorer.widget._handle_custom_msg({"type": "drop", "part": "parameter"}, [])
+    assert 'class="ranks"' not in explorer.widget.details

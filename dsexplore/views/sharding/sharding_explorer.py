@@ -1,0 +1,70 @@
+"""The explorer of a `Sharding`: a tensor and any rank of the mesh to choose, whose shards are drawn large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.errors import UsageError
+from dsexplore.sharding.layout import Sharding, index_text
+from dsexplore.sharding.tensor import Placed
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.sharding.placement_tables import axis_table
+from dsexplore.views.sharding.shard_picture import STYLE, picture_html
+from dsexplore.views.sharding.shared import Shared
+
+
+def explorer(shown: Sharding) -> Any:
+    """A list of tensors, a box for a rank, and the picture of the tensor with a zoom on the rank's shards.
+
+    ``explorer.zoom(rank)`` and ``explorer.choose(tensor)`` do what the boxes do; ``explorer.held`` is what the rank
+    holds of the tensor: a range of indices per dim, several where they lie apart.
+    """
+    import ipywidgets
+
+    shared, names = Shared(shown), [tensor.name for tensor in shown.tensors]
+    tensor = ipywidgets.Dropdown(options=names, description="tensor")
+    rank = ipywidgets.IntText(value=int(shared.sample.numbers[0]), description="rank")
+    picture, box = ipywidgets.HTML(), ipywidgets.VBox()
+
+    def chosen() -> Placed:
+        return shown.tensors[names.index(tensor.value)]
+
+    def draw(_: Any = None) -> None:
+        try:
+            at = shown.mesh.coordinates(rank.value)
+        except UsageError as error:
+            picture.value = f'<div role="status">{html.escape(error, 300)}</div>'
+            return
+        box.held = chosen().ranges(at)
+        picture.value = _drawn(shared, chosen(), rank.value, at)
+
+    def zoom(wanted: int) -> None:
+        shown.mesh.coordinates(wanted)  # raises where there is no such rank
+        rank.value = wanted
+
+    def choose(name: str) -> None:
+        if name not in names:
+            raise UsageError(f"choose({name!r}): no such tensor; the first are {', '.join(names[:4])}")
+        tensor.value = name
+
+    for control in (tensor, rank):
+        control.observe(draw, "value")
+    box.children = [*([tensor] if len(names) > 1 else []), rank, picture]
+    box.zoom, box.choose, box.picture = zoom, choose, picture
+    draw()
+    return box
+
+
+def _drawn(shared: Shared, tensor: Placed, rank: int, at: tuple[int, ...]) -> str:
+    """What the rank holds in words, what each axis does, and the picture, zoomed where its shards are many."""
+    axes = zip(shared.mesh.axes, at, strict=True)
+    where = ", ".join(f"{html.name(axis, 30)} {place}" for axis, place in axes)
+    ranges = tensor.ranges(at)
+    size = tensor.dtype.itemsize
+    for dim in ranges:
+        size *= sum(stop - start for start, stop in dim)
+    held = f"holds {html.escape(index_text(ranges), 200)} of {html.name(tensor.name)}, {format_bytes(size)}"
+    said = f'<p role="status"><b>rank {rank:,}</b> ({where}) {held if size else "holds nothing of it"}</p>'
+    body = axis_table(tensor, shared) + picture_html(tensor, shared, around=(rank, at))
+    return html.fragment(said + body, STYLE)
