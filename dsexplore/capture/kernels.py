@@ -73,7 +73,11 @@ class KernelRecording:
         self.rows: list[tuple[int, Phase, OpCost, Sums]] = []
         """Segment, phase, what one op costs (its FLOPs and bytes are in the sums), sums."""
         self.segments: list[Segment] = []
+        self.marks: list[tuple[Any, int]] = []
+        """What `mark` was given, with the segment that begins there and goes on with the one before it."""
         self._segment: dict[tuple[Any, ...], Sums] = {}
+        self._continued = False
+        """Whether ops of this segment stand before a mark."""
         self._step = 0
         self._last: tuple[Phase, ModuleEntry | None] = ("other", None)
         self._optimizing = 0
@@ -107,6 +111,15 @@ class KernelRecording:
         self._end_segment()
         self._node = (None, None)
 
+    def mark(self, label: Any) -> None:
+        """Note a place in program order. The segment is divided there, so that rows and the largest sum of bytes are
+        known on both sides; whoever reads `marks` joins the parts again."""
+        if len(self.issued) != self._seen or len(self.steps) != self._step:
+            self._meet_collectives()
+        self._continued = self._continued or bool(self._segment)
+        self._close_segment()
+        self.marks.append((label, len(self.segments)))
+
     def dtensor_op(self) -> None:
         """An op on DTensors is taken apart by the CPU."""
         phase, module = self._where()
@@ -121,7 +134,7 @@ class KernelRecording:
         phase, module = self._where()
         self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
         self.memory.made(returned, "optimizer" if phase == "optimizer" else "activations")
-        if phase != self._last[0] and self._segment:
+        if phase != self._last[0] and (self._segment or self._continued):
             self._end_segment()
         self._last = phase, module
         if role == op_costs.FREE:
@@ -192,6 +205,10 @@ class KernelRecording:
 
     def _end_segment(self) -> None:
         self._fused.end(set())
+        self._close_segment()
+        self._continued = False
+
+    def _close_segment(self) -> None:
         phase, module = self._last
         number = len(self.segments)
         self.rows += [(number, key[1], key[2], sums) for key, sums in self._segment.items()]

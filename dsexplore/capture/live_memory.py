@@ -23,7 +23,9 @@ _BEFORE = -1
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
+    """One storage."""
+
     size: int
     use: Use
     since: int
@@ -37,15 +39,16 @@ class LiveMemory:
     """Counts bytes by use; `end_segment` returns the largest sum since it was last called."""
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self._now = dict.fromkeys(USES, 0)
         self._total = 0
         self._peak = 0
         self._at_peak = dict(self._now)
+        self._storages = self._at_peak_storages = 0
+        """How many storages there have been, and how many at the segment's largest sum."""
         self._before = dict.fromkeys(USES, 0)
         self._segment = 0
-        self._storages = 0
-        self._moves: list[tuple[int, int, int, Use, Use]] = []
+        self._moves: list[tuple[int, int, int, int, Use, Use]] = []
         self._rows: list[tuple[int, dict[Use, int]]] = []
         self._resize: Callable[..., Any] | None = None
 
@@ -94,9 +97,12 @@ class LiveMemory:
                     self._before[held.use] -= held.size
                     self._before[use] += held.size
                 else:
-                    self._moves.append((held.since, self._segment, held.size, held.use, use))
+                    self._moves.append((held.since, self._segment, held.size, held.number, held.use, use))
                     self._now[held.use] -= held.size
                     self._now[use] += held.size
+                    if held.number <= self._at_peak_storages and self._at_peak[held.use] >= held.size:
+                        self._at_peak[held.use] -= held.size
+                        self._at_peak[use] += held.size
                 held.use = use
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -113,30 +119,36 @@ class LiveMemory:
         """The number of the storage of a tensor that was made or met."""
         return self._held[tensor.untyped_storage()._cdata].number
 
+    def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
+        """Count tensors that no op was seen to make as activations, and return what is known of each from now on."""
+        found = list(tensors)
+        self.made(found, "activations")
+        return [self._held[tensor.untyped_storage()._cdata] for tensor in found]
+
     def end_segment(self) -> None:
         """End a segment: its largest sum becomes a row of `rows`."""
-        self._rows.append((self._segment, self._at_peak))
+        self._rows.append((self._at_peak_storages, self._at_peak))
         self._segment += 1
-        self._peak, self._at_peak = self._total, dict(self._now)
+        self._new_peak()
 
     def rows(self) -> list[dict[Use, int]]:
         """Bytes by use at the largest sum of each segment."""
         rows = [dict(levels) for _, levels in self._rows]
-        for since, until, size, before, use in self._moves:
-            for row in rows[since:until]:
-                if row[before] >= size:
-                    row[before] -= size
-                    row[use] += size
+        for since, until, size, number, before, use in self._moves:
+            for place in range(since, until):
+                if number <= self._rows[place][0] and rows[place][before] >= size:
+                    rows[place][before] -= size
+                    rows[place][use] += size
         for row in rows:
             for use in USES:
                 row[use] += self._before[use]
         return rows
 
-    def _hold(self, storage: torch.UntypedStorage, use: Use) -> _Held:
+    def _hold(self, storage: torch.UntypedStorage, use: Use) -> Held:
         key = storage._cdata
         reference = weakref.ref(storage, lambda _gone: self._free(key))
         self._storages += 1
-        held = self._held[key] = _Held(storage.nbytes(), use, self._segment, reference, self._storages)
+        held = self._held[key] = Held(storage.nbytes(), use, self._segment, reference, self._storages)
         return held
 
     def _free(self, key: int) -> None:
@@ -148,4 +160,7 @@ class LiveMemory:
         self._now[use] += size
         self._total += size
         if self._total > self._peak:
-            self._peak, self._at_peak = self._total, dict(self._now)
+            self._new_peak()
+
+    def _new_peak(self) -> None:
+        self._peak, self._at_peak, self._at_peak_storages = self._total, dict(self._now), self._storages

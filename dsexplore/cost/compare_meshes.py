@@ -146,6 +146,7 @@ def compare_meshes(
     keep: Callable[[Mapping[str, int]], bool | str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     processes: int | None = None,
+    every_layer: bool = False,
 ) -> MeshComparison:
     """Trace a program on every mesh of so many ranks, and compare the predicted steps.
 
@@ -159,6 +160,9 @@ def compare_meshes(
         keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
         cache: a folder where traces are kept, by the content of ``build``.
         processes: how many traces are made at a time; as many as there are processors unless given.
+        every_layer: run all layers. Else, of many consecutive layers with the same parts, shapes and settings, four are
+            run, and the others repeat one of these where two of them do the same; a layer that does something else by
+            its number alone, which nothing in it shows, would be missed.
 
     Returns:
         the meshes, the fastest first.
@@ -181,7 +185,7 @@ def compare_meshes(
         if reason:
             candidates.append(MeshCandidate(sizes, None, reason))
         else:
-            wanted += _jobs(sizes, content, folder)
+            wanted += _jobs(sizes, content, folder, every_layer)
     notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)))
     by_mesh: dict[str, list[_Job]] = {}
     for job in wanted:
@@ -211,6 +215,7 @@ class _Job:
     sizes: Mapping[str, int]
     rank: int
     file: Path
+    every_layer: bool
 
 
 def _text(sizes: Mapping[str, int]) -> str:
@@ -239,7 +244,7 @@ def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping
     return "" if kept else "left out by keep"
 
 
-def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path) -> list[_Job]:
+def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, every_layer: bool) -> list[_Job]:
     """The ranks to trace: one of each kind of stage."""
     stages = sizes.get(_PIPELINE, 1)
     axes = list(sizes)
@@ -248,8 +253,8 @@ def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path) -> list[_Job]:
         stride *= sizes[axis]
     jobs = []
     for stage in sorted({0, stages // 2, stages - 1}):
-        name = hashlib.sha256(content + f"{_text(sizes)} {stage}".encode()).hexdigest()[:24]
-        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet"))
+        name = hashlib.sha256(content + f"{_text(sizes)} {stage} {every_layer}".encode()).hexdigest()[:24]
+        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", every_layer))
     return jobs
 
 
@@ -301,7 +306,7 @@ def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
 def _trace_one(build: Build, job: _Job) -> None:
     """Trace one rank into its file; where the program cannot use the mesh, the reason into a text beside it."""
     try:
-        save_tables(trace_rank(build, job.sizes, job.rank), job.file)
+        save_tables(trace_rank(build, job.sizes, job.rank, every_layer=job.every_layer), job.file)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         job.file.with_suffix(".txt").write_text(f"{type(error).__name__}: {first}", encoding="utf-8")

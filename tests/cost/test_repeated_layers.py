@@ -1,0 +1,301 @@
+"""Traces of models with many alike layers, of which few are run: equal, row by row, to those of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed._tensor import Replicate, Shard
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from dsexplore.cost import repeated_layers as layers_module
+from dsexplore.cost.traced_rank import trace_rank
+from dsexplore.trace.tables import Tables
+from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
+
+WIDTH, LAYERS = 32, 8
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int = 0, hidden: int = 2 * WIDTH) -> None:
+        super().__init__()
+        self.number = number
+        self.norm = nn.RMSNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, hidden, bias=False)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    """Layers between an embedding and an output, where it has these."""
+
+    def __init__(self, layers: list[Layer], first: bool = True, last: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, WIDTH) if first else None
+        self.layers = nn.ModuleList(layers)
+        self.output = nn.Linear(WIDTH, 100, bias=False) if last else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x) if self.output is not None else x
+
+
+def shard(model: Stack, mesh: DeviceMesh, checkpointed: bool, keep_gathered: bool = False) -> None:
+    """Tensor parallel where the mesh has such an axis, checkpointing, FSDP2 where it has the axis dp."""
+    for number, layer in enumerate(model.layers):
+        if mesh["tp"].size() > 1:
+            plan: dict[str, Any] = {
+                "norm": SequenceParallel(),
+                "up": ColwiseParallel(input_layouts=Shard(1)),
+                "down": RowwiseParallel(output_layouts=Shard(1)),
+            }
+            parallelize_module(layer, mesh["tp"], plan)
+        if checkpointed:
+            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+    if mesh["tp"].size() > 1:
+        ends: dict[str, Any] = {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh["tp"], {name: ends[name] for name in ends if getattr(model, name) is not None})
+    if mesh["dp"].size() > 1:
+        for number, layer in enumerate(model.layers):
+            is_last = number == len(model.layers) - 1
+            fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=not (keep_gathered or is_last))
+        fully_shard(model, mesh=mesh["dp"], reshard_after_forward=not keep_gathered)
+
+
+def build(
+    mesh: DeviceMesh,
+    *,
+    checkpointed: bool = False,
+    clips: bool = False,
+    times: int = 1,
+    model: Callable[[], Stack] = lambda: Stack([Layer(number) for number in range(LAYERS)]),
+) -> Callable[[], None]:
+    """One step of as many backwards as asked for."""
+    made = model()
+    shard(made, mesh, checkpointed)
+    optimizer = torch.optim.AdamW(made.parameters())
+    tokens = torch.randint(100, (2, 8))
+
+    def step() -> None:
+        for _ in range(times):
+            F.cross_entropy(made(tokens).flatten(0, 1), tokens.flatten()).backward()
+        if clips:
+            nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def build_pipeline(mesh: DeviceMesh, *, microbatches: int = 7, scale: bool = True) -> Callable[[], None]:
+    """Two stages of as many layers each, FSDP2 inside, 1F1B."""
+    number = mesh["pp"].get_local_rank()
+    part = Stack([Layer(one) for one in range(LAYERS)], first=number == 0, last=number == 1)
+    shard(part, mesh, checkpointed=True, keep_gathered=True)
+    tokens = torch.randint(100, (2, 8))
+    hidden = torch.empty(2, 8 // mesh["tp"].size(), WIDTH, requires_grad=True)
+    made = PipelineStage(
+        *(part, number, 2, torch.device("cpu")),
+        input_args=(tokens if number == 0 else hidden,),
+        output_args=(hidden if number == 0 else torch.empty(2, 8, 100),),
+        group=mesh.get_group("pp"),
+    )
+    run = Schedule1F1B(
+        made,
+        n_microbatches=microbatches,
+        loss_fn=lambda out, labels: F.cross_entropy(out.flatten(0, 1), labels.flatten()),
+        scale_grads=scale,
+    )
+    optimizer = torch.optim.AdamW(part.parameters())
+    whole = tokens.repeat(microbatches, 1)
+
+    def step() -> None:
+        run.step(*((whole,) if number == 0 else ()), **({"target": whole} if number else {}), return_outputs=False)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def numbered(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with process groups by number: each run of a program makes groups with names of their own."""
+    return frame.with_columns(pl.col("group").rle_id()) if "group" in frame.columns else frame
+
+
+def same(one: Tables, other: Tables) -> None:
+    for name in ("events", "kernels", "memory", "parameters", "groups", "modules"):
+        left, right = (numbered(getattr(tables, name)) for tables in (one, other))
+        assert left.height == right.height, name
+        different = [column for column in left.columns if not left[column].equals(right[column], null_equal=True)]
+        assert not different, (name, different)
+    assert one.info == other.info
+
+
+@pytest.fixture
+def performed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each trace in which layers were left out: whether the others were found alike."""
+    found: list[bool] = []
+    original = layers_module.with_layers
+
+    def noted(*args: Any) -> Tables | None:
+        tables = original(*args)
+        found.append(tables is not None)
+        return tables
+
+    monkeypatch.setattr("dsexplore.cost.traced_rank.with_layers", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "how"),
+    [
+        (1, 1, {}),
+        (1, 1, {"checkpointed": True, "times": 2}),
+        (1, 2, {"clips": True}),
+        (2, 1, {"clips": True}),
+        (2, 1, {"checkpointed": True, "times": 2}),
+        (2, 2, {"checkpointed": True}),
+    ],
+)
+def test_a_few_layers_give_the_trace_of_all(dp: int, tp: int, how: dict[str, Any], performed: list[bool]) -> None:
+    program, sizes = partial(build, **how), {"dp": dp, "tp": tp}
+    few = trace_rank(program, sizes, 0)
+    assert performed == [True]
+    same(few, trace_rank(program, sizes, 0, every_layer=True))
+
+
+@pytest.mark.parametrize(("dp", "tp", "stage"), [(1, 1, 0), (2, 1, 1), (2, 2, 0)])
+def test_a_few_layers_and_microbatches_give_the_trace_of_a_pipeline(
+    dp: int, tp: int, stage: int, performed: list[bool]
+) -> None:
+    sizes = {"pp": 2, "dp": dp, "tp": tp}
+    program = partial(build_pipeline, scale=dp == 1)
+    few = trace_rank(program, sizes, stage * dp * tp)
+    assert performed == [True]
+    same(few, trace_rank(program, sizes, stage * dp * tp, every_layer=True))
+
+
+def unlike() -> Stack:
+    """The sixth layer is wider."""
+    return Stack([Layer(number, 3 * WIDTH if number == 5 else 2 * WIDTH) for number in range(LAYERS)])
+
+
+def short() -> Stack:
+    """No layer can be left out."""
+    return Stack([Layer(number) for number in range(FIRST + LAST)])
+
+
+class Counting(Layer):
+    """Does something else from the second layer on, which no attribute shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu() if self.number >= 2 else super().forward(x)
+
+
+class Pairs(Layer):
+    """Returns something else than it takes."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x[0] if isinstance(x, tuple) else x), None
+
+
+class Unpacking(Stack):
+    """Takes the last layer's pair apart."""
+
+    def __init__(self) -> None:
+        super().__init__([Pairs(number) for number in range(LAYERS)])
+        self.output, self.last = None, self.output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.last is not None
+        out: torch.Tensor = self.last(super().forward(x)[0])
+        return out
+
+
+class Norms(Stack):
+    """Computes something for each layer outside of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for layer in self.layers:
+            x = layer(x if self.embedding is None or x.is_floating_point() else self.embedding(x))
+            total = total + x.mean()
+        assert self.output is not None
+        return self.output(x) * total
+
+
+@pytest.mark.parametrize(
+    ("model", "tried"),
+    [
+        (unlike, []),
+        (short, []),
+        (lambda: Stack([Counting(number) for number in range(LAYERS)]), [False]),
+        (Unpacking, []),
+    ],
+)
+def test_layers_that_are_not_alike_are_all_run(
+    model: Callable[[], Stack], tried: list[bool], performed: list[bool]
+) -> None:
+    same(trace_rank(partial(build, model=model), {"dp": 1, "tp": 1}, 0), _all(partial(build, model=model)))
+    assert performed == tried
+
+
+def test_what_is_computed_between_layers_is_not_lost(performed: list[bool]) -> None:
+    program = partial(build, model=lambda: Norms([Layer(number) for number in range(LAYERS)]))
+    same(trace_rank(program, {"dp": 1, "tp": 1}, 0), _all(program))
+
+
+def _all(program: Callable[..., Any]) -> Tables:
+    return trace_rank(program, {"dp": 1, "tp": 1}, 0, every_layer=True)
+
+
+def hooked(mesh: DeviceMesh) -> Callable[[], None]:
+    """A program of its own counts gradients."""
+    model = Stack([Layer(number) for number in range(LAYERS)])
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _parameter: None)
+    return _step(model)
+
+
+def replicated(mesh: DeviceMesh) -> Callable[[], None]:
+    """DDP, whose buckets wait for all gradients."""
+    return _step(
+        DistributedDataParallel(
+            Stack([Layer(number) for number in range(LAYERS)]), process_group=mesh.get_group("dp"), init_sync=False
+        )
+    )
+
+
+def _step(model: nn.Module) -> Callable[[], None]:
+    tokens = torch.randint(100, (2, 8))
+    return lambda: F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+
+
+@pytest.mark.parametrize("program", [hooked, replicated])
+def test_programs_that_wait_for_each_gradient_run_all_layers(program: Any, performed: list[bool]) -> None:
+    trace_rank(program, {"dp": 2, "tp": 1}, 0)
+    assert performed == []
