@@ -119,27 +119,16 @@ def _name_parts(groups: list[Group]) -> None:
 
 
 def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
-    """A group that a program made without a mesh gets the axis that its description says, or else its ranks.
-
-    Where no mesh has names or several axes, the world is one line of ranks, and a group of all of it is its ``dim_0``.
-    """
+    """A group that a program made without a mesh gets the axis that its description says, or else its ranks."""
     if not groups:
         return
-    known = [(mesh, along) for mesh in meshes if (along := _ranks_along(mesh))]
-    named = [along for mesh, along in known if mesh.mesh_dim_names]
-    is_line = not named and all(mesh.ndim == 1 for mesh, _ in known)
+    named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
     axes = {axis for along in named for axis in along}
     for group in groups:
         group.axis = group.description if group.description in axes else group.said_axis
         if not group.axis:
             found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
             group.axis = found.pop() if len(found) == 1 else ""
-        if not group.axis and is_line and group.size > 1 and group.size == _world_size():
-            group.axis = "dim_0"
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 0
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:

@@ -67,7 +67,14 @@ def test_a_mesh_of_an_earlier_group_names_nothing(monkeypatch: pytest.MonkeyPatc
         finally:
             dist.destroy_process_group()
     assert mesh.ndim == 1  # still alive
-    assert names == [("0", "old"), ("0", "dim_0")]
+    assert names == [("0", "old"), ("0", "")]
+
+
+def test_a_mesh_with_names_counts_before_the_world_s_own_without() -> None:
+    with simulate(world_size=4):
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+        assert axis_of(mesh.get_group()) == "dp"
+        assert axis_of(None) == "dp"  # torch makes no second group of all ranks
 
 
 def test_an_unnamed_mesh_counts_its_dims() -> None:

@@ -123,19 +123,6 @@ def test_a_group_of_the_whole_world_is_the_one_axis_that_has_it() -> None:
         assert axis_of(dist.new_group(range(4))) == "dp"
 
 
-def test_a_group_of_a_whole_world_without_names_is_its_only_axis() -> None:
-    with simulate(4):
-        assert axis_of(dist.new_group(range(4))) == axis_of(None) == "dim_0"
-        assert axis_of(dist.new_group([0, 1])) == ""
-        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
-        assert axis_of(dist.new_group(range(4))) == "dp"
-        assert mesh is not None
-    with simulate(4):
-        meshes = init_device_mesh("cpu", (2, 2))
-        assert axis_of(dist.new_group([0, 1])) == ""
-        assert meshes is not None
-
-
 def test_a_mesh_of_an_earlier_world_names_no_ranks() -> None:
     with simulate(4, "old=2,older=2") as mesh:
         pass
