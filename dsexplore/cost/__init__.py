@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dsexplore.cost.cluster import known_clusters as known_clusters
     from dsexplore.cost.duration import collective_time as collective_time
     from dsexplore.cost.estimate import Range as Range
+    from dsexplore.cost.measured_compute import with_measured_compute as with_measured_compute
 
 _HOMES = {
     "Cluster": "cluster",
@@ -19,9 +20,10 @@ _HOMES = {
     "beside": "beside_measured",
     "collective_time": "duration",
     "known_clusters": "cluster",
+    "with_measured_compute": "measured_compute",
 }
 
-__all__ = ["Cluster", "Range", "beside", "collective_time", "known_clusters"]
+__all__ = ["Cluster", "Range", "beside", "collective_time", "known_clusters", "with_measured_compute"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ lives, and in a folder where one is given, so that asking again about another cl
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import tempfile
@@ -294,6 +295,7 @@ _DONE = "traced "
 
 def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
     """In a process of its own: trace jobs that no other process has taken, until none is left."""
+    gc.freeze()  # what torch itself has made is looked through no more: a tenth of the time
     for number, job in enumerate(jobs):
         try:
             Path(claims, str(number)).mkdir()

@@ -61,8 +61,10 @@ class Prediction(Displayable):
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
         self.tables, self.cluster, self.options = tables, cluster, options
         read = programs(tables, cluster, options)
-        slowdown = slowed_by_communication(cluster) if options.overlap else 0.0
-        self._ranks = [_RankTimes(program, slowdown, options.overlap) for program in read]
+        # Ranks of one machine send with the processors that they compute with: nothing is hidden.
+        overlap = options.overlap and cluster.topology != "host"
+        slowdown = slowed_by_communication(cluster) if overlap else 0.0
+        self._ranks = [_RankTimes(program, slowdown, overlap) for program in read]
         self.schedule = read_schedule(tables.info.schedule)
         self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
         self._placed: dict[int, list[Placed]] = {}

@@ -47,6 +47,7 @@ from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
 from dsexplore.worlds.simulated.fsdp1_optimizers import patch_fsdp1_optimizers
 from dsexplore.worlds.simulated.futures import patch_futures
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
+from dsexplore.worlds.simulated.long_lists import patch_long_lists
 from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
@@ -239,6 +240,7 @@ class World:
         objects = Objects(patches, self.remarks, received)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
         patch_flat_gathers(patches)
+        patch_long_lists(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)
