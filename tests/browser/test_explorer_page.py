@@ -8,6 +8,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from dsexplore.views.trace.figure_spec import finished
+from dsexplore.views.trace.figures import figure_of as figure_of_trace
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 from dsexplore.views.widgets.plot_widget import PlotWidget
 
@@ -155,4 +156,49 @@ def test_the_words_of_a_figure_have_the_ink_of_the_page_whatever_becomes_of_its_
     page.wait_for_function(written, arg="rgb(255, 255, 255)")
     page.evaluate("document.documentElement.style.setProperty('--jp-content-font-color1', 'rgba(0, 128, 0, 0.87)')")
     page.wait_for_function(written, arg="rgb(0, 128, 0)")
+    assert page.errors == []
+
+
+CLICKING = """
+async ([source, spec]) => {
+  window.sent = [];
+  const state = { spec, spoken: "a figure" };
+  const model = { get: (name) => state[name], send: (message) => sent.push(message), on() {}, off() {} };
+  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  module.default.render({ model, el: document.body });
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark", "sent"),
+    [
+        ("sankey", ".sankey-link >> nth=1", ["flow", [1]]),
+        ("sankey", ".sankey-node:has-text('rank 0') rect >> nth=0", ["flow", [2]]),
+        ("sankey", ".sankey-node:has-text('to rank 4') rect >> nth=0", ["flow", [4]]),
+        ("ranks", ".hm image", ["rank_peer", [0, 0]]),
+    ],
+)
+def test_a_click_on_what_goes_between_ranks_names_the_mark(
+    page: Any, make_layered: Any, kind: str, mark: str, sent: list[Any]
+) -> None:
+    """With the links numbered before the nodes, as the arrow keys go along them."""
+    page.set_content(f"<style>{PlotWidget._css}</style><body></body>")
+    page.add_script_tag(content=get_plotlyjs())
+    page.evaluate(CLICKING, [PlotWidget._esm, finished(figure_of_trace(make_layered(2).tables, kind))])
+    page.wait_for_selector(".dsx-plot[data-drawn='1']")
+    place = page.locator(mark).bounding_box()
+    page.mouse.move(place["x"] + place["width"] / 4, place["y"] + place["height"] / 2)
+    page.wait_for_timeout(100)
+    page.mouse.click(place["x"] + place["width"] / 4, place["y"] + place["height"] / 2)
+    page.wait_for_function("sent.length")
+    assert page.evaluate("[sent[0].kind, sent[0].index]") == sent
+    page.focus(".dsx-plot")
+    page.keyboard.press("Home")
+    for _ in range(sent[1][0]):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text(".dsx-spoken").startswith(("rank 0", "to rank"))
+    page.keyboard.press("Enter")
+    page.wait_for_function("sent.length === 2")
+    assert page.evaluate("[sent[1].kind, sent[1].index]") == sent
     assert page.errors == []

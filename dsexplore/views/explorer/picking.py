@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from dsexplore.trace.tables import Tables
 from dsexplore.units import format_seconds
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_spec import Spec
 from dsexplore.views.trace.grid import OTHERS
 from dsexplore.views.trace.lanes import Lanes, lanes, phase_runs, placed
+from dsexplore.views.trace.peer_figures import Ends, cell_ends, flow_ends
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES
 
@@ -104,6 +106,31 @@ def _placed(shown: Shown, condition: pl.Expr) -> Mask:
     return chosen
 
 
+def _cell(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    """The events from the rank of a row of the matrix to the ranks of a column."""
+    row, column = (int(number) for number in click["index"])
+    return _between(shown, cell_ends(_drawn(shown), row, column, shown.codes.column))
+
+
+def _flow(shown: Shown, click: dict[str, Any]) -> Picked | None:
+    """The events of a link or a node of the Sankey diagram."""
+    return _between(shown, flow_ends(_drawn(shown), int(click["index"][0]), shown.codes.column))
+
+
+def _drawn(shown: Shown) -> Tables:
+    """What the figure was drawn from."""
+    tables = shown.codes.tables
+    return replace(tables, events=tables.events.filter(pl.Series(shown.mask)))
+
+
+def _between(shown: Shown, ends: Ends | None) -> Picked | None:
+    if ends is None:
+        return None
+    tables = shown.codes.tables
+    sent = tables.events.select(tally.sent_between(tables, ends.senders, ends.receivers).fill_null(False).alias("sent"))
+    return Picked(shown.mask & sent["sent"].to_numpy(), ends.title)
+
+
 def _cause(shown: Shown, click: dict[str, Any]) -> Picked | None:
     mask, title = shown.codes.cause(int(click["index"][0]))
     return Picked(shown.mask & mask, title)
@@ -115,5 +142,7 @@ _FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
     "size": _size,
     "sequence": _bin,
     "phases": _run,
+    "rank_peer": _cell,
+    "flow": _flow,
     "cause": _cause,
 }

@@ -1,8 +1,9 @@
-"""Figures of wire bytes between recorded ranks and their peers: a matrix, and a Sankey diagram."""
+"""Figures of wire bytes between recorded ranks and their peers: a matrix, and a Sankey diagram; whose a mark is."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from functools import cached_property
 
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
@@ -13,6 +14,57 @@ from dsexplore.views.trace.folding import ranges
 
 _MOST_SENDERS, _MOST_TARGETS = 8, 10
 """Labels of a Sankey that stand one below the other in its height."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ranks between which the bytes of a mark go."""
+
+    senders: list[int]
+    receivers: list[int]
+
+    @property
+    def title(self) -> str:
+        """``rank 0 to ranks 4–7``."""
+        senders, receivers = (
+            f"rank{'s' if len(held) > 1 else ''} {ranges(held, 4)}" for held in (self.senders, self.receivers)
+        )
+        return f"{senders} to {receivers}"
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Flows with the receivers that a Sankey draws as one target."""
+
+    found: tally.Flows
+
+    @cached_property
+    def totals(self) -> tally.Bytes:
+        """(senders, receivers) to all ranks of an entry together."""
+        return self.found.bytes * [len(ranks) for ranks in self.found.receivers]
+
+    @cached_property
+    def target_of(self) -> list[str]:
+        """(receivers,) the name of the target of each."""
+        return _targets(self.found.receivers, self.totals.sum(axis=0).tolist())
+
+    @cached_property
+    def targets(self) -> list[str]:
+        """The names of the targets, in order."""
+        return list(dict.fromkeys(self.target_of))
+
+    @cached_property
+    def links(self) -> list[tuple[int, int, int]]:
+        """(sender, target, bytes) of each link."""
+        columns = [[j for j, name in enumerate(self.target_of) if name == target] for target in self.targets]
+        joined = [[int(row[held].sum()) for held in columns] for row in self.totals]
+        return [(i, j, value) for i, row in enumerate(joined) for j, value in enumerate(row) if value]
+
+    def receivers_of(self, target: int) -> list[int]:
+        """The ranks that a target stands for."""
+        name = self.targets[target]
+        held = (ranks for ranks, own in zip(self.found.receivers, self.target_of, strict=True) if own == name)
+        return sorted(rank for ranks in held for rank in ranks)
 
 
 def peers(tables: Tables, size: str = "wire_bytes", top: float = 0.0) -> Spec:
@@ -26,11 +78,8 @@ def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
     found = tally.between_ranks(tables, _MOST_SENDERS, None, size)
     if not found.receivers:
         return EMPTY
-    totals = found.bytes * [len(ranks) for ranks in found.receivers]
-    target_of = _targets(found.receivers, totals.sum(axis=0).tolist())
-    targets = list(dict.fromkeys(target_of))
-    joined = np.stack([totals[:, [t == target for t in target_of]].sum(axis=1) for target in targets], axis=1)
-    links = [(i, j, int(v)) for i, row in enumerate(joined.tolist()) for j, v in enumerate(row) if v]
+    drawn = _Joined(found)
+    links, targets, target_of = drawn.links, drawn.targets, drawn.target_of
     names = [*(f"rank {rank}" for rank in found.senders), *targets]
     link = {
         "source": [i for i, _, _ in links],
@@ -43,13 +92,45 @@ def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
     more = f"{found.hidden:,} more recorded ranks are not drawn" if found.hidden else ""
     note = {"text": more, "showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1.09}
     return {
-        "data": [{"type": "sankey", "node": {"label": names, "color": BLUE, "pad": 24}, "link": link}],
+        "data": [
+            {
+                "type": "sankey",
+                "arrangement": "fixed",  # nodes that can be dragged take no click
+                "node": {"label": names, "color": BLUE, "pad": 24},
+                "link": link,
+                "meta": {"kind": "flow"},
+            }
+        ],
         "layout": {
             "xaxis": {"visible": False},
             "yaxis": {"visible": False},
             **({"annotations": [note]} if more else {}),
         },
     }
+
+
+def cell_ends(tables: Tables, row: int, column: int, size: str = "wire_bytes") -> Ends | None:
+    """The ranks of a cell of `peers`; None where there is no such cell."""
+    found = tally.between_ranks(tables, size=size)
+    if not (0 <= row < len(found.senders) and 0 <= column < len(found.receivers)):
+        return None
+    return Ends([found.senders[row]], found.receivers[column])
+
+
+def flow_ends(tables: Tables, number: int, size: str = "wire_bytes") -> Ends | None:
+    """The ranks of a link of `sankey`, or of a node, whose numbers follow those of the links; None for no such mark."""
+    drawn = _Joined(tally.between_ranks(tables, _MOST_SENDERS, None, size))
+    links, senders = drawn.links, drawn.found.senders
+    if 0 <= number < len(links):
+        return Ends([senders[links[number][0]]], drawn.receivers_of(links[number][1]))
+    node = number - len(links)
+    if 0 <= node < len(senders):
+        sent = [j for i, j, _ in links if i == node]
+        return Ends([senders[node]], sorted({rank for j in sent for rank in drawn.receivers_of(j)}))
+    target = node - len(senders)
+    if 0 <= target < len(drawn.targets):
+        return Ends([senders[i] for i, j, _ in links if j == target], drawn.receivers_of(target))
+    return None
 
 
 def _amount(total: int, found: tally.Flows, sender: int, target: str, target_of: list[str]) -> str:

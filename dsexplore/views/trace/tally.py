@@ -17,6 +17,7 @@ from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.grid import MOST_ROWS, Grid
 
 MOST_PEERS = 32
+Bytes = npt.NDArray[np.float64]
 
 
 def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
@@ -62,7 +63,7 @@ class Flows:
     senders: list[int]
     receivers: list[list[int]]
     """Receivers; ranks that get the same bytes from every sender are one entry."""
-    bytes: npt.NDArray[np.float64]
+    bytes: Bytes
     """(senders, receivers) to each one of those ranks."""
     hidden: int
     """The number of senders and receivers beyond the most that are drawn."""
@@ -112,6 +113,19 @@ def between_ranks(
         np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
         len(every) - len(row_of) + len(found) - len(kept),
     )
+
+
+def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl.Expr:
+    """Whether an event is one that `between_ranks` counts as sent from one of some ranks to one of others."""
+    members = [(group, list(ranks or ())) for group, ranks in tables.groups.select("group", "ranks").iter_rows()]
+
+    def from_one(sender: int) -> pl.Expr:
+        others = set(receivers) - {sender}
+        reaching = [group for group, ranks in members if not others.isdisjoint(ranks)]
+        to_group = pl.col("peer").is_null() & pl.col("group").is_in(reaching)
+        return (pl.col("rank") == sender) & (to_group | pl.col("peer").is_in(receivers))
+
+    return (pl.col("phase") != "start-up") & pl.any_horizontal(*(from_one(sender) for sender in senders))
 
 
 def size_range(low: int) -> str:

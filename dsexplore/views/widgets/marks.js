@@ -4,7 +4,8 @@ export function marksOf(data) {
     if (trace.type === "heatmap") {
       return [...trace.z].flatMap((row, r) => [...row].flatMap((z, c) => (z === null || Number.isNaN(z) ? [] : [{ curve, point: [r, c] }])));
     }
-    if (trace.type === "sankey") return [...trace.link.value].map((_, point) => ({ curve, point }));
+    // Of a Sankey diagram the links, then the nodes.
+    if (trace.type === "sankey") return [...trace.link.value, ...trace.node.label].map((_, point) => ({ curve, point }));
     const drawn = (trace.type === "bar" && trace.orientation !== "h" ? trace.y : trace.x) || [];
     return [...drawn].flatMap((value, point) => (value === null || (trace.type === "bar" && !value) ? [] : [{ curve, point }]));
   });
@@ -32,7 +33,8 @@ export function nextMark(marks, at, key) {
 export function markWords({ curve, point }, data) {
   const trace = data[curve], pick = (values) => (Array.isArray(point) ? ((values || [])[point[0]] || [])[point[1]] : (values || [])[point]);
   if (trace.type === "sankey") {
-    const { source, target, label, value } = trace.link, names = trace.node.label;
+    const { source, target, label, value } = trace.link, names = trace.node.label, many = value.length;
+    if (point >= many) return plainText(`${names[point - many]}: all of it`);
     return plainText(`${names[source[point]]} ${names[target[point]]}: ${(label || value)[point]}`);
   }
   const place = Array.isArray(point) ? [(trace.y || [])[point[0]], (trace.x || [])[point[1]]] : [(trace.x || [])[point], (trace.y || [])[point]];

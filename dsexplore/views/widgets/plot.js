@@ -103,8 +103,10 @@ export function plot({ model, el }) {
   function bind() {
     bound = true;
     box.on("plotly_click", ({ points }) => {
-      const { data, pointIndex, pointNumber, customdata, x } = points[0];
-      choose(data, pointIndex ?? pointNumber ?? 0, customdata, x);
+      // Of a Sankey diagram plotly hands over a link, or a node, which has the links that begin at it.
+      const { data, trace, pointIndex, pointNumber, customdata, x, sourceLinks } = points[0];
+      const index = sourceLinks ? trace.link.value.length + pointNumber : pointIndex ?? pointNumber ?? 0;
+      choose(data ?? trace, index, customdata, x);
     });
     box.on("plotly_relayout", (change) => {
       const range = change["xaxis.range[0]"] !== undefined ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : change["xaxis.autorange"] ? null : undefined;
