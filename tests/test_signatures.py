@@ -45,7 +45,7 @@ def test_what_shows_itself_names_its_options(shown: type, method: str) -> None:
 
 
 def test_the_options_are_those_of_the_view() -> None:
-    assert options_of(Trace.explore) == ["figure", "height", "sizes", "opened"]
+    assert options_of(Trace.explore) == ["figure", "height", "sizes", "opened", "cluster"]
     assert options_of(Trace().figure) == ["kind", "window", "sizes"]
     assert options_of(Trace.to_html)[0] == "sizes"
     assert "self" not in inspect.signature(Trace().figure).parameters

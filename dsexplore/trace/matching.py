@@ -30,6 +30,8 @@ _LEAST = 3
 """Collectives that two records must have in common for one of them to be moved."""
 _CLEARLY = 4
 """How many times less the ends must scatter for a record to be moved that agrees from the first collective on."""
+_AT_BEST = 100.0
+"""Nanoseconds to which the ends of a collective agree at best: a smaller scatter is luck."""
 _PLACES = 256
 """Places, the nearest first, of which the times decide: a loop of one op and size fits everywhere."""
 _COMPARED = 256
@@ -151,10 +153,10 @@ def _place(calls: Array, ends: Array, longest: Array, longest_ends: Array) -> in
     most = _in_common(calls, longest, 0)
     # The ends of few collectives agree by chance somewhere.
     others = [place for place in fitting if place and 2 * _in_common(calls, longest, place) >= most]
-    if not at_first or not others:
+    if at_first <= _AT_BEST * _CLEARLY or not others:
         return 0
     scatter, _, best = min((_scatter(ends, longest_ends, place), abs(place), place) for place in others)
-    return best if scatter * _CLEARLY < at_first else 0
+    return best if max(scatter, _AT_BEST) * _CLEARLY < at_first else 0
 
 
 def _candidates(calls: Array, longest: Array) -> list[int]:

@@ -214,7 +214,9 @@ def test_axe_finds_no_violation(page: Any, shown: dict[str, Any], explorers: dic
     assert page.errors == []
 
 
-CUT = """() => {
+CUT = """async () => {
+  await document.fonts.ready;
+  await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));  // with its scroll bars
   const cut = [];
   if (document.documentElement.scrollWidth > innerWidth + 1) cut.push("the page is wider than the window");
   for (const each of document.querySelectorAll("main *")) {

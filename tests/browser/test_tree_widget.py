@@ -14,6 +14,7 @@ import pytest
 from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
+from dsexplore.views.explorer.filters import Filters, Passed
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.widgets.tree_widget import TreeWidget
@@ -57,7 +58,7 @@ def draw(page: Any) -> Callable[..., Any]:
     def drawn(trace: Trace, dark: bool = False) -> Any:
         codes = EventCodes(trace.tables)
         widget = TreeWidget(**rows_of(codes))
-        ModuleRows(codes, widget).fill(codes.sums(codes.mask({})))
+        ModuleRows(codes, widget).fill(Passed(codes, Filters()))
         state = {name: getattr(widget, name) for name in STATE}
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()
