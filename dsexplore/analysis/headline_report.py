@@ -38,7 +38,8 @@ def memory(tables: Tables) -> str:
         held.group_by("rank").agg(pl.col("local_bytes").sum().alias("parameters"), learnt).sort("parameters", "rank")
     )
     rank, parameters, gradients = ranks.row(-1)
-    whose = f"rank {rank}, which holds most" if ranks.height > 1 else f"rank {rank}"
+    most = ", which holds most" if ranks["parameters"].n_unique() > 1 else ", as of the others" * (ranks.height > 1)
+    whose = f"rank {rank}{most}"
     fsdp = pl.col("cause").str.starts_with("FSDP") & (pl.col("op") == "all_gather") & (pl.col("rank") == rank)
     sizes = tables.events.filter(fsdp)["message_bytes"].to_list()
     whole = f", and {format_bytes(max(sizes))} for the largest group that FSDP gathers" if sizes else ""

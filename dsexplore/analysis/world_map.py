@@ -90,7 +90,7 @@ class WorldMap(Displayable):
         """What goes over which axis inside a node and between nodes: the axis with most bytes first."""
         most: dict[tuple[int, bool, str], tuple[int, int]] = {}
         place = {axis: i for i, axis in enumerate(self.axes)}
-        for axis, level, peers, size in self.links.select("axis", "level", "peers", "bytes").iter_rows():
+        for axis, level, peers, size in self.links[["axis", "level", "peers", "bytes"]].iter_rows():
             key = (place.get(axis, len(place)), level != INSIDE, axis)
             before = most.get(key, (0, 0))
             most[key] = (max(before[0], size), max(before[1], peers))
@@ -103,18 +103,20 @@ class WorldMap(Displayable):
     def most(self) -> dict[str, int]:
         """By level: what the recorded rank that sends most over links of that level sends over them, in a step."""
         sent: dict[tuple[str, int], int] = defaultdict(int)
-        for rank, level, size in self.links.select("rank", "level", "bytes").iter_rows():
+        for rank, level, size in self.links[["rank", "level", "bytes"]].iter_rows():
             sent[level, rank] += size
         return {
             level: max((size for (other, _), size in sent.items() if other == level), default=0)
             for level in (INSIDE, BETWEEN)
         }
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether every recorded rank sends the same, axis by axis and level by level."""
-        found = self.links.group_by("axis", "level").agg(pl.len(), pl.col("bytes").n_unique().alias("sizes"))
-        return found.filter((pl.col("sizes") > 1) | (pl.col("len") < len(self.senders))).is_empty()
+        sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for axis, level, size in self.links[["axis", "level", "bytes"]].iter_rows():
+            sizes[axis, level].append(size)
+        return all(len(set(held)) == 1 and len(held) >= len(self.senders) for held in sizes.values())
 
     def to_frame(self) -> pl.DataFrame:
         """A row per recorded rank, axis and level of link.
@@ -258,7 +260,7 @@ def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int
     received: dict[str, npt.NDArray[np.float64]] = {}
     groups: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
     links: dict[tuple[int, str, str], list[Any]] = {}
-    for rank, axis, group, peer, size, count in totals.select(*FLOW, "bytes", "events").iter_rows():
+    for rank, axis, group, peer, size, count in totals[[*FLOW, "bytes", "events"]].iter_rows():
         peers = [peer] if peer is not None else [other for other in members.get(group, ()) if other != rank]
         if group in members:
             groups[axis][tuple(members[group])] = None

@@ -20,6 +20,7 @@ from dsexplore.cost.stream_simulation import COMPUTE, GAPS
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables
+from dsexplore.units import format_seconds
 
 LANES = ("stream", "stage")
 _COLOURS = ("phase", "axis", "op")
@@ -85,9 +86,19 @@ def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes
     lanes = tuple(sorted(set(spans["lane"]), key=lambda lane: (lane != "compute stream", lane)))
     place_of = {mark: i for i, mark in enumerate([*schema.PHASES, "kernels"])}
     marks = sorted(set(spans["mark"]) - {WAITING}, key=lambda mark: (place_of.get(mark, len(place_of)), mark))
-    note = f"predicted on {prediction.cluster.title}, rank {prediction.rank}: {prediction.step}"
+    note = f"predicted on {prediction.cluster.title}, rank {prediction.rank}: {prediction.step}{_waits(prediction)}"
     marks += [WAITING] if spans["mark"].is_in([WAITING]).any() else []
     return Timeline(spans, lanes, tuple(marks), "predicted", colours, prediction.tables, sizes, note=note)
+
+
+def _waits(prediction: Prediction) -> str:
+    """For what the compute stream waits, and how long; empty where it never does."""
+    waited: dict[str, float] = defaultdict(float)
+    for span in prediction.spans:
+        if span.kind in GAPS:
+            waited["collectives" if span.op else "the CPU, which launches kernels"] += span.end - span.start
+    words = [f"{format_seconds(seconds)} for {what}" for what, seconds in sorted(waited.items()) if seconds > 0]
+    return f"; compute waits {' and '.join(words)}" if words else ""
 
 
 def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | None = None) -> Timeline:

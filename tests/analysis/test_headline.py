@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import dsexplore
-from dsexplore.analysis.headline_report import report
+from dsexplore.analysis.headline_report import memory, report
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
@@ -146,6 +146,20 @@ def test_a_report_says_what_is_unasked_gathered_and_unknown() -> None:
     assert "12.1 KiB for the largest group that FSDP gathers" in answers["What memory does a rank need?"]
     assert answers["What does start-up alone send?"] == "Nothing."
     assert dict(report(trace_of(row(0)).headline()))["What memory does a rank need?"].startswith("No estimate:")
+
+
+def test_the_memory_of_a_rank_says_whether_the_others_hold_as_much() -> None:
+    def held(*sizes: int) -> str:
+        rows = [
+            {"rank": rank, "module": "Net", "name": "Net.weight", "local_bytes": size, "shared_with": "",
+             "requires_grad": True}
+            for rank, size in enumerate(sizes)
+        ]  # fmt: skip
+        return memory(Tables(parameters=pl.DataFrame(rows, schema_overrides=schema.PARAMETERS)))
+
+    assert " 1 KiB of rank 0. " in held(1024)
+    assert " 1 KiB of rank 1, as of the others. " in held(1024, 1024)
+    assert " 2 KiB of rank 0, which holds most. " in held(2048, 1024)
 
 
 def test_a_page_has_the_report_and_the_command_that_made_it(tmp_path: Path) -> None:

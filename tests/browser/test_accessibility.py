@@ -434,3 +434,16 @@ def test_text_is_as_large_as_jupyterlabs(
     rows = "[...document.querySelectorAll('.dsx-body .dsx-row')].map((row) => row.getBoundingClientRect().top)"
     tops = page.evaluate(rows)
     assert {round(below - above) for above, below in itertools.pairwise(tops)} == {33}
+
+
+def test_a_bar_is_level_with_its_number(page: Any, explorers: dict[str, Any]) -> None:
+    page.set_viewport_size({"width": 1280, "height": 900})
+    draw(page, explorers["explorer"].widget)
+    page.wait_for_selector(".dsx-body .thin")
+    away = """[...document.querySelectorAll(".dsx-body .dsx-row:has(.thin)")].map((row) => {
+      const middle = (part) => { const box = part.getBoundingClientRect(); return box.top + box.height / 2; };
+      return Math.abs(middle(row) - middle(row.querySelector(".thin")));
+    })"""
+    found = page.evaluate(away)
+    assert len(found) > 2
+    assert max(found) <= 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
+from dsexplore.units import format_bytes
 from dsexplore.views.trace.figure_spec import finished
 from dsexplore.views.trace.figures import figure_of as figure_of_trace
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
@@ -202,3 +203,13 @@ def test_a_click_on_what_goes_between_ranks_names_the_mark(
     page.wait_for_function("sent.length === 2")
     assert page.evaluate("[sent[1].kind, sent[1].index]") == sent
     assert page.errors == []
+
+
+def test_bytes_are_written_in_the_page_as_in_python(page: Any) -> None:
+    numbers = [0, 1, 1023, 1024, 1536, 774_400, 774_399, 1_310_720, 5 * 2**40, 2**60, *(37 * 3**n for n in range(30))]
+    page.goto("about:blank")
+    module = "import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })))"
+    written = page.evaluate(
+        f"async ([source, numbers]) => numbers.map((await {module}).formatBytes)", [ExplorerWidget._esm, numbers]
+    )
+    assert written == [format_bytes(number) for number in numbers]

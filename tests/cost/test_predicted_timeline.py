@@ -12,6 +12,7 @@ from dsexplore.analysis.step_timeline import WAITING, WARM_UP
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_seconds
 from dsexplore.views.timeline.boxes import Coded, boxes, extent
 from dsexplore.views.timeline.mark_colours import colours_of
 
@@ -35,6 +36,10 @@ def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) 
     assert timeline.spans.height == predicted.timeline().height
     assert timeline.spans["end"].max() == predicted.timeline()["end"].max()
     assert str(predicted.step) in timeline.note
+    gaps = timeline.spans.filter(mark=WAITING).with_columns(seconds=pl.col("end") - pl.col("begin"))
+    for what, named in (("the CPU, which launches kernels", True), ("collectives", False)):
+        seconds = gaps.filter(pl.col("name").str.contains("CPU") == named)["seconds"].sum()
+        assert (f"{format_seconds(seconds)} for {what}" in timeline.note) == (seconds > 0)
 
 
 def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:

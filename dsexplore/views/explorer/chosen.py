@@ -100,7 +100,8 @@ class Chosen:
         plan = None if self.day is None else shards_of(self.day)
         if plan is None:
             return ""
-        return f'<p class="dim">A rank that is chosen here is picked on the map too.</p>{ShardingView(plan).html()}'
+        picture = ShardingView(plan, self.codes.tree.axes).html()
+        return f'<p class="dim">A rank that is chosen here is picked on the map too.</p>{picture}'
 
     def _filters_without_list(self) -> str:
         """The filters that the lists cannot show: by several values, or by one that the trace does not hold."""

@@ -49,6 +49,12 @@ class MapPanel:
         return event_lines(self._codes.tables.events, FLOW, FLOW)
 
     @cached_property
+    def _named(self) -> pl.DataFrame:
+        """The lines of `_flows`, with a name for no axis."""
+        axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis").alias("axis")
+        return self._flows.rows.with_columns(axis)
+
+    @cached_property
     def _steps(self) -> int:
         return max(1, len(np.unique(self._codes.facets["step"].codes[self._in_steps])))
 
@@ -58,11 +64,9 @@ class MapPanel:
 
     def world(self, mask: Mask) -> WorldMap:
         """The map of some events."""
-        kept, flows = mask & self._in_steps, self._flows
-        counted = dict(zip(("events", "bytes"), flows.totals(kept, self._codes.sizes), strict=True))
-        axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis").alias("axis")
-        totals = flows.rows.with_columns(axis, *(pl.Series(name, values) for name, values in counted.items()))
-        sent = totals.filter(pl.col("events") > 0)
+        events, size = self._flows.totals(mask & self._in_steps, self._codes.sizes)
+        totals = self._named.hstack([pl.Series("events", events), pl.Series("bytes", size)])
+        sent = totals[np.flatnonzero(events)]
         made = map_of(self._codes.tables, sent, self._per_node, self._steps, self._senders)
         return replace(made, sizes="wire" if self._codes.kind_of_sizes == "wire" else "message")
 

@@ -12,11 +12,17 @@ STYLE = "".join(f".dsx .x{i}{{--x:{mark.colour};--o:{i * 3}px}}\n" for i, mark i
 
 
 class AxisMarks:
-    """The number of each axis, by name; the class ``x<number>`` gives an element the axis's colour as ``--x``."""
+    """The number of each axis, by name; the class ``x<number>`` gives an element the axis's colour as ``--x``.
 
-    def __init__(self, mesh: Mesh, tensors: Iterable[Placed]) -> None:
+    Args:
+        mesh: whose axes these are.
+        tensors: what is drawn.
+        first: axes in the order in which another view beside these pictures numbers them; empty for none.
+    """
+
+    def __init__(self, mesh: Mesh, tensors: Iterable[Placed], first: Iterable[str] = ()) -> None:
         own = (axis.name for tensor in tensors for axis in tensor.axes)
-        names = dict.fromkeys((*mesh.axes, *own))
+        names = dict.fromkeys((*first, *mesh.axes, *own))
         self._numbers = {name: min(number, len(AXES) - 1) for number, name in enumerate(names)}
 
     def number(self, axis: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,12 +22,17 @@ from dsexplore.views.view import View
 
 
 class ShardingView(View):
-    """The view of a `Sharding`."""
+    """The view of a `Sharding`.
+
+    Args:
+        sharding: what is shown.
+        axes: in the order of their colours, where another view beside this one has one; by default that of the mesh.
+    """
 
     title = "Sharding"
 
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
+    def __init__(self, sharding: Sharding, axes: Sequence[str] = ()) -> None:
+        self._sharding, self._axes = sharding, axes
 
     def text(self) -> str:
         """The tensor and what each axis does to it; of a model its largest tensors and the neediest rank."""
@@ -40,7 +46,7 @@ class ShardingView(View):
     def html(self) -> str:
         """Pictures, tables and bars; complete without JavaScript."""
         shown = self._sharding
-        shared = Shared(shown)
+        shared = Shared(shown, self._axes)
         lit = lit_style(shared, shown.tensors)
         notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
         if len(shown) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.rank_groups import RankGroup
@@ -15,16 +16,20 @@ from dsexplore.views.sharding.shard_blocks import Block
 class Shared:
     """Colours and ranks of a sharding's pictures.
 
+    Args:
+        shown: see below.
+        axes: in the order of their colours, where another view beside the pictures has one; see `AxisMarks`.
+
     Attributes:
         shown: the tensors and their mesh.
         marks: the colour of each axis.
         sample: the ranks that can be lit: each has the class ``h<its place in the sample>`` in all pictures.
     """
 
-    def __init__(self, shown: Sharding) -> None:
+    def __init__(self, shown: Sharding, axes: Sequence[str] = ()) -> None:
         self.shown = shown
         self.mesh = shown.mesh
-        self.marks = AxisMarks(shown.mesh, shown.tensors)
+        self.marks = AxisMarks(shown.mesh, shown.tensors, axes)
         self.sample: RankSample = sample_of(shown)
 
     def lit_by(self, tensor: Placed, block: Block) -> str:

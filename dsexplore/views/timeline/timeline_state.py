@@ -44,6 +44,7 @@ class TimelineState:
             "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
             "axis": axis_text(timeline),
             "words": WORDS[timeline.sizes],
+            "title": whole(timeline),
         }
 
     def zoom(self, begin: float, end: float) -> None:
@@ -119,7 +120,6 @@ class TimelineState:
         ticks = [tick / (_TICKS - 1) for tick in range(_TICKS)]
         return {
             **self._fixed,
-            "title": whole(self.timeline),
             "boxes": _packed(found),
             "texts": span_texts(self.timeline, found.span) if found.one_by_one else [],
             "labels": self._labels(found),

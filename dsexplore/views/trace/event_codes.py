@@ -240,7 +240,7 @@ class EventCodes:
         held = np.flatnonzero(count)
         shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
         counted = {"count": count[shown], "bytes": size[shown], "line": shown}
-        rows = self._causes.rows[shown].with_columns(pl.Series(name, values) for name, values in counted.items())
+        rows = self._causes.rows[shown].hstack([pl.Series(name, values) for name, values in counted.items()])
         return Causes(rows, len(held), int(count.sum()))
 
     def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
@@ -248,7 +248,7 @@ class EventCodes:
         count = self._kinds.count(mask)
         held = np.flatnonzero(count)
         shown = held[:most]
-        return self._kinds.rows[shown].with_columns(pl.Series("count", count[shown])), len(held)
+        return self._kinds.rows[shown].hstack([pl.Series("count", count[shown])]), len(held)
 
     # Found once
 

@@ -41,7 +41,25 @@ def trace_figure(
         raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
     import plotly.graph_objects as go  # takes long to import
 
-    return go.Figure(finished(figure_of(tables, kind, window, sizes), why_empty(kind)))
+    spec = figure_of(tables, kind, window, sizes)
+    figure = go.Figure(finished(spec, why_empty(kind)))
+    if spec["data"] and kind in _SAID_ABOVE:
+        title = {"text": _over(tables, kind, sizes), "font": {"size": 12}, "x": 1, "xref": "paper", "xanchor": "right"}
+        figure.update_layout(title={**title, "y": 1, "yanchor": "top", "pad": {"t": 8}})
+    return figure
+
+
+_SAID_ABOVE = ("modules", "sequence", "ranks", "sankey")
+"""Figures that have no axis of bytes, beside which would stand over what they are summed; the explorer has a line."""
+
+
+def _over(tables: Tables, kind: str, sizes: str) -> str:
+    """What the bytes of a figure are, and over what they are summed."""
+    if kind not in ("ranks", "sankey"):
+        return f"{sizes} bytes, {summed_over(tables)}"
+    steps = tables.events.filter(pl.col("phase") != "start-up")["step"].n_unique()
+    over = f"summed over its {steps:,} steps" if steps > 1 else "in one step"
+    return f"{sizes} bytes from each recorded rank {over}, start-up left out"
 
 
 def figure_of(

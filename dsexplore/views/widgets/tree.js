@@ -151,7 +151,8 @@ class Tree {
     [...this.head.querySelectorAll(".dsx-cell")].forEach((header, i) => { header.hidden = i >= this.columns; });
     put(this.port, "aria-colcount", titles.length + 1);
     this.wide.hidden = !all && this.columns === titles.length;
-    this.wide.textContent = all ? "fewer columns" : `${titles.length - this.columns} more columns`;
+    const more = titles.length - this.columns;
+    this.wide.textContent = all ? "fewer columns" : `${more} more column${more === 1 ? "" : "s"}`;
     this.wide.setAttribute("aria-pressed", all);
   }
   refresh() {

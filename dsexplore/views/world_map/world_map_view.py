@@ -22,14 +22,14 @@ STYLE = """
 font:calc(var(--dsx-size)*10/13)/15px var(--dsx-font);
 border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius:0;forced-color-adjust:none}
 .dsx .rank.in{border:2px solid var(--dsx-fg);line-height:13px}
-.dsx .rank>s{position:absolute;inset:auto 0 0;height:5px;display:flex}
+.dsx .rank>s{position:absolute;inset:auto 0 0;height:5px;display:flex;border-top:1px solid #fff9}
 .dsx .rank>s>i{flex:1}
 .dsx .rank.own{font-weight:700;text-decoration:underline}
 .dsx button.rank,.dsx [data-link]{cursor:pointer}
 .dsx .rank[aria-pressed=true],.dsx [data-link][aria-selected=true]{box-shadow:0 0 0 2px var(--dsx-focus)}
 .dsx .rank sub{font-size:8px;line-height:0}
 .dsx .ramp{display:inline-block;width:120px;height:10px;border:1px solid var(--dsx-line);vertical-align:middle}
-.dsx .level{display:block;width:140px;height:9px;background:var(--dsx-shade)}
+.dsx .level{display:block;width:140px;height:9px;margin-top:5px;background:var(--dsx-shade)}
 .dsx .level i{display:block;height:9px}
 .dsx .ramp,.dsx .level i{forced-color-adjust:none}
 """ + "".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -174,3 +175,14 @@ def _shared(found: tally.Flows, senders: list[int], receivers: list[int]) -> flo
         for sender in senders
         for j, ranks in enumerate(found.receivers)
     )
+
+
+def test_an_axis_has_one_colour_in_the_tree_and_in_the_picture_of_a_parameter(traces: ModuleType) -> None:
+    explorer = traces.layered(4).explore()
+    assert re.findall(r'class="key (a\d)">\d</span><bdi>(\w+)', explorer.widget.headline) == [
+        ("a0", "tp"),
+        ("a1", "dp"),
+    ]
+    explorer.parameter("Net.layers.0.up.weight")  # of a mesh whose first axis is dp
+    drawn = re.findall(r'class="axis (x\d)"><bdi>(\w+)', explorer.widget.details)
+    assert drawn == [("x1", "dp"), ("x0", "tp")]
