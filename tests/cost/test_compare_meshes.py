@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import dsexplore
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compare_meshes import MeshComparison, compare_meshes, factorisations, moved_constants
+from dsexplore.cost.duration import collective_time
 from dsexplore.errors import UsageError
 from dsexplore.worlds import demo
 
@@ -92,6 +93,28 @@ def test_meshes_in_no_tie_keep_their_order_when_constants_move(compared: MeshCom
     for cluster in moved_constants(compared.cluster):
         steps = [one.prediction.what_if(cluster=cluster).step.expected for one in clear if one.prediction]
         assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-a100"])
+def test_each_constant_moves_and_measured_times_with_their_link(name: str) -> None:
+    cluster = Cluster.load(name)
+    moved = list(moved_constants(cluster))
+    times = [
+        tuple(
+            collective_time("all_reduce", size, ranks, cluster=one).expected
+            for ranks, size in ((8, 1 << 26), (64, 1 << 26))
+        )
+        for one in (cluster, *moved)
+    ]
+    before = times[0]
+    for number, place in ((4, 0), (5, 1)):  # links of a node, links between nodes
+        slower, faster = times[1 + number], times[1 + number + len(moved) // 2]
+        assert 1.02 < slower[place] / before[place] < 1.2
+        assert 0.89 < faster[place] / before[place] <= (0.96 if place == 0 else 1.0)  # eight nodes: their links, too
+    assert times[1][0] == before[0]  # products are no part of it
+    assert times[6][0] == before[0]  # nor is the network, inside a node
+    named = {"compute", "memory", "launch_overhead", "collective_overhead", "node", "network"}
+    assert {field for one in moved for field in named if getattr(one, field) != getattr(cluster, field)} == named
 
 
 def test_meshes_are_left_out_before_they_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
