@@ -270,6 +270,14 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook, h
     assert not any(map(is_running, pids))
 
 
+def test_a_rank_that_has_reported_is_not_ended_before_those_that_still_wait_for_it(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2")
+    notebook.ok("%%commtrace\nrank")
+    os.kill(notebook.kept_pids[1], signal.SIGTERM)  # as where Ctrl-C comes while its report is on its way
+    notebook.ok("%%commtrace\nrank")
+    assert notebook.trace.results == {0: 0, 1: 1}
+
+
 def test_a_kept_rank_that_died_between_cells_is_named(notebook: Notebook) -> None:
     notebook.ok("%commtrace --real 2")
     pids = notebook.kept_pids

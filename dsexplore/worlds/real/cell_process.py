@@ -38,19 +38,20 @@ def serve_cells(launcher: socket.socket, job: Job, prepare: Callable[[Job], None
         prepare: makes this process the rank of that job.
     """
     namespace, fault = _begin(job, prepare)
+    handler = signal.getsignal(signal.SIGTERM)
     while True:
         try:
             cell, _ = receive(launcher)
         except (EOFError, ConnectionError):
             return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # see `_reported_first`
+            signal.signal(signal.SIGTERM, handler)
         handler = signal.getsignal(signal.SIGTERM)
         report = fault or run_cell(cell, namespace)
         sys.stdout.flush()
         sys.stderr.flush()
         data = pickle.dumps(report)
         launcher.sendall(LENGTH.pack(len(data)) + data)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # see `_reported_first`
-            signal.signal(signal.SIGTERM, handler)
 
 
 def _begin(job: Job, prepare: Callable[[Job], None]) -> tuple[dict[str, Any], CellReport | None]:
@@ -98,9 +99,10 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:
 
 @contextmanager
 def _reported_first(handler: Any) -> Iterator[None]:
-    """From the end of the block on, ignore SIGTERM, by which the launcher ends a rank, until the rank has reported.
+    """From the end of the block on, ignore SIGTERM, by which the launcher ends a rank, until the next cell comes.
 
-    What it recorded is on its way then, and in no file. A handler that a cell has set stays.
+    What the rank recorded is on its way then, and in no file; and a rank that ended first would make the collectives
+    fail in which the others still wait. A handler that a cell has set stays.
 
     Args:
         handler: of SIGTERM before the recording; where that has set none of its own, nothing is ignored.
