@@ -239,8 +239,7 @@ class RankHandle:
         self._stack = "".join(line for line in lines if not any(own in line for own in _OWN_FRAMES))
 
     def _stack_text(self) -> str:
-        self._stack_file.seek(0)
-        return self._stack_file.read().decode(errors="replace")
+        return contents(self._stack_file.fileno()).decode(errors="replace")
 
     def release(self) -> None:
         """Leave a rank that finished to end by itself."""
@@ -372,6 +371,11 @@ def is_whole_stack(stack: str) -> bool:
     """Whether a stack that is being written has its last line: the outermost frame, or dots where it is deep."""
     *_, last = ["", *stack.splitlines(keepends=True)]
     return last.endswith("\n") and (_OUTERMOST in last or last.strip() == "...")
+
+
+def contents(descriptor: int) -> bytes:
+    """All that is in a file now; its offset stays, at which the process that shares the descriptor writes on."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def readable(descriptor: int, seconds: float) -> bool:

@@ -41,8 +41,8 @@ from dsexplore.worlds.spec import resolve
 GRACE = 0.2
 """Seconds that the others get to end the cell by themselves once it has failed on one rank."""
 SAVE_WAIT = 3.0
-"""Seconds that ranks which are ended get to write stack and trace, all together; they need about 0.05, and more on a
-machine that is busy."""
+"""Seconds that ranks which are ended get to write their stacks, all together, and then as many for their traces; they
+need about 0.05, and more on a machine that is busy."""
 GROUP_TIMEOUT = 1800.0
 """Seconds after which a collective gives up by itself: torch's own default, as the cell's time-out comes before."""
 
@@ -258,15 +258,16 @@ def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
     for rank in hung:
         rank.status = "stuck"  # whatever it still reports while it is ended
         rank.request_stack()
-    until = time.monotonic() + SAVE_WAIT
+    stacks_until = time.monotonic() + SAVE_WAIT
     for part in ([rank for rank in hung if rank not in stopped], stopped):
         for rank in part:
             if rank.was_stopped:
                 rank.signal(signal.SIGTERM)  # before it goes on: it comes to no line of its program again
                 rank.signal(signal.SIGCONT)
-            rank.read_stack(until)
+            rank.read_stack(stacks_until)
         for rank in part:
             rank.signal(signal.SIGTERM)
+        until = time.monotonic() + SAVE_WAIT  # its own, as a rank that writes no stack may still save its trace
         while time.monotonic() < until and not all(_has_left_a_trace(rank, folder) for rank in part):
             time.sleep(0.002)
     for rank in hung:
