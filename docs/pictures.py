@@ -186,6 +186,11 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
             shown.parameter(parameter)
         return shown
 
+    def in_seconds() -> Any:
+        shown = of("llama").explore(opened=("map",), cluster="dgx-h100")
+        shown.widget.shade = "predicted"
+        return shown
+
     weight = "model.layers.0.self_attn.q_proj.weight"
     for name in ("llama", "mixtral", "pipeline", "ddp"):
         yield f"trace {name}", lambda name=name: of(name)
@@ -193,6 +198,9 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"timeline {name}", lambda name=name: of(name).timeline()
         yield f"world map {name}", lambda name=name: of(name).world_map(ranks_per_node=4)
         yield f"interactive {name}", lambda name=name: ("interactive", of(name))
+    yield "world map measured", lambda: of("ddp").world_map(ranks_per_node=2, shade="seconds")
+    yield "world map predicted", lambda: of("llama").world_map(ranks_per_node=4, cluster="dgx-h100")
+    yield "explorer shaded by seconds", in_seconds
     yield "explorer with a parameter", lambda: explorer("llama", weight)
     yield "stages", lambda: of("pipeline").timeline(lanes="stage")
     yield "stages explorer", lambda: of("pipeline").timeline(lanes="stage").explore()

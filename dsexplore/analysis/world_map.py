@@ -3,6 +3,9 @@
 What a collective sends is shared equally among the other ranks of its group, as if every pair of them were linked: the
 trace knows the least that a rank must send, and not the ring or tree that a library chooses. A message from point to
 point goes to its peer. What is sent at start-up is left out, and the rest is per step.
+
+Where times are known the map may be shaded by seconds: those of a step in which collectives ran that a rank takes part
+in, or that go over a link; see `dsexplore.analysis.running_times`.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
@@ -26,6 +30,8 @@ from dsexplore.trace.trace import Trace
 
 INSIDE, BETWEEN = "inside a node", "between nodes"
 NO_AXIS = "no axis"
+Shade = Literal["bytes", "seconds"]
+NO_TIMES = "no collective of this trace has a measured duration"
 FLOW = ("rank", "axis", "group", "peer")
 """Events that agree in these columns go over the same links."""
 LINKS: dict[str, pl.DataType] = {
@@ -48,6 +54,8 @@ class Level(NamedTuple):
     """Of the recorded rank that sends most there."""
     peers: int
     """Ranks that a recorded rank sends to, at most."""
+    seconds: float = 0.0
+    """In which collectives over these links ran, of the recorded rank with most; 0 where no times are known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +79,8 @@ class WorldMap(Displayable):
     """Which bytes these are."""
     axis: str | None = None
     """The axis whose groups are outlined; None for none."""
+    running: FlowSeconds | None = None
+    """The seconds that shade it; None where bytes do."""
 
     def __repr__(self) -> str:
         return f"<WorldMap: {self.world_size:,} ranks on {self.nodes:,} nodes of {self.ranks_per_node}>"
@@ -94,10 +104,30 @@ class WorldMap(Displayable):
             key = (place.get(axis, len(place)), level != INSIDE, axis)
             before = most.get(key, (0, 0))
             most[key] = (max(before[0], size), max(before[1], peers))
-        return tuple(
+        found = [
             Level(axis, BETWEEN if between else INSIDE, size, peers)
             for (_, between, axis), (size, peers) in sorted(most.items())
+        ]
+        return tuple(
+            each._replace(seconds=max(self._seconds_over(each.level, each.axis).values(), default=0.0))
+            for each in found
         )
+
+    @property
+    def shade(self) -> Shade:
+        """What shades the ranks."""
+        return "bytes" if self.running is None else "seconds"
+
+    def _seconds_over(self, level: str, axis: str | None = None) -> dict[int, float]:
+        """By recorded rank: seconds of a step in which its collectives over links of a level, and an axis, ran."""
+        if self.running is None:
+            return {}
+        return self.running.of_ranks(flows_over(self.tables, self.running.flows, self.ranks_per_node, axis, level))
+
+    @cached_property
+    def most_seconds(self) -> dict[str, float]:
+        """By level: seconds of a step in which collectives over any link of it ran, of the rank with most."""
+        return {level: max(self._seconds_over(level).values(), default=0.0) for level in (INSIDE, BETWEEN)}
 
     @cached_property
     def most(self) -> dict[str, int]:
@@ -121,9 +151,15 @@ class WorldMap(Displayable):
     def to_frame(self) -> pl.DataFrame:
         """A row per recorded rank, axis and level of link.
 
-        Columns: `LINKS`; ``bytes`` is called ``wire_bytes`` or ``message_bytes``.
+        Columns: `LINKS`; ``bytes`` is called ``wire_bytes`` or ``message_bytes``; and where the map is shaded by them,
+        ``seconds`` of a step in which the rank's collectives over these links ran.
         """
-        return self.links.rename({"bytes": f"{self.sizes}_bytes"})
+        links = self.links.rename({"bytes": f"{self.sizes}_bytes"})
+        if self.running is None:
+            return links
+        known = {(each.axis, each.level): self._seconds_over(each.level, each.axis) for each in self.levels}
+        found = [known[axis, level].get(rank, 0.0) for rank, axis, level in self.links[:, :3].iter_rows()]
+        return links.with_columns(pl.Series("seconds", found, dtype=pl.Float64))
 
     def to_each(self, axis: str | None = None) -> npt.NDArray[np.float64]:
         """(world,) bytes that the recorded ranks send to each rank, per step.
@@ -138,6 +174,20 @@ class WorldMap(Displayable):
             raise UsageError(f"to_each({axis!r}): nothing is sent over that axis; axes are {', '.join(self.axes)}")
         chosen = [self.received[axis]] if axis is not None else list(self.received.values())
         return np.sum([np.zeros(self.world_size), *chosen], axis=0)  # type: ignore[no-any-return]  # of an array
+
+    def to_shades(self, axis: str | None = None) -> npt.NDArray[np.float64]:
+        """(world,) what shades each rank: the bytes of `to_each`, or seconds of a step.
+
+        A rank's seconds are those in which collectives ran that it takes part in with a recorded rank.
+
+        Args:
+            axis: over this axis alone; None for all.
+
+        Raises:
+            UsageError: nothing is sent over that axis.
+        """
+        sent = self.to_each(axis)
+        return sent if self.running is None else self.running.to_each(self.world_size, axis)
 
     def talks_to(self, rank: int, axis: str | None = None) -> Trace:
         """The events in which a recorded rank and this one take part together, as a `Trace`.
@@ -195,21 +245,21 @@ def flows_with(tables: Tables, flows: pl.DataFrame, ranks: Iterable[int], axis: 
     return flows.select(together if axis is None else together & (_axis() == axis)).to_series()
 
 
-def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: str, level: str) -> pl.Series:
+def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: str | None, level: str) -> pl.Series:
     """(n,) whether a flow goes over an axis to any rank inside the node of its own, or to any on another node.
 
     Args:
         tables: the trace.
         flows: n of them; columns `FLOW`.
         ranks_per_node: ranks on each node.
-        axis: one of `WorldMap.axes`.
+        axis: one of `WorldMap.axes`; None for all.
         level: `INSIDE` or `BETWEEN`.
     """
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
 
     def goes(rank: int, own: str, group: str, peer: int | None) -> bool:
         others = members.get(group, ()) if peer is None else (peer,)
-        return own == axis and any(_level(rank, one, ranks_per_node) == level for one in others if one != rank)
+        return axis in (None, own) and any(_level(rank, one, ranks_per_node) == level for one in others if one != rank)
 
     found = [goes(*flow) for flow in flows.select("rank", _axis().alias("axis"), "group", "peer").iter_rows()]
     return pl.Series(found, dtype=pl.Boolean)
@@ -219,7 +269,14 @@ def _level(rank: int, other: int, ranks_per_node: int) -> str:
     return INSIDE if rank // ranks_per_node == other // ranks_per_node else BETWEEN
 
 
-def world_map(tables: Tables, ranks_per_node: int = 8, sizes: Sizes = "wire", axis: str | None = None) -> WorldMap:
+def world_map(
+    tables: Tables,
+    ranks_per_node: int = 8,
+    sizes: Sizes = "wire",
+    axis: str | None = None,
+    shade: Shade = "bytes",
+    times: RunningTimes | None = None,
+) -> WorldMap:
     """The map of a trace's world.
 
     Args:
@@ -227,22 +284,40 @@ def world_map(tables: Tables, ranks_per_node: int = 8, sizes: Sizes = "wire", ax
         ranks_per_node: ranks on each node; consecutive ones share a node.
         sizes: which bytes it shows, wire or message.
         axis: the one whose groups are outlined; None for none.
+        shade: what shades it, bytes or seconds.
+        times: from which its seconds are; None for measured ones.
 
     Raises:
-        UsageError: fewer than one rank per node, or no such sizes or axis.
+        UsageError: fewer than one rank per node, no such sizes, axis or shade, or no times for seconds.
     """
     if not isinstance(ranks_per_node, int) or ranks_per_node < 1:
         raise UsageError(f"world_map(ranks_per_node={ranks_per_node!r}): give the ranks on each node, such as 8")
     if sizes not in get_args(Sizes):
         raise UsageError(f"world_map(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
-    events = tables.events.filter(pl.col("phase") != "start-up").with_columns(_axis().alias("axis"))
+    if shade not in get_args(Shade):
+        raise UsageError(f"world_map(shade={shade!r}): no such shade; they are {', '.join(get_args(Shade))}")
+    rows = tables.events.with_row_index("row").filter(pl.col("phase") != "start-up")
+    events = rows.with_columns(_axis().alias("axis"))
     known = sorted(set(events["axis"]))
     if axis is not None and axis not in known:
         raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(known)}")
     totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum().alias("bytes"), pl.len().alias("events"))
     steps = max(1, events["step"].n_unique())
     senders = tuple(sorted(tables.events["rank"].unique().to_list()))
-    return replace(map_of(tables, totals.sort(FLOW), ranks_per_node, steps, senders), sizes=sizes, axis=axis)
+    found = replace(map_of(tables, totals.sort(FLOW), ranks_per_node, steps, senders), sizes=sizes, axis=axis)
+    return found if shade == "bytes" else replace(found, running=_running(tables, events, times))
+
+
+def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -> FlowSeconds:
+    """The seconds of some events, which have the column ``row`` and a name for no axis."""
+    times = times or measured_times(tables)
+    if times is None:
+        raise UsageError(
+            f"world_map(shade='seconds'): {NO_TIMES}; give cluster=… for predicted ones, of a trace with costs=True"
+        )
+    flows = events.select(FLOW).unique(maintain_order=True).with_row_index("line")
+    line = events.join(flows, on=FLOW, how="left", nulls_equal=True, maintain_order="left")["line"]
+    return FlowSeconds(tables, times, flows.drop("line"), events["row"].to_numpy(), line.to_numpy())
 
 
 def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int, senders: tuple[int, ...]) -> WorldMap:

@@ -216,6 +216,10 @@ class Prediction(Displayable):
         """What `timeline` has in a table."""
         return self._slowest.played(EXPECTED).spans
 
+    def spans_by_rank(self) -> dict[int, list[Span]]:
+        """By rank in the trace: what `spans` has of the slowest, each from the start of its own step."""
+        return {one.program.rank: one.played(EXPECTED).spans for one in self._ranks}
+
     def stages(self) -> list[Placed]:
         """When each stage of the pipeline computes which microbatch, predicted; empty without a pipeline."""
         return self._stages_at(EXPECTED) if self.schedule is not None else []

@@ -220,18 +220,31 @@ class Trace(Displayable):
             return run_pass("predicted_timeline", self.tables, **options)
         return run_pass("timeline", self.tables, lanes=lanes, colours=colours, sizes=sizes)
 
-    def world_map(self, ranks_per_node: int = 8, *, sizes: str = "wire", axis: str | None = None) -> Any:
+    def world_map(
+        self,
+        ranks_per_node: int = 8,
+        *,
+        sizes: str = "wire",
+        axis: str | None = None,
+        shade: str | None = None,
+        cluster: Cluster | str | os.PathLike[str] | None = None,
+    ) -> Any:
         """Which ranks the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
 
         Args:
             ranks_per_node: ranks on each node; consecutive ones share a node.
             sizes: which bytes it shows, ``wire`` or ``message``.
             axis: the mesh axis whose groups are outlined.
+            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with a cluster.
+            cluster: the one that seconds are predicted on, as `predict` takes it; None for measured ones.
 
         Raises:
-            UsageError: fewer than one rank per node, or no such sizes or axis.
+            UsageError: fewer than one rank per node, no such sizes, axis, shade or cluster, or no times for seconds.
         """
-        return run_pass("world_map", self.tables, ranks_per_node=ranks_per_node, sizes=sizes, axis=axis)
+        options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
+        if cluster is None or shade == "bytes":
+            return run_pass("world_map", self.tables, **options, shade=shade or "bytes")
+        return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", cluster=cluster)
 
     def parameter_day(self, name: str, sizes: str = "wire") -> Any:
         """Where one parameter lies, and what is sent for it in a step: `dsexplore.analysis.parameter_day.ParameterDay`.

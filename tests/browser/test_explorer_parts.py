@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
+
+from dsexplore import Trace
 
 pytestmark = pytest.mark.browser
 
@@ -94,6 +98,36 @@ def test_the_keyboard_alone_reaches_boxes_ranges_ranks_and_links(opened: Any, la
     told(page, "only tp inside a node on the map")
     assert set(lab.evaluate(page, "explorer.selection.events['axis'].to_list()")) == {"tp"}
     assert page.errors == []
+
+
+def test_the_map_is_shaded_by_bytes_or_by_seconds(lab: Any, page: Any, make_layered: Any, shot: Any) -> None:
+    trace = make_layered(8, odd=3)
+    place = pl.int_range(pl.len(), dtype=pl.Int64) * 1_000_000
+    events = trace.events.with_columns(start=place, end=place + 500_000)
+    Trace(replace(trace.tables, events=events)).save(lab.folder / "parts.trace")
+    page.set_viewport_size({"width": 1280, "height": 1500})
+    lab.write("seconds.ipynb", [CELL])
+    lab.open(page, "seconds.ipynb")
+    lab.run_all(page)
+    page.wait_for_selector('[data-cell="0.4"]')
+    shade = page.locator('select[aria-label="shade of the map"]')
+    assert shade.locator("option").all_inner_texts() == ["shade: bytes", "shade: seconds, measured"]
+    page.click('[data-cell="0.4"]')
+    told(page, "only rank 4 on the map")
+    chosen = seqs(lab, page)
+    shade.select_option("measured")
+    page.wait_for_selector('[data-cell="0.4"][aria-label^="rank 4: 4 ms a step"][aria-pressed="true"]')
+    assert seqs(lab, page) == chosen
+    shot(page, "explorer_map_seconds")
+    lab.evaluate(page, "setattr(explorer.widget, 'shade', 'bytes')")
+    page.wait_for_function("() => document.querySelector('select[aria-label=\"shade of the map\"]').value === 'bytes'")
+    page.wait_for_selector('[data-cell="0.4"][aria-label^="rank 4: 32 KiB a step"]')
+    assert page.errors == []
+
+
+def test_a_map_without_times_has_no_choice(opened: Any) -> None:
+    assert opened.locator('select[aria-label="shade of the map"]').is_hidden()
+    assert "No seconds to shade it by" in opened.locator(".dsx-explorer").inner_text()
 
 
 def test_parts_are_made_when_they_are_opened(opened: Any, lab: Any) -> None:

@@ -115,7 +115,7 @@ class Explorer:
         self._prediction = self._trace.predict(cluster) if cluster is not None else None
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
         self._lanes = TimelinePanel(self._trace.tables, sizes)
-        self._map = MapPanel(self._codes)
+        self._map = MapPanel(self._codes, self._prediction)
         self._tops: dict[tuple[str, str], float] = {}
         self._window: tuple[float, float] | None = None
         self._quiet = False
@@ -127,6 +127,7 @@ class Explorer:
             kind=figure,
             sizes=sizes,
             height=height,
+            shades=self._map.shades,
             opened=[part for part in PARTS if part in opened],
             headline=_headline_of(self._headline, self._codes.tree.axes, self._prediction),
             **rows_of(self._codes, predicted),
@@ -251,6 +252,7 @@ class Explorer:
             "kind": self._draw_again,
             "sizes": self._on_sizes,
             "opened": self._draw_parts,
+            "shade": self._on_shade,
         }.items():
             self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
 
@@ -311,6 +313,11 @@ class Explorer:
         self._codes.use(str(self.widget.sizes))
         self._lanes.use(str(self.widget.sizes))
         self._set_filters(self._chosen.passed.filters)
+
+    def _on_shade(self) -> None:
+        """Shade the map by bytes or by seconds; what is chosen stays."""
+        self._map.use(str(self.widget.shade))
+        self._draw_parts()
 
     @_in_one_message
     def _on_event(self, event: dict[str, Any]) -> None:

@@ -8,8 +8,13 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from dsexplore.analysis.world_map import FLOW, NO_AXIS, WorldMap, flows_over, flows_with, map_of
+from dsexplore.analysis.running_times import FlowSeconds, RunningTimes, measured_times
+from dsexplore.analysis.step_timeline import Sizes
+from dsexplore.analysis.world_map import FLOW, NO_AXIS, NO_TIMES, WorldMap, flows_over, flows_with, map_of
+from dsexplore.cost.predicted_map import times_of
+from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
+from dsexplore.trace import timeline
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
@@ -20,6 +25,13 @@ from dsexplore.views.world_map.world_map_view import Look, map_html
 
 PART = "map"
 """The name of this part among those that something is picked in; see `Filters.picks`."""
+BYTES, MEASURED, PREDICTED = "bytes", "measured", "predicted"
+"""What may shade it."""
+
+_NO_SECONDS = (
+    f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(cluster=…) predicts '
+    "them.</p>"
+)
 
 
 class MapPanel:
@@ -27,11 +39,15 @@ class MapPanel:
 
     Args:
         codes: the events.
+        prediction: whose seconds may shade it.
         ranks_per_node: ranks on each node.
     """
 
-    def __init__(self, codes: EventCodes, ranks_per_node: int = 8) -> None:
+    def __init__(self, codes: EventCodes, prediction: Prediction | None = None, ranks_per_node: int = 8) -> None:
         self._codes = codes
+        self._prediction = prediction
+        self._times: dict[str, RunningTimes | None] = {}
+        self._shade = BYTES
         self._per_node = ranks_per_node
         self._shown: WorldMap | None = None
         self._tops: dict[str, float] = {}
@@ -62,24 +78,57 @@ class MapPanel:
     def _senders(self) -> tuple[int, ...]:
         return tuple(sorted(self._codes.tables.events["rank"].unique().to_list()))
 
+    @property
+    def shades(self) -> list[list[str]]:
+        """[value, text] of what may shade it; bytes alone where no times are known."""
+        measured = [[MEASURED, "shade: seconds, measured"]] if timeline.is_timed(self._codes.tables.events) else []
+        predicted = [[PREDICTED, "shade: seconds, predicted"]] if self._prediction is not None else []
+        return [[BYTES, "shade: bytes"], *measured, *predicted]
+
+    def use(self, shade: str) -> None:
+        """Shade by another of `shades` from now on.
+
+        Raises:
+            UsageError: no such shade, or no times for it.
+        """
+        known = [value for value, _ in self.shades]
+        if shade not in known:
+            raise UsageError(f"shade={shade!r}: the map of this trace is shaded by {', '.join(known)}")
+        self._shade = shade
+
+    def _running(self, kept: Mask) -> FlowSeconds | None:
+        """The seconds of some events; None where bytes shade the map."""
+        if self._shade == BYTES:
+            return None
+        if self._shade not in self._times:
+            predicted = self._prediction if self._shade == PREDICTED else None
+            self._times[self._shade] = times_of(predicted) if predicted else measured_times(self._codes.tables)
+        times = self._times[self._shade]
+        assert times is not None  # `shades` offers none without
+        rows = np.flatnonzero(kept)
+        return FlowSeconds(self._codes.tables, times, self._named, rows, self._flows.line[rows])
+
     def world(self, mask: Mask) -> WorldMap:
         """The map of some events."""
-        events, size = self._flows.totals(mask & self._in_steps, self._codes.sizes)
+        kept = mask & self._in_steps
+        events, size = self._flows.totals(kept, self._codes.sizes)
         totals = self._named.hstack([pl.Series("events", events), pl.Series("bytes", size)])
         sent = totals[np.flatnonzero(events)]
         made = map_of(self._codes.tables, sent, self._per_node, self._steps, self._senders)
-        return replace(made, sizes="wire" if self._codes.kind_of_sizes == "wire" else "message")
+        sizes: Sizes = "wire" if self._codes.kind_of_sizes == "wire" else "message"
+        return replace(made, sizes=sizes, running=self._running(kept))
 
     def html(self, mask: Mask, axis: str | None) -> str:
         """The map as HTML whose ranks and links can be clicked; ``axis``: the one whose groups are outlined."""
-        sizes = self._codes.kind_of_sizes
-        if sizes not in self._tops:
-            self._tops[sizes] = float(self.world(self._codes.every).to_each().max(initial=0.0))
+        unit = self._codes.kind_of_sizes if self._shade == BYTES else self._shade
+        if unit not in self._tops:
+            self._tops[unit] = float(self.world(self._codes.every).to_shades().max(initial=0.0))
         world = replace(self.world(mask), axis=axis)
         self._shown, links = world, [(each.axis, each.level) for each in world.levels]
         link = links.index(self._link) if self._link in links else -1
-        look = Look(self._tops[sizes], True, self._ranks, link, self._codes.tree.axes)
-        return f'<div class="dsx">{map_html(world, look)}</div>'
+        look = Look(self._tops[unit], True, self._ranks, link, self._codes.tree.axes)
+        why = _NO_SECONDS if len(self.shades) == 1 else ""
+        return f'<div class="dsx">{map_html(world, look)}{why}</div>'
 
     def cell(self, place: str) -> tuple[int, ...]:
         """The ranks of a clicked cell: ``"3.5"`` is the sixth of the fourth node that is drawn."""

@@ -60,6 +60,10 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """As in `TimelineWidget`."""
     brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
     """As in `TimelineWidget`."""
+    shades: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
+    """[value, text] of what may shade the world map."""
+    shade = traitlets.Unicode("bytes").tag(sync=True, echo_update=False)
+    """What shades it."""
     map = traitlets.Unicode("").tag(sync=True)
     """The world map, as HTML."""
     details = traitlets.Unicode("").tag(sync=True)

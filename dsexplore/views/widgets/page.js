@@ -24,7 +24,17 @@ function assemble({ model, store, el, figure }) {
   const lanes = folding(model, "timeline", "Timeline"), map = folding(model, "map", "World map");
   const arranged = element("div"), laid = element("div"), drawing = element("div");
   lanes.append(arranged, laid);
-  map.append(drawing);
+  const shade = choice("shade of the map", model.get("shades") || []);
+  shade.hidden = shade.length < 2;
+  shade.title = "by what ranks and links are shaded: bytes of the kind chosen above, or seconds in which their collectives ran";
+  shade.dataset.asks = "";
+  shade.addEventListener("change", () => {
+    model.set("shade", shade.value);
+    model.save_changes();
+  });
+  const shading = element("div");
+  shading.append(shade);
+  map.append(shading, drawing);
   el.append(headline, filters, status, both, lanes, ...(figure ? [map] : []), details);
   const arrange = choice("lanes", (model.get("timeline").kinds || []).map((kind) => [kind, `lanes: ${kind}`]));
   arrange.hidden = !arrange.length;
@@ -51,6 +61,7 @@ function assemble({ model, store, el, figure }) {
     // HTML made in Python, where every name in it was escaped.
     part("headline", () => rewrite(headline, model.get("headline"))),
     part("status", () => rewrite(status, model.get("status"))),
+    part("shade", () => { shade.value = model.get("shade"); }),
     part("map", () => rewrite(drawing, model.get("map"))),
     part("details", () => rewrite(details, model.get("details"))),
     part("opened", () => {

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from dsexplore.analysis.world_map import WorldMap
+from dsexplore.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,8 @@ class Cell:
 
     ranks: tuple[int, ...]
     """The rank of the first node, of the second, …"""
-    bytes: float
-    """Bytes that the recorded ranks send to it, per step."""
+    value: float
+    """What shades it, per step: bytes that the recorded ranks send to it, or seconds."""
     recorded: bool
     axes: tuple[str, ...]
     """The axes over which it is in a group of a recorded rank."""
@@ -29,15 +30,20 @@ class Node:
     cells: tuple[Cell, ...]
 
 
+def written(world: WorldMap, value: float) -> str:
+    """Bytes or seconds, whichever shade the map."""
+    return format_bytes(value) if world.running is None else format_seconds(value)
+
+
 def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list[Node]:
     """The nodes to draw; all of them where they are few, else alike ones joined.
 
     Args:
         world: the map.
-        axis: bytes and groups of this axis alone; None for all.
+        axis: shades and groups of this axis alone; None for all.
         most: nodes that are drawn one by one.
     """
-    sizes = world.to_each(axis).tolist()
+    shades = world.to_shades(axis).tolist()
     recorded = {*world.tables.info.ranks, *world.senders}
     peers: dict[int, list[str]] = defaultdict(list)
     for name, groups in world.groups.items():
@@ -46,7 +52,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
     nodes: dict[object, list[int]] = defaultdict(list)
     for number in range(world.nodes):
         ranks = _ranks(world, number)
-        looks = tuple((sizes[rank], rank in recorded, tuple(peers[rank])) for rank in ranks)
+        looks = tuple((shades[rank], rank in recorded, tuple(peers[rank])) for rank in ranks)
         nodes[looks if world.nodes > most else number].append(number)
     drawn = []
     for numbers in nodes.values():
@@ -54,7 +60,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
         cells = tuple(
             Cell(
                 tuple(number * world.ranks_per_node + place for number in numbers),
-                sizes[rank],
+                shades[rank],
                 rank in recorded,
                 tuple(sorted(peers[rank])),
             )

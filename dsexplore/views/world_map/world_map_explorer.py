@@ -6,9 +6,9 @@ from typing import Any
 
 from dsexplore.analysis.world_map import WorldMap
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.world_map.node_boxes import written
 from dsexplore.views.world_map.world_map_figure import heatmap
 
 ALL = "all axes"
@@ -37,9 +37,10 @@ def explorer(world: WorldMap) -> Any:
             said.value = "A click on a rank selects what is sent to it."
             return
         box.selection = world.talks_to(rank, chosen_axis())
-        size = format_bytes(world.to_each(chosen_axis())[rank])
+        amount = written(world, world.to_shades(chosen_axis())[rank])
+        shared = "with" if world.running is not None else "from"
         said.value = html.escape(
-            f"rank {rank}: {size} a step from the recorded ranks; {len(box.selection):,} events selected"
+            f"rank {rank}: {amount} a step {shared} the recorded ranks; {len(box.selection):,} events selected"
         )
 
     def clicked(event: dict[str, Any]) -> None:

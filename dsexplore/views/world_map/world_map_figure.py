@@ -5,26 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from dsexplore.analysis.world_map import WorldMap
-from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import BLUE, tint
 from dsexplore.views.trace.figure_spec import Spec, byte_axis, finished, json_numbers
+from dsexplore.views.world_map.node_boxes import written
 
 _MOST_NODES = 2048
 
 
 def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
-    """Bytes that each rank gets of the recorded ones in a step, over one axis or all.
+    """Bytes that each rank gets of the recorded ones in a step, over one axis or all; or seconds, as the map has.
 
-    The colours run from 0 to the most that any rank gets over all axes, whatever is chosen.
+    The colours run from 0 to the most of any rank over all axes, whatever is chosen.
     """
     nodes = min(world.nodes, _MOST_NODES)
     sizes = np.zeros(world.nodes * world.ranks_per_node)
-    sizes[: world.world_size] = world.to_each(axis)
+    sizes[: world.world_size] = world.to_shades(axis)
     shown = sizes.reshape(world.nodes, world.ranks_per_node)[:nodes]
     ranks = np.arange(nodes * world.ranks_per_node).reshape(nodes, -1)
-    top = float(world.to_each().max()) or 1.0
+    top = float(world.to_shades().max()) or 1.0
+    in_seconds = world.running is not None
+    shown_unit = "seconds" if in_seconds else f"{world.sizes} bytes"
     text = [
-        [f"rank {rank}: {format_bytes(size)} a step" for rank, size in zip(row, of_row, strict=True)]
+        [f"rank {rank}: {written(world, size)} a step" for rank, size in zip(row, of_row, strict=True)]
         for row, of_row in zip(ranks.tolist(), shown.tolist(), strict=True)
     ]
     marks = {
@@ -35,7 +37,7 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
         "zmin": 0,
         "zmax": top,
         "colorscale": [[0.0, tint(BLUE, 0.04)], [1.0, BLUE]],
-        "colorbar": {"title": {"text": f"{world.sizes} bytes<br>a step"}, **byte_axis([top])},
+        "colorbar": {"title": {"text": f"{shown_unit}<br>a step"}, **({} if in_seconds else byte_axis([top]))},
         "text": text,
         "customdata": ranks.tolist(),
         "hovertemplate": "%{text}<extra></extra>",

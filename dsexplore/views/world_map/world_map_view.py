@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE, BLUE
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.view import View
-from dsexplore.views.world_map.node_boxes import Cell, Node, node_boxes
+from dsexplore.views.world_map.node_boxes import Cell, Node, node_boxes, written
 
 STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
@@ -83,7 +83,7 @@ class Look:
     """How a map is drawn."""
 
     top: float = 0.0
-    """Bytes of the darkest shade; 0 for the most that any rank of the map gets."""
+    """Bytes or seconds of the darkest shade; 0 for the most of any rank of the map."""
     live: bool = False
     """Whether ranks and links can be clicked."""
     picked: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
     title = f"<p><b>{html.escape(summary(world))}</b></p>"
     if not world.received:
         return f"{title}<p>Nothing was sent after start-up: there is no link to draw.</p>"
-    top = look.top or float(world.to_each().max()) or 1.0
+    top = look.top or float(world.to_shades().max()) or 1.0
     look = replace(look, top=top, axes=look.axes or world.axes)
     return title + _key(world, look) + _nodes_html(world, look) + _table(world, look)
 
@@ -116,7 +116,8 @@ def summary(world: WorldMap) -> str:
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
     nodes = f"{world.nodes:,} node{'s' if world.nodes > 1 else ''} of {world.ranks_per_node}"
     send = "sends" if len(ranks) == 1 else "send"
-    return html.plain(f"World map: {world.world_size:,} ranks on {nodes}{mesh}; what {whose} {send} in a step", 200)
+    shown = f"what {whose} {send}" if world.running is None else f"how long collectives of {whose} run"
+    return html.plain(f"World map: {world.world_size:,} ranks on {nodes}{mesh}; {shown} in a step", 200)
 
 
 def _words(world: WorldMap) -> str:
@@ -125,10 +126,33 @@ def _words(world: WorldMap) -> str:
 
 def _level_lines(world: WorldMap) -> list[str]:
     most = "" if world.is_even else "at most "
-    return [
-        f"{html.plain(axis, 30)}, {level}: {most}{format_bytes(size)} {_words(world)} to {_count(peers)}"
-        for axis, level, size, peers in world.levels
+    lines = [
+        f"{html.plain(each.axis, 30)}, {each.level}: {most}{format_bytes(each.bytes)} {_words(world)} "
+        f"to {_count(each.peers)}"
+        for each in world.levels
     ]
+    if world.running is None:
+        return lines
+    at_most = "at most " if len(world.senders) > 1 else ""
+    timed = [f"{line}, {at_most}{format_seconds(each.seconds)}" for line, each in zip(lines, world.levels, strict=True)]
+    return [*timed, _about_seconds(world)]
+
+
+def _about_seconds(world: WorldMap) -> str:
+    """Which seconds these are."""
+    assert world.running is not None
+    times = world.running.times
+    alone = (
+        " Of a collective that one rank alone recorded, waiting for the others is part of what was measured."
+        if times.source == "measured" and len(world.senders) < world.world_size
+        else ""
+    )
+    return (
+        f"Seconds: {html.plain(times.words, 200)}, in which collectives ran that the rank takes part in with a "
+        "recorded one; what runs at the same time counts once, and start-up is left out. A collective has one "
+        f"duration, the least over its recorded ranks: the rest is waiting, and is not counted.{alone} Links have no "
+        "times of their own: theirs are those of the collectives that go over them."
+    )
 
 
 def _count(peers: int) -> str:
@@ -137,11 +161,20 @@ def _count(peers: int) -> str:
 
 def _key(world: WorldMap, look: Look) -> str:
     scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
+    framed = (
+        "Underlined: recorded. A thick frame: in a group of a recorded rank, "
+        "on the axes whose colours are below its number."
+    )
     outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
+    if world.running is not None:
+        about = html.escape(_about_seconds(world), 1000)
+        return (
+            f'<p class="dim">Shade: seconds of a step per rank, 0 {scale} {format_seconds(look.top)}. '
+            f"{framed}{outlined} {about}</p>"
+        )
     return (
         f'<p class="dim">Shade: {world.sizes} bytes that a rank gets of the recorded ones in a step, 0 {scale} '
-        f"{format_bytes(look.top)}. Underlined: recorded. A thick frame: in a group of a recorded rank, "
-        f"on the axes whose colours are below its number.{outlined} "
+        f"{format_bytes(look.top)}. {framed}{outlined} "
         "What a collective sends is shared equally among the other ranks of its group; start-up is left out.</p>"
     )
 
@@ -151,21 +184,21 @@ def _nodes_html(world: WorldMap, look: Look) -> str:
     nodes, groups = node_boxes(world), world.group_of_each()
     hidden = sum(len(node.numbers) for node in nodes[_MOST_NODES:])
     more = f'<p class="dim">{hidden:,} more nodes are not drawn.</p>' if hidden else ""
-    drawn = "".join(_node(node, groups, i, look) for i, node in enumerate(nodes[:_MOST_NODES]))
+    drawn = "".join(_node(world, node, groups, i, look) for i, node in enumerate(nodes[:_MOST_NODES]))
     return f'<div class="nodes">{drawn}</div>{more}'
 
 
-def _node(node: Node, groups: dict[int, int], number: int, look: Look) -> str:
+def _node(world: WorldMap, node: Node, groups: dict[int, int], number: int, look: Look) -> str:
     if len(node.numbers) > 1:
         name = f"nodes {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
     else:
         name = f"node {node.numbers[0]}"
-    cells = "".join(_cell(cell, groups, f"{number}.{i}", look) for i, cell in enumerate(node.cells))
+    cells = "".join(_cell(world, cell, groups, f"{number}.{i}", look) for i, cell in enumerate(node.cells))
     columns = f"grid-template-columns:repeat({min(_COLUMNS, len(node.cells))},auto)"
     return f'<div class="node">{html.escape(name)}<div style="{columns}">{cells}</div></div>'
 
 
-def _cell(cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
+def _cell(world: WorldMap, cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
     several = len(cell.ranks) > 1
     whose = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
@@ -174,9 +207,9 @@ def _cell(cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
     kind = f"rank{' in' if cell.axes else ''}{' own' if cell.recorded else ''}"
     kind += f" g{group % len(AXES)}" if group is not None else ""
     spoken = html.escape(
-        f"{whose}: {format_bytes(cell.bytes)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
+        f"{whose}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
-    share = round(85 * min(1.0, cell.bytes / look.top) ** 0.5)
+    share = round(85 * min(1.0, cell.value / look.top) ** 0.5)
     shade = f"background:color-mix(in srgb,{BLUE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
@@ -191,26 +224,36 @@ def _cell(cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    top = max((each.bytes for each in world.levels), default=0) or 1
-    rows = [
-        (
-            f'<span class="key a{look.colour(axis)}">{AXES[look.colour(axis)].letter}</span>{html.name(axis, 40)}',
-            level,
-            f"{peers:,}",
-            format_bytes(size),
-            f'<span class="level"><i class="a{look.colour(axis)}" style="width:{100 * size / top:.3g}%"></i></span>',
-        )
-        for axis, level, size, peers in world.levels
-    ]
-    most = "" if world.is_even else "at most "
-    sizes = world.most[INSIDE], world.most[BETWEEN]
-    inside, between = (f"{most if size else ''}{format_bytes(size)}" for size in sizes)
-    total = f"<p>Per rank and step {inside} stay inside a node, {between} go between nodes.</p>"
-    per = f"{world.sizes} bytes per rank and step{', at most' if most else ''}"
-    head = ("axis", "links", "ranks sent to", per, "")
+    values = [each.bytes if world.running is None else each.seconds for each in world.levels]
+    top = max(values, default=0) or 1
+    rows = []
+    for (axis, level, _, peers, _), value in zip(world.levels, values, strict=True):
+        colour = look.colour(axis)
+        mark = f'<span class="key a{colour}">{AXES[colour].letter}</span>'
+        drawn = f'<span class="level"><i class="a{colour}" style="width:{100 * value / top:.3g}%"></i></span>'
+        rows.append((f"{mark}{html.name(axis, 40)}", level, f"{peers:,}", written(world, value), drawn))
+    per = f"{world.sizes} bytes" if world.running is None else "seconds"
+    head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if _most(world) else ''}", "")
     marks = [
         f' data-link="{i}" tabindex="0" aria-selected="{str(i == look.link).lower()}"'
         for i in range(len(rows))
         if look.live
     ]
-    return total + html.table(head, rows, left=(0, 1, 4), attributes=marks)
+    return _total(world) + html.table(head, rows, left=(0, 1, 4), attributes=marks)
+
+
+def _most(world: WorldMap) -> str:
+    """What stands before a number of the recorded rank with most."""
+    even = world.is_even if world.running is None else len(world.senders) < 2
+    return "" if even else "at most "
+
+
+def _total(world: WorldMap) -> str:
+    """What goes over the links of each level, of all axes."""
+    values = world.most if world.running is None else world.most_seconds
+    inside, between = (
+        f"{_most(world) if values[level] else ''}{written(world, values[level])}" for level in (INSIDE, BETWEEN)
+    )
+    if world.running is None:
+        return f"<p>Per rank and step {inside} stay inside a node, {between} go between nodes.</p>"
+    return f"<p>Per rank and step collectives run {inside} over links inside a node, {between} between nodes.</p>"

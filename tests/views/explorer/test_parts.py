@@ -14,6 +14,7 @@ from ipywidgets import Widget
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_seconds
 from dsexplore.views.explorer.explorer import PARTS
 
 
@@ -169,6 +170,45 @@ class TestMap:
         wanted = trace.world_map(sizes="message").to_frame().filter(axis="dp")["message_bytes"].to_list()
         assert wanted == [8 * 8192]
         assert "64 KiB" in explorer.widget.map
+
+    def test_seconds_shade_it_and_choose_the_same(self, traces: ModuleType) -> None:
+        trace = traces.timed(4, 2)
+        explorer = trace.explore(opened=PARTS)
+        assert [value for value, _ in explorer.widget.shades] == ["bytes", "measured"]
+        assert "No seconds" not in explorer.widget.map
+        send(explorer, type="cell", place="0.2")
+        chosen = explorer.selection.events
+        explorer.widget.shade = "measured"
+        assert "Seconds: measured, the mean of 2 steps" in explorer.widget.map
+        seconds = trace.world_map(shade="seconds").to_shades()
+        for rank in range(4):
+            assert f"rank {rank}: {format_seconds(seconds[rank])} a step" in explorer.widget.map
+        assert explorer.selection.events.equals(chosen)
+        explorer.talks_to(2)
+        assert explorer.selection.events.equals(chosen)
+        scale = explorer.widget.map.partition("</span> ")[2].partition(". Underlined")[0]
+        assert scale == format_seconds(seconds.max())
+        explorer.filter(axis="dp")
+        dp = trace.world_map(shade="seconds").to_shades("dp")
+        assert 0 < dp[0] < seconds[0]
+        assert f"rank 0: {format_seconds(dp[0])} a step" in explorer.widget.map
+        assert f"</span> {scale}. Underlined" in explorer.widget.map
+        explorer.widget.shade = "bytes"
+        assert "Shade: wire bytes" in explorer.widget.map
+
+    def test_the_switch_of_sizes_leaves_seconds(self, traces: ModuleType) -> None:
+        explorer = traces.timed(4, 2).explore(opened=PARTS)
+        explorer.widget.shade = "measured"
+        before = explorer.widget.map
+        explorer.widget.sizes = "message"
+        assert explorer.widget.map == before
+
+    def test_without_times_there_is_no_choice_and_it_says_why(self, trace: Trace) -> None:
+        explorer = trace.explore(opened=PARTS)
+        assert [value for value, _ in explorer.widget.shades] == ["bytes"]
+        assert "No seconds to shade it by: no collective of this trace has a measured duration" in explorer.widget.map
+        with pytest.raises(UsageError, match=r"shade='measured': the map of this trace is shaded by bytes"):
+            explorer.widget.shade = "measured"
 
     def test_several_ranks_and_ranks_that_are_none(self, trace: Trace) -> None:
         explorer = trace.explore()

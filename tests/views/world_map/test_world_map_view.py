@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import dsexplore
 from dsexplore import Trace
 from dsexplore.analysis.world_map import WorldMap
+from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.world_map.node_boxes import node_boxes
 
 
@@ -91,3 +93,44 @@ def test_a_clicked_rank_is_the_selection(world: WorldMap) -> None:
 
 def test_a_world_in_which_nothing_was_sent_says_so() -> None:
     assert "Nothing was sent" in Trace().world_map()._repr_mimebundle_()["text/html"]
+
+
+class TestSeconds:
+    @pytest.fixture
+    def timed(self, traces: ModuleType) -> WorldMap:
+        world: WorldMap = traces.timed(4, 2).world_map(2, shade="seconds")
+        return world
+
+    def test_the_map_says_which_seconds_these_are(self, timed: WorldMap) -> None:
+        bundle = timed._repr_mimebundle_()
+        for shown in (bundle["text/plain"], bundle["text/html"]):
+            assert "how long collectives of 4 ranks run in a step" in shown
+            assert "Seconds: measured, the mean of 2 steps" in shown
+            assert "the rest is waiting, and is not counted" in shown
+            assert "Links have no times of their own" in shown
+        assert "waiting for the others is part" not in bundle["text/plain"]  # all four ranks are recorded
+        assert "seconds per rank and step, at most" in bundle["text/html"]
+        top = format_seconds(timed.to_shades().max())
+        assert "Shade: seconds of a step per rank, 0 <span" in bundle["text/html"]
+        assert f"</span> {top}. Underlined" in bundle["text/html"]
+        assert f"rank 0: {format_seconds(timed.to_shades()[0])} a step, recorded" in bundle["text/html"]
+
+    def test_one_rank_alone_cannot_tell_waiting_apart_and_it_says_so(self, traces: ModuleType) -> None:
+        text = traces.timed(1).world_map(shade="seconds")._repr_mimebundle_()["text/plain"]
+        assert "waiting for the others is part of what was measured" in text
+
+    def test_the_lines_have_bytes_and_seconds(self, timed: WorldMap) -> None:
+        lines = timed._repr_mimebundle_()["text/plain"].splitlines()[1:-1]
+        assert len(lines) == len(timed.levels)
+        for line, level in zip(lines, timed.levels, strict=True):
+            assert line.endswith(f"at most {format_seconds(level.seconds)}")
+            assert format_bytes(level.bytes) in line
+
+    def test_the_figure_and_the_explorer_have_the_same_seconds(self, timed: WorldMap) -> None:
+        marks = timed.figure().data[0]
+        assert marks.zmax == pytest.approx(timed.to_shades().max())
+        assert marks.z[0][0] == pytest.approx(timed.to_shades()[0], rel=1e-3)  # three digits are sent
+        explorer = timed.explore()
+        explorer.select(2)
+        assert format_seconds(timed.to_shades()[2]) in explorer.children[2].value
+        assert explorer.selection.events.equals(timed.talks_to(2).events)

@@ -1,0 +1,45 @@
+"""The world map shaded by predicted seconds."""
+
+from __future__ import annotations
+
+import os
+
+import polars as pl
+
+from dsexplore.analysis.running_times import RunningTimes, predicted_times
+from dsexplore.analysis.step_timeline import Sizes
+from dsexplore.analysis.world_map import Shade, WorldMap, world_map
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.prediction import Prediction, predict
+from dsexplore.trace.tables import Tables
+
+
+def predicted_world_map(
+    tables: Tables,
+    cluster: Cluster | str | os.PathLike[str],
+    ranks_per_node: int = 8,
+    sizes: Sizes = "wire",
+    axis: str | None = None,
+    shade: Shade = "seconds",
+) -> WorldMap:
+    """The map of a trace's world with the seconds of one predicted step; see `Trace.world_map`.
+
+    Raises:
+        UsageError: as of `dsexplore.analysis.world_map.world_map`, no such cluster, or a trace without costs.
+    """
+    return world_map(tables, ranks_per_node, sizes, axis, shade, times_of(predict(tables, cluster)))
+
+
+def times_of(prediction: Prediction) -> RunningTimes:
+    """When each collective of the predicted step runs, on the streams of its rank; other steps have no times."""
+    rows = [
+        (rank, span.seq, span.start, span.end)
+        for rank, spans in prediction.spans_by_rank().items()
+        for span in spans
+        if span.kind == "communication" and span.seq >= 0
+    ]
+    schema = {"rank": pl.Int32, "seq": pl.Int64, "begin": pl.Float64, "until": pl.Float64}
+    spans = pl.DataFrame(rows, schema=schema, orient="row").unique(["rank", "seq"], keep="first", maintain_order=True)
+    per_node = prediction.options.ranks_per_node or prediction.cluster.ranks_per_node
+    words = f"predicted on {prediction.cluster.title} with {per_node} ranks on a node, of one step"
+    return predicted_times(prediction.tables, spans, words)

@@ -1,0 +1,55 @@
+"""The world map shaded by predicted seconds: those of the prediction's own streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+
+from dsexplore.errors import UsageError
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_seconds
+
+
+@pytest.fixture(scope="module")
+def llama(traced_llama: Callable[..., Trace]) -> Trace:
+    return traced_llama("dp=4,tp=2")
+
+
+def test_seconds_of_an_axis_are_those_of_its_stream(llama: Trace) -> None:
+    world, predicted = llama.world_map(cluster="dgx-h100"), llama.predict("dgx-h100")
+    assert world.shade == "seconds"
+    spans = predicted.timeline().filter(kind="communication")
+    for axis in ("dp", "tp"):
+        stream = spans.filter(axis=axis).select(pl.col("end") - pl.col("start")).sum().item()
+        assert world.to_shades(axis)[predicted.rank] == pytest.approx(stream, rel=1e-9)
+        links = [one.seconds for one in world.levels if one.axis == axis]
+        assert links == pytest.approx([stream] * len(links), rel=1e-9)
+        assert links
+    assert 0 < world.to_shades().max() <= predicted.timeline()["end"].max()
+    assert "predicted on" in world._repr_mimebundle_()["text/plain"]
+
+
+def test_another_cluster_has_other_seconds_and_the_same_bytes(llama: Trace) -> None:
+    fast, slow = llama.world_map(cluster="dgx-h100"), llama.world_map(cluster="dgx1-v100")
+    assert slow.to_shades().max() > fast.to_shades().max()
+    assert (slow.to_each() == fast.to_each()).all()
+    assert llama.world_map(cluster="dgx-h100", shade="bytes").shade == "bytes"
+
+
+def test_what_cannot_be_is_refused(llama: Trace) -> None:
+    with pytest.raises(UsageError, match="no such shade"):
+        llama.world_map(cluster="dgx-h100", shade="hours")
+    with pytest.raises(UsageError, match="no-such"):
+        llama.world_map(cluster="no-such")
+
+
+def test_the_explorer_shades_its_map_by_the_same_seconds(llama: Trace) -> None:
+    explorer = llama.explore(opened=("map",), cluster="dgx-h100")
+    assert [value for value, _ in explorer.widget.shades] == ["bytes", "predicted"]
+    explorer.widget.shade = "predicted"
+    seconds = llama.world_map(cluster="dgx-h100").to_shades()
+    for rank in range(8):
+        assert f"rank {rank}: {format_seconds(seconds[rank])} a step" in explorer.widget.map
+    explorer.widget.close()
