@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
-from dsexplore.views.cost.prediction_view import inclusive
+from dsexplore.views.cost.module_seconds import PARTS, module_seconds
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,32 @@ def test_text_and_page_say_that_they_are_predicted(prediction: Prediction, tmp_p
     assert not re.search(r"<script|https?://", page)
 
 
-def test_modules_hold_those_inside_them(prediction: Prediction) -> None:
-    sums = inclusive(prediction.by_module())
-    outside = sums.get("(outside modules)", {"compute": 0.0})["compute"]
-    assert sums["Llama"]["compute"] + outside == pytest.approx(prediction.compute.expected)
-    assert sums["Llama.layers"]["compute"] == pytest.approx(
-        sums["Llama.layers.0"]["compute"] + sums["Llama.layers.1"]["compute"]
-    )
+def test_rows_hold_the_modules_inside_and_their_sums_are_the_step(prediction: Prediction) -> None:
+    rows = module_seconds(prediction)
+    frame = prediction.by_module()
+    for part in PARTS:
+        outermost = sum(row.parts[part] for row in rows if row.depth == 0)
+        assert outermost == pytest.approx(frame[part].sum())
+    of_layers = next(row for row in rows if row.fold.label == "layers")
+    inside = frame.filter(pl.col("module").str.starts_with("Llama.layers"))
+    assert of_layers.parts["compute"] == pytest.approx(inside["compute"].sum())
+
+
+def test_alike_layers_are_one_row_with_their_sum(traced_llama: Callable[..., Trace]) -> None:
+    prediction = traced_llama("dp=2,tp=2", layers=4).predict()
+    rows = module_seconds(prediction)
+    folded = next(row for row in rows if len(row.fold.rows) > 1)
+    frame = prediction.by_module()
+    names = [f"Llama.layers.{number}" for number in range(4)]
+    each = [frame.filter(pl.col("module").str.starts_with(name))["compute"].sum() for name in names]
+    assert len(folded.fold.rows) == folded.times == 4
+    assert folded.parts["compute"] == pytest.approx(sum(each))
+    below = [row for row in rows if row.place > folded.place and row.depth > folded.depth]
+    assert {row.times for row in below} == {4}
+    html = prediction._repr_mimebundle_()["text/html"]
+    assert '<bdi>[0–3]</bdi> <span class="times">×4</span>' in html
+    assert 'the sum of 4 modules">Σ 4</span>' in html
+    assert "<bdi>1</bdi>" not in html
 
 
 def test_the_timeline_has_a_row_for_each_stream(prediction: Prediction) -> None:

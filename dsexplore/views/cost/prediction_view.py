@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import polars as pl
 
 from dsexplore.cost.beside_measured import beside
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
+from dsexplore.trace.places import OUTSIDE
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds
+from dsexplore.views.cost.module_seconds import module_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREY, ORANGE
+from dsexplore.views.trace import outline
 from dsexplore.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
@@ -24,8 +25,10 @@ _HATCH = {
     "exposed": "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),",
     "idle": "repeating-linear-gradient(90deg,#0005 0 1px,transparent 1px 4px),",
 }
+_PARTS = ("compute", "communication", "exposed", "idle")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 STYLE = """
+.dsx .prediction .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
 .dsx .prediction td{vertical-align:middle}
 .dsx .prediction .bar{width:220px;display:flex;height:14px}
 .dsx .prediction .bar span{display:block;height:14px}
@@ -68,7 +71,11 @@ class PredictionView(View):
             head,
             notes,
             _totals(one),
-            _section("By module (predicted; a module's rows hold those inside it)", _modules(one, most), opened=True),
+            _section(
+                "By module (predicted; with the modules inside, Σ: the sum of so many alike)",
+                _modules(one, most),
+                opened=True,
+            ),
             _section("Communication by mesh axis (predicted)", _axes(one)),
             _section("Memory at its peak (predicted)", _memory(one)),
         ]
@@ -145,41 +152,23 @@ def _totals(one: Prediction) -> str:
     return bar(parts, sum(parts.values())) + html.table(("", "expected", "low", "high", "of the step"), rows)
 
 
-def inclusive(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Seconds by module, with those of the modules inside it; parents before children."""
-    sums: dict[str, dict[str, float]] = {}
-    parts = ("compute", "exposed", "idle", "communication")
-    totals = frame.group_by("module", maintain_order=True).agg(pl.col(parts).sum())
-    for row in totals.iter_rows(named=True):
-        for name in _ancestors(row["module"]):
-            into = sums.setdefault(name, dict.fromkeys(parts, 0.0))
-            for part in parts:
-                into[part] += row[part]
-    return sums
-
-
-def _ancestors(module: str) -> Iterable[str]:
-    """``"A.b.c"`` → ``A``, ``A.b``, ``A.b.c``; what runs outside modules has one row of its own."""
-    parts = module.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)] if module else ["(outside modules)"]
-
-
 def _modules(one: Prediction, most: int) -> str:
-    sums = inclusive(one.by_module())
-    largest = max((_busy(parts) for parts in sums.values()), default=0.0)
-    chosen = set(sorted(sums, key=lambda name: -_busy(sums[name]))[:most])
-    rows = [
+    """A row per module, of alike ones a row for all of them, as a trace's tree folds them; numbers are sums."""
+    rows = module_seconds(one)
+    largest = max((_busy(row.parts) for row in rows), default=0.0)
+    chosen = {row.place for row in sorted(rows, key=lambda row: -_busy(row.parts))[:most]}
+    cells = [
         (
-            f"{'&nbsp;' * 2 * name.count('.')}{html.name(name.rpartition('.')[2])}",
-            bar(parts, largest),
-            *(format_seconds(parts[part]) for part in ("compute", "communication", "exposed", "idle")),
+            f"{'&nbsp;' * 2 * row.depth}{html.name(row.fold.label or OUTSIDE)}{outline.many(row.fold, row.times)}",
+            bar(row.parts, largest),
+            *(format_seconds(row.parts[part]) for part in _PARTS),
         )
-        for name, parts in sums.items()
-        if name in chosen
+        for row in rows
+        if row.place in chosen
     ]
-    left = len(sums) - len(rows)
-    more = f'<p class="dim">… and {left:,} shorter modules: <code>by_module()</code> has all</p>' if left > 0 else ""
-    return html.table(("module", "", "compute", "communication", "exposed", "idle"), rows, left=(0, 1)) + more
+    left = len(rows) - len(cells)
+    more = f'<p class="dim">… and {left:,} shorter rows: <code>by_module()</code> has all modules</p>' if left else ""
+    return html.table(("module", "", *_PARTS), cells, left=(0, 1)) + more
 
 
 def _beside(one: Prediction, measured: Trace) -> str:

@@ -133,16 +133,17 @@ def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anch
         times: modules that the row stands for, those of rows above included.
         anchor: an id, for links to the row.
     """
-    many = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
-    many += (
-        f' <span class="sum" title="the numbers are the sum of {times:,} modules">Σ {times:,}</span>'
-        if times > 1
-        else ""
-    )
     shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
     named = f' id="{anchor}"' if anchor else ""
-    return f'<span class="n"{named}{hover}>{html.name(fold.label)}{many}{shown}{mark}</span>'
+    return f'<span class="n"{named}{hover}>{html.name(fold.label)}{many(fold, times)}{shown}{mark}</span>'
+
+
+def many(fold: Fold, times: int) -> str:
+    """``×N`` where a row stands for several modules, and of how many its numbers are the sum; else nothing."""
+    alike = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
+    spoken = f"the numbers are the sum of {times:,} modules"
+    return alike + (f' <span class="sum" title="{spoken}">Σ {times:,}</span>' if times > 1 else "")
 
 
 def cell(text: str, kind: str = "") -> str:

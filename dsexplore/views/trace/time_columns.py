@@ -84,7 +84,7 @@ def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
     frame = prediction.by_module().with_columns(compute=pl.col("compute") + pl.col("idle"))
     return [
         TimeColumn(
-            f"{_SHORT.get(name, name)} (pred.)", f"predicted: {explanation}, {per}", _inclusive(tree, frame, name)
+            f"{_SHORT.get(name, name)} (pred.)", f"predicted: {explanation}, {per}", with_inside(tree, frame, name)
         )
         for name, explanation in SHOWN.items()
     ]
@@ -93,10 +93,11 @@ def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
 def step_seconds(tree: ModuleTree, prediction: Prediction) -> Sizes:
     """(modules,) predicted seconds of the step, with the modules inside."""
     frame = prediction.by_module().with_columns(step=pl.col("compute") + pl.col("idle") + pl.col("exposed"))
-    return _inclusive(tree, frame, "step")
+    return with_inside(tree, frame, "step")
 
 
-def _inclusive(tree: ModuleTree, frame: pl.DataFrame, name: str) -> Sizes:
+def with_inside(tree: ModuleTree, frame: pl.DataFrame, name: str) -> Sizes:
+    """(modules,) a column of `Prediction.by_module`, with the modules inside."""
     rows = np.array([_row(tree, module) for module in frame["module"]], np.int64)
     own, known = np.zeros(len(tree)), rows >= 0
     np.add.at(own, rows[known], frame[name].to_numpy()[known])

@@ -1,0 +1,52 @@
+"""The predicted seconds of a step by module, where alike modules are one row, as in a trace's tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsexplore.cost.prediction import Prediction
+from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.folding import Fold
+from dsexplore.views.trace.time_columns import StoodFor, with_inside
+
+PARTS = ("compute", "exposed", "idle", "communication")
+"""What a row has seconds of."""
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One module, or several that are alike."""
+
+    place: int
+    """Among all rows, from 0."""
+    fold: Fold
+    depth: int
+    times: int
+    """Modules that it stands for, those of rows above included."""
+    parts: dict[str, float]
+    """`PARTS`: seconds of all of them together, with the modules inside."""
+
+
+def module_seconds(prediction: Prediction) -> list[ModuleRow]:
+    """The rows that take any time, parents before children; what runs outside all modules is last."""
+    codes, frame = EventCodes(prediction.tables), prediction.by_module()
+    seconds = {name: with_inside(codes.tree, frame, name) for name in PARTS}
+    stood_for = StoodFor()
+
+    def inside(folds: list[Fold], depth: int, times: int) -> Iterator[tuple[Fold, int, int, dict[str, float]]]:
+        for fold in folds:
+            held = stood_for.rows(fold)
+            parts = {name: float(of_each[held].sum()) for name, of_each in seconds.items()}
+            if any(parts.values()):
+                count = times * len(fold.rows)
+                yield fold, depth, count, parts
+                children = stood_for.children(fold.first, codes.folding.children(fold.first))
+                yield from inside(children, depth + 1, count)
+
+    found = list(inside(stood_for.roots(codes.folding.roots()), 0, 1))
+    roots = codes.tree.roots
+    outside = {name: float(frame[name].sum() - seconds[name][roots].sum()) for name in PARTS}
+    if max(outside.values()) > 1e-9 * max(1e-9, float(frame["compute"].sum())):
+        found.append((Fold((-1,), ""), 0, 1, {name: max(0.0, value) for name, value in outside.items()}))
+    return [ModuleRow(place, *row) for place, row in enumerate(found)]
