@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,30 @@ def test_names_are_data(draw: Callable[..., TimelineExplorer], page: Any, trace_
     assert page.query_selector("img") is None
     assert page.evaluate("window.pwned") is None
     assert page.requests.foreign == []
+
+
+PARTED = """
+() => [...document.querySelectorAll('.key')].filter((swatch) => {
+  const name = document.createRange();
+  name.selectNodeContents(swatch.nextSibling);
+  const [first] = name.getClientRects(), box = swatch.getBoundingClientRect(), middle = (box.top + box.bottom) / 2;
+  return middle < first.top || middle > first.bottom;
+}).map((swatch) => swatch.nextSibling.textContent)
+"""
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["static", "live"])
+def test_no_line_of_the_key_breaks_between_a_swatch_and_its_name(
+    draw: Callable[..., TimelineExplorer], page: Any, make_timed: Callable[..., Trace], tmp_path: Path, live: bool
+) -> None:
+    if live:
+        draw(make_timed(4))
+    else:
+        page.goto(make_timed(4).timeline().to_html(tmp_path / "shown.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    assert page.locator(".key").count() > 3
+    parted = {}
+    for width in range(300, 820, 10):
+        page.set_viewport_size({"width": width, "height": 600})
+        parted[width] = page.evaluate(PARTED)
+    assert not any(parted.values()), parted

@@ -22,6 +22,7 @@ _BETWEEN = 0.2
 _MOST_TIES, _MOST_KEYS = 200, 8
 
 STYLE = """
+.dsx .named{display:inline-block}
 .dsx .tl{display:grid;grid-template-columns:minmax(90px,max-content) minmax(0,1fr);gap:3px 8px;align-items:center}
 .dsx .tl>span{font-size:var(--dsx-small);overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px;
 grid-column:1}
@@ -57,10 +58,10 @@ def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS)
 
 
 def _key(colour: Colour) -> str:
-    return (
+    swatch = (
         f'<span class="key" style="background:{colour.fill};color:{colour.ink}">{html.escape(colour.letter)}</span>'
-        f"{html.escape(colour.name, 30)} "
     )
+    return f'<span class="named">{swatch}{html.escape(colour.name, 30)}</span> '
 
 
 def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: int) -> str:

@@ -237,7 +237,9 @@ export function timeline({ model, el }) {
     key.replaceChildren(document.createTextNode(now.axis || ""), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: colour, color: ink });
-      return [made, document.createTextNode(name)];
+      const named = element("span", "named");
+      named.append(made, name);
+      return [named, " "];
     }));
     write(status, choice.status || "");
     whole.disabled = !now.zoomed;
