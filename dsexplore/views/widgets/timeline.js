@@ -15,7 +15,9 @@ export function timeline({ model, el }) {
   bar.append(whole, none, status);
   el.append(title, key, rows, bar);
   const pen = canvas.getContext("2d");
-  let width = 0, names = 0, drag = null, at = -1, anchor = -1;
+  // Kept, because to read any of them after a change of the page makes the browser lay it out at once.
+  let width = 0, color = "", family = "", keyed = "";
+  let names = 0, drag = null, at = -1, anchor = -1;
   let now = model.get("timeline"), choice = model.get("brushed");
   const send = (message) => model.send(message);
   const zoom = (begin, end) => send({ type: "window", begin, end });
@@ -40,42 +42,48 @@ export function timeline({ model, el }) {
     return [left, (found.lane[i] + 1) * LANE - 2 - tall, Math.max(1, across(found.end[i]) - left), tall];
   };
 
-  function draw() {
+  function measure() {
     width = canvas.clientWidth;
+    ({ color, fontFamily: family } = getComputedStyle(canvas));
+  }
+  function draw() {
+    if (!width) measure();
     if (!width) return;
-    const { lanes = [], marks = [], ticks = [], ties = [] } = now, look = getComputedStyle(canvas);
+    const { lanes = [], marks = [], ticks = [], ties = [] } = now;
     const ratio = globalThis.devicePixelRatio || 1, height = lanes.length * LANE + AXIS;
-    canvas.style.height = `${height}px`;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
+    const wide = Math.round(width * ratio), tall = Math.round(height * ratio);
+    if (canvas.width !== wide || canvas.height !== tall) {
+      Object.assign(canvas, { width: wide, height: tall });
+      canvas.style.height = `${height}px`;
+    }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
-    pen.font = `12px ${look.fontFamily}`;
+    pen.font = `12px ${family}`;
     names = Math.min(width * 0.34, Math.max(LEAST, ...lanes.map((lane) => pen.measureText(lane).width + 10)));
     pen.textBaseline = "middle";
     lanes.forEach((lane, i) => {
-      pen.fillStyle = look.color;
+      pen.fillStyle = color;
       pen.globalAlpha = 0.06;
       if (i % 2 === 0) pen.fillRect(names, i * LANE, width - names, LANE);
       pen.globalAlpha = 1;
       pen.fillText(shortened(lane, names - 8), 0, i * LANE + LANE / 2);
     });
     for (let i = 0; i < found.begin.length; i += 1) drawBox(i, marks[found.mark[i]]);
-    pen.fillStyle = look.color;
-    drawTies(ties, look.color);
+    pen.fillStyle = color;
+    drawTies(ties, color);
     for (const [where, text] of ticks) {
       const wide = pen.measureText(text).width, x = Math.min(width - wide, Math.max(names, across(where) - wide / 2));
       pen.fillText(text, x, height - AXIS / 2);
     }
     const brush = drag ? drag.range : choice.brush || [];
     if (brush.length) {
-      pen.strokeStyle = look.color;
+      pen.strokeStyle = color;
       pen.lineWidth = 1.5;
       pen.strokeRect(across(brush[0]), 1, Math.max(2, across(brush[1]) - across(brush[0])), lanes.length * LANE - 2);
     }
     if (at >= 0 && at < found.begin.length) {
       const [x, y, wide, tall] = box(at);
-      pen.strokeStyle = look.color;
+      pen.strokeStyle = color;
       pen.lineWidth = 2;
       pen.strokeRect(x - 1, y - 1, wide + 2, tall + 2);
     }
@@ -225,6 +233,19 @@ export function timeline({ model, el }) {
   whole.addEventListener("click", () => send({ type: "whole" }));
   none.addEventListener("click", clear);
 
+  function showKey() {
+    const wanted = JSON.stringify([now.axis, now.marks]);
+    if (wanted === keyed) return;
+    keyed = wanted;
+    key.replaceChildren(document.createTextNode(now.axis || ""), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
+      const made = element("span", "key", letter);
+      Object.assign(made.style, { background: colour, color: ink });
+      const named = element("span", "named");
+      named.append(made, name);
+      return [named, " "];
+    }));
+  }
+
   function show(changed) {
     now = model.get("timeline");
     choice = model.get("brushed");
@@ -234,13 +255,7 @@ export function timeline({ model, el }) {
       tip.hidden = true;
     }
     write(title, now.title || "");
-    key.replaceChildren(document.createTextNode(now.axis || ""), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
-      const made = element("span", "key", letter);
-      Object.assign(made.style, { background: colour, color: ink });
-      const named = element("span", "named");
-      named.append(made, name);
-      return [named, " "];
-    }));
+    showKey();
     write(status, choice.status || "");
     whole.disabled = !now.zoomed;
     none.disabled = !choice.status;
@@ -248,15 +263,16 @@ export function timeline({ model, el }) {
       + "comma and full stop move, Enter selects, Escape clears, Home shows all.");
     draw();
   }
-  const sized = new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); });
-  const themed = new MutationObserver(draw), scheme = matchMedia("(prefers-color-scheme: dark)");
+  const anew = () => { measure(); draw(); };
+  const sized = new ResizeObserver(() => { if (canvas.clientWidth !== width) anew(); });
+  const themed = new MutationObserver(anew), scheme = matchMedia("(prefers-color-scheme: dark)");
   sized.observe(canvas);
   for (const root of [document.documentElement, document.body]) themed.observe(root, { attributes: true });
-  scheme.addEventListener("change", draw);
+  scheme.addEventListener("change", anew);
   show();
   function end() {
     for (const observer of [sized, themed]) observer.disconnect();
-    scheme.removeEventListener("change", draw);
+    scheme.removeEventListener("change", anew);
   }
   return { names: ["timeline", "brushed"], show, end };
 }
