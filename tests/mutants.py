@@ -5,9 +5,9 @@
 A mutant is the package with one small change: a comparison turned, ``and`` for ``or``, ``not`` added or taken away,
 a number off by one, ``+`` for ``-``, ``break`` for ``continue``, a loop that never runs, ``return None``. Mutants are
 drawn by the seed over all places of the chosen rooms; annotations, type aliases, ``if TYPE_CHECKING`` blocks, the
-options of dataclasses and the ``strict`` of ``zip`` are left alone. For each, pytest runs the test files named like the
-changed module first, then the others of its room, until one fails. A mutant that no test notices lacks a test, or sits
-in code that does nothing.
+options of dataclasses and the ``strict`` of ``zip`` are left alone. For each, pytest runs the test files nearest to the
+changed module first, then the others of its room, until one fails; the result names the one that did. A mutant that no
+test notices lacks a test, or sits in code that does nothing.
 
 The changes are made in copies of the working tree, one for each process, which are removed in the end; the tree itself
 can be worked on meanwhile. Results are kept in ``build/mutants/results.jsonl``, by the changed file's content, so that
@@ -224,15 +224,30 @@ def draw(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return [generator.choice(place) for place in chosen]
 
 
-def files_of(path: str, mirrors_alone: bool) -> list[str]:
-    """The test files of a module's room, those named like the module first; or these alone, where there are any."""
+def files_of(path: str, nearest_alone: bool) -> list[str]:
+    """The test files of a module's room, nearest first; or the nearest alone, where there are any.
+
+    Nearest are those named like the module and those that import it, else those that name one of its functions or
+    classes, else those of its folder.
+    """
     parts = Path(path).with_suffix("").parts[1:]
     folder = ROOT / "tests" / parts[0] if len(parts) > 1 else ROOT / "tests"
     files = sorted(folder.rglob("test_*.py") if len(parts) > 1 else folder.glob("test_*.py"))
     name = parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
-    mirrors = [file for file in files if file.stem.startswith(f"test_{name.strip('_')}")]
-    others = [] if mirrors_alone and mirrors else [file for file in files if file not in mirrors]
-    return [str(file.relative_to(ROOT)) for file in [*mirrors, *others]]
+    texts = {file: file.read_text(encoding="utf-8") for file in files}
+    defined = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    names = [node.name for node in defined if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"]
+    imported = re.compile(rf"\b(?:{'.'.join(('dsexplore', *parts))}|import .*\b{name})\b")
+    named = re.compile(rf"\b(?:{'|'.join(names)})\b") if names else None
+    kinds: tuple[Callable[[Path], Any], ...] = (
+        lambda file: file.stem.startswith(f"test_{name.strip('_')}") or imported.search(texts[file]),
+        lambda file: named is not None and named.search(texts[file]),
+        lambda file: file.parent == ROOT.joinpath("tests", *parts[:-1]),
+    )
+    nearest = next((found for kind in kinds if (found := list(filter(kind, files)))), files)
+    nearest.sort(key=lambda file: not file.stem.startswith(f"test_{name.strip('_')}"))
+    others = [] if nearest_alone else [file for file in files if file not in nearest]
+    return [str(file.relative_to(ROOT)) for file in [*nearest, *others]]
 
 
 MEMORY = 6 << 30
@@ -346,14 +361,15 @@ def kept() -> dict[str, dict[str, Any]]:
     return {result["key"]: result for result in map(json.loads, lines)}
 
 
-def keep(mutant: Mutant, outcome: str, seconds: float) -> dict[str, Any]:
-    """Append one result to the file."""
+def keep(mutant: Mutant, outcome: str, seconds: float, noticed_by: Sequence[str]) -> dict[str, Any]:
+    """Append one result to the file, with the tests that failed."""
     where = f"{mutant.path}:{mutant.line}"
     result = {
         "key": mutant.key,
         "where": where,
         "outcome": outcome,
         "seconds": round(seconds, 1),
+        "noticed by": list(noticed_by),
         "diff": mutant.diff(),
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -430,9 +446,9 @@ def run_all(mutants: Sequence[Mutant], folder: Path, given: argparse.Namespace) 
         before = unchanged[suites[mutant.path]]
         left_out = [f"--deselect={test}" for test in before.failing]
         began = time.monotonic()
-        outcome, _ = copies.test([*tests[mutant.path], *left_out], 60 + 3 * before.seconds, mutant)
+        outcome, text = copies.test([*tests[mutant.path], *left_out], 60 + 3 * before.seconds, mutant)
         if outcome != "stopped":
-            result = keep(mutant, outcome, time.monotonic() - began)
+            result = keep(mutant, outcome, time.monotonic() - began, FAILED_TEST.findall(text))
             where = f"{mutant.path}:{mutant.line}  {mutant.operator}"
             print(f"{result['seconds']:6.1f} s  {SHOWN[outcome]:12}  {where}", flush=True)
 
@@ -472,7 +488,7 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="+", default=["sharding"], help="folders of dsexplore/, or modules at its top")
     parser.add_argument("--processes", type=int, default=2, help="how many at once (default: 2)")
     parser.add_argument("--again", action="store_true", help="test those again that were not noticed before")
-    parser.add_argument("--quick", action="store_true", help="run only the test files named like the changed module")
+    parser.add_argument("--quick", action="store_true", help="run only the test files nearest to the changed module")
     parser.add_argument(
         "--green", action="store_true", help="take it as known that all tests pass on the unchanged package"
     )
