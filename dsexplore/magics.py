@@ -25,6 +25,7 @@ from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.scripts.several_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.target_traffic import TARGETS
+from dsexplore.worlds.spec import WorldSettings
 from dsexplore.worlds.tracing import commtrace
 
 _HELP = """\
@@ -338,8 +339,17 @@ def _opens(options: argparse.Namespace) -> bool:
 
 
 def _world(options: argparse.Namespace) -> World:
-    given = options.world_size, options.mesh, _simulated_rank(options.rank), options.fake
-    return World(*given, device=options.device, gpu=options.gpu, target=options.target or "cuda")
+    return World(
+        WorldSettings(
+            world_size=options.world_size,
+            mesh=options.mesh,
+            rank=_simulated_rank(options.rank),
+            fake=options.fake,
+            device=options.device,
+            gpu=options.gpu,
+            target=options.target,
+        )
+    )
 
 
 def _simulated_rank(text: str | None) -> int:

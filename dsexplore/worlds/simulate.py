@@ -55,7 +55,7 @@ from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.takeover import Takeover
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
-from dsexplore.worlds.spec import resolve
+from dsexplore.worlds.spec import WorldSettings, resolve
 
 _numbers = count(1)
 _current: World | None = None
@@ -104,14 +104,29 @@ def simulate(
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
     """
-    world = World(
-        *(world_size, mesh, rank, fake),
+    settings = WorldSettings(
+        world_size=world_size,
+        mesh=mesh,
+        rank=rank,
+        fake=fake,
         ranks_per_node=ranks_per_node,
         device=device,
         gpu=gpu,
         target=target,
         values=values,
     )
+    with opened(settings) as device_mesh:
+        yield device_mesh
+
+
+@contextmanager
+def opened(settings: WorldSettings) -> Iterator[DeviceMesh]:
+    """Open a simulated world for the block, and give its device mesh, as `simulate` does.
+
+    Raises:
+        UsageError: the settings do not fit together, or a process group is there already.
+    """
+    world = World(settings)
     try:
         yield world.open()
     finally:
@@ -119,7 +134,10 @@ def simulate(
 
 
 class World:
-    """One simulated world; `simulate` is its usual form, `open` and `close` are for who cannot use a block.
+    """One simulated world; `simulate` is its usual form, `open` and `close` are for code that cannot use a block.
+
+    Args:
+        settings: the world to open.
 
     Attributes:
         size: number of ranks.
@@ -131,32 +149,25 @@ class World:
         gpu: the GPU that is stood in for.
         target: the hardware and backend whose traffic is shown.
         remarks: what the world must say of itself.
-        stage_shapes: who answers for other pipeline stages; to be set before the world is opened.
+        stage_shapes: the source of other pipeline stages' shapes; to be set before the world is opened.
+
+    Raises:
+        UsageError: the settings do not fit together.
     """
 
-    def __init__(
-        self,
-        world_size: int | None = None,
-        mesh: str | Mapping[str, int] | None = None,
-        rank: int = 0,
-        fake: bool = False,
-        *,
-        ranks_per_node: int | None = None,
-        device: str = "cpu",
-        gpu: str = "h100",
-        target: Target = "cuda",
-        values: Mapping[str, float] | None = None,
-    ) -> None:
-        self.size, self.spec = resolve(world_size, mesh, rank)
-        self.rank, self.fake = rank, fake
-        self.ranks_per_node = check_ranks_per_node(ranks_per_node, self.size)
-        if device not in ("cpu", "cuda"):
-            raise UsageError(f"device {device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in")
-        self.device, self.gpu = device, gpu
-        self.target = check_target(target)
+    def __init__(self, settings: WorldSettings) -> None:
+        self.size, self.spec = resolve(settings.world_size, settings.mesh, settings.rank)
+        self.rank, self.fake = settings.rank, settings.fake
+        self.ranks_per_node = check_ranks_per_node(settings.ranks_per_node, self.size)
+        self.device, self.gpu = settings.device, settings.gpu
+        if self.device not in ("cpu", "cuda"):
+            raise UsageError(
+                f"device {self.device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in"
+            )
+        self.target = check_target("cuda" if settings.target is None else settings.target)
         self.remarks = Remarks()
         self.stage_shapes = StageShapes()
-        self._inventor = Inventor(self.remarks, values)
+        self._inventor = Inventor(self.remarks, settings.values)
         self._exit = ExitStack()
         self._watch = closed.Watch()
         self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python

@@ -1,11 +1,28 @@
-"""The size and mesh of a world, from what its user gave of the two."""
+"""The size and mesh of a world, from what its user gave of the two; and all that a simulated world is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import MeshSpec, parse_mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSettings:
+    """The simulated world that a user asks for, unchecked; the fields are the arguments of `simulate`."""
+
+    world_size: int | None = None
+    mesh: str | Mapping[str, int] | None = None
+    rank: int = 0
+    fake: bool = False
+    ranks_per_node: int | None = None
+    device: str = "cpu"
+    gpu: str = "h100"
+    target: str | None = None
+    """The target; None for ``"cuda"``."""
+    values: Mapping[str, float] | None = None
 
 
 def resolve(world_size: int | None, mesh: str | Mapping[str, int] | None, rank: int) -> tuple[int, MeshSpec]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.simulate import World, current_world, simulate
+from dsexplore.worlds.simulate import World, current_world, opened
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.nothing_sent import reason
 from dsexplore.worlds.simulated.target_traffic import Target
+from dsexplore.worlds.spec import WorldSettings
 
 
 @contextmanager
@@ -62,25 +63,26 @@ def commtrace(
         UsageError: arguments that do not fit together, or a world where a process group is there already.
         ClosedWorldError: a model of a closed world was used in the block.
     """
-    with ExitStack() as opened:
-        own = world_size is not None or mesh is not None or fake or bool(rank) or target is not None
-        if own:
-            shown: Target = target or "cuda"
-            opened.enter_context(
-                simulate(
-                    *(world_size, mesh, rank, fake),
-                    ranks_per_node=ranks_per_node,
-                    device=device,
-                    gpu=gpu,
-                    target=shown,
-                    values=values,
-                )
-            )
-        opened.enter_context(translated())
-        with recorded(
-            current_world(), is_own=own, save=save, stack_depth=stack_depth, timeout=timeout, costs=costs
-        ) as trace:
-            yield trace
+    settings = WorldSettings(
+        world_size=world_size,
+        mesh=mesh,
+        rank=rank,
+        fake=fake,
+        ranks_per_node=ranks_per_node,
+        device=device,
+        gpu=gpu,
+        target=target,
+        values=values,
+    )
+    simulates = settings != WorldSettings()
+    with (
+        opened(settings) if simulates else nullcontext(),
+        translated(),
+        recorded(
+            current_world(), is_own=simulates, save=save, stack_depth=stack_depth, timeout=timeout, costs=costs
+        ) as trace,
+    ):
+        yield trace
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.simulated.closed import ClosedMesh, translated
+from dsexplore.worlds.spec import WorldSettings
 
 # Imported by name before any world is open, as notebooks do: these too must reach the open world.
 from torch.distributed import destroy_process_group, init_process_group  # isort: skip
@@ -199,7 +200,7 @@ class TestClosing:
         assert current_world() is None
 
     def test_twice_is_once(self) -> None:
-        world = World(4)
+        world = World(WorldSettings(world_size=4))
         assert world.open().size() == 4
         world.close()
         world.close()

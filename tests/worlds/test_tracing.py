@@ -20,7 +20,19 @@ def test_a_world_of_its_own_is_open_for_the_block(arguments: dict[str, Any]) -> 
     assert trace.events["group_size"].to_list() == [4]
 
 
-@pytest.mark.parametrize("argument", [{"fake": True}, {"rank": 1}], ids=str)
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"fake": True},
+        {"rank": 1},
+        {"target": "cuda"},
+        {"device": "cuda"},
+        {"gpu": "a100"},
+        {"ranks_per_node": 4},
+        {"values": {"train.py:1": 0.5}},
+    ],
+    ids=str,
+)
 def test_an_option_of_a_world_without_its_size_is_refused(argument: dict[str, Any]) -> None:
     """It would otherwise be ignored, and the block would be recorded as a single process."""
     with pytest.raises(dsexplore.UsageError, match="needs a size"), dsexplore.commtrace(**argument):

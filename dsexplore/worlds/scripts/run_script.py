@@ -66,8 +66,20 @@ def run(
             ranks a ``RuntimeError``, with the traceback of the first on which it failed.
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
-    world = (world_size, mesh, rank, ranks_per_node, fake, device, gpu)
-    setting = Setting(*world, steps, save, stack_depth, values, costs=costs)
+    setting = Setting(
+        world_size=world_size,
+        mesh=mesh,
+        rank=rank,
+        ranks_per_node=ranks_per_node,
+        fake=fake,
+        device=device,
+        gpu=gpu,
+        values=values,
+        steps=steps,
+        save=save,
+        stack_depth=stack_depth,
+        costs=costs,
+    )
     if ranks is not None:
         return _several(program, setting, ranks)
     played = play(program, setting)

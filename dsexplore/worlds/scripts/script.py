@@ -22,6 +22,7 @@ from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.simulated.repeated_microbatches import repeated_microbatches
+from dsexplore.worlds.spec import WorldSettings
 from dsexplore.worlds.tracing import recorded
 
 _FOREVER = 1e6
@@ -32,21 +33,14 @@ _REPEATED = (
 )
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True)
+class Setting(WorldSettings):
     """The simulated world of a script, and how far it runs; the fields are the arguments of `run`."""
 
-    world_size: int | None = None
-    mesh: str | Mapping[str, int] | None = None
-    rank: int = 0
-    ranks_per_node: int | None = None
-    fake: bool = False
     device: str = "cuda"
-    gpu: str = "h100"
     steps: int | None = None
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
-    values: Mapping[str, float] | None = None
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
     repeats: bool = False
@@ -57,21 +51,14 @@ class Setting:
     """The command that made the trace, for its notes."""
 
     def world(self) -> World:
-        """The world, still closed.
+        """The world, still closed; it shows the traffic of CPUs with gloo where the script runs on CPUs.
 
         Raises:
             UsageError: the numbers do not fit together.
         """
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             raise UsageError(f"steps={self.steps!r} is not a number of optimizer steps: give 1 or more")
-        return World(
-            *(self.world_size, self.mesh, self.rank, self.fake),
-            ranks_per_node=self.ranks_per_node,
-            device=self.device,
-            gpu=self.gpu,
-            values=self.values,
-            target="cuda" if self.device == "cuda" else "cpu",
-        )
+        return World(replace(self, target="cuda" if self.device == "cuda" else "cpu"))
 
 
 @dataclass(frozen=True)
