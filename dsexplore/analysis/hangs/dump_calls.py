@@ -8,7 +8,8 @@ from functools import cached_property
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
 from dsexplore.trace.importers.dumps import Dumps
-from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
+from dsexplore.trace.importers.recorder_dump import RecorderDump
+from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
 from dsexplore.trace.importers.recorder_tables import message_bytes, numel
 
 _WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})

@@ -12,7 +12,8 @@ import torch
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
-from dsexplore.trace.importers.recorder_dump import RecorderDump, RecorderEntry, Sizes
+from dsexplore.trace.importers.recorder_dump import RecorderDump
+from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
 from dsexplore.trace.tables import Tables, TraceInfo
 
 

@@ -220,7 +220,7 @@ def _entries(job: Run, rank: int, with_frames: bool) -> Iterator[dict[str, Any]]
             ended = all(each.ended for each in by_batch[one.batch])
             end = replace(one, step=one.step, record=one.batch)
             entry = _entry(end, with_frames, ended=ended)
-            yield {**entry, "profiling_name": "nccl:coalesced", "input_sizes": [], "output_sizes": []}
+            yield {**entry, "profiling_name": "nccl:coalesced", "is_p2p": False, "input_sizes": [], "output_sizes": []}
 
 
 def _entry(one: Issued, with_frames: bool, ended: bool) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.recorder_dump import RecorderEntry, dump_of, numbers, read_content
+from dsexplore.trace.importers.recorder_dump import dump_of, numbers, read_content
+from dsexplore.trace.importers.recorder_entry import RecorderEntry
 from dsexplore.trace.trace import load
 
 
@@ -136,33 +137,6 @@ def test_gloo_records_no_end_but_that_it_let_go() -> None:
         one.update(state="scheduled", time_discovered_completed_ns=0, retired=True)
     assert entries(dump(kept))[0].state == "completed"
     assert entries(dump(gone))[0].state == "scheduled"
-
-
-def test_members_of_a_coalesced_call_have_its_state() -> None:
-    def member(record: int, name: str, **changes: Any) -> dict[str, Any]:
-        return entry(name, record, state="scheduled", time_discovered_completed_ns=None, is_p2p=True, **changes)
-
-    calls = []
-    for number, state in ((1, "completed"), (2, "started")):
-        first = len(calls)
-        calls += [
-            member(first + i, name, p2p_seq_id=number) for i, name in enumerate(("nccl:send 0->1", "nccl:recv 0<-1"))
-        ]
-        end = entry("nccl:coalesced", first + 2, state=state, is_p2p=True, p2p_seq_id=number, input_sizes=[])
-        calls.append({**end, "time_discovered_completed_ns": 9_000 if state == "completed" else None})
-    found = entries(dump(*calls))
-    assert [(one.op, one.state, one.batch) for one in found] == [
-        ("send", "completed", 2),
-        ("recv", "completed", 2),
-        ("send", "started", 5),
-        ("recv", "started", 5),
-    ]
-
-
-def test_the_lost_end_of_a_coalesced_call_follows_from_what_ended_after_it() -> None:
-    lost = entry("nccl:_broadcast_oop", 0, state="scheduled", time_discovered_completed_ns=None)
-    assert [one.state for one in entries(dump(lost, entry(record=1)))] == ["completed", "completed"]
-    assert [one.state for one in entries(dump(lost))] == ["scheduled"]
 
 
 def test_dumps_become_a_trace(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Coalesced calls in a flight-recorder dump: several collectives or messages that NCCL starts together.
+
+torch records each member when it is asked for, without a state of its own, and after them one more entry, named
+``nccl:coalesced`` or ``nccl:ALLGATHER_coalesced``: it has the state of the call, no sizes, and ``is_p2p`` false, also
+where the members are messages. Members and end share both sequence numbers. Which of them a call of messages raises
+depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
+
+A dump of what is active leaves out what has ended, and so the end of a call, while its members stay, as they never end.
+Such a call is told from one in flight by the record that is missing behind its members.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, RecorderEntry
+
+_ENDS = ("coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced")
+
+
+@dataclass
+class _Call:
+    """A coalesced call, or a single entry that may be one."""
+
+    members: list[int]
+    """Positions among the entries."""
+    end: int | None = None
+
+
+def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mapping[str, int]) -> list[RecorderEntry]:
+    """The entries, members of a coalesced call with its state, and without the entry that ended it.
+
+    Args:
+        entries: of one dump, in the order of issue.
+        ended_messages: by group, the number of the last message that ended, where the dump counts them.
+    """
+    calls = _calls(entries)
+    senders = {entry.group for entry in entries if entry.is_p2p}
+    found: dict[int, RecorderEntry] = dict(enumerate(entries))
+    for call in calls:
+        if call.end is None:
+            continue
+        end = entries[call.end]
+        for at in call.members:
+            found[at] = replace(found[at], state=end.state, started=end.started, ended=end.ended, batch=end.record)
+        if call.members:
+            del found[call.end]
+        elif end.group in senders:  # its messages are lost: they are no collective of the group
+            found[call.end] = replace(end, is_p2p=True)
+    for at in _left_out(entries, calls):
+        found[at] = replace(found[at], state="completed")
+    for at, entry in found.items():
+        if entry.is_p2p and entry.sequence <= ended_messages.get(entry.group, -1):
+            found[at] = replace(entry, state="completed")
+    return _completed_by_later([found[at] for at in sorted(found)])
+
+
+def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
+    """The calls: their members stand before their end, and entries of other groups may stand between."""
+    calls: list[_Call] = []
+    open_calls: dict[tuple[str, tuple[int, int]], _Call] = {}
+    for at, entry in enumerate(entries):
+        key = entry.group, entry.numbers
+        if _is_end(entry):
+            call = open_calls.pop(key, None)
+            if call is None:
+                calls.append(_Call([], at))
+            else:
+                call.end = at
+        elif key in open_calls:
+            open_calls[key].members.append(at)
+        else:
+            open_calls[key] = _Call([at])
+            calls.append(open_calls[key])
+    return calls
+
+
+def _is_end(entry: RecorderEntry) -> bool:
+    return entry.raw_op.rpartition(":")[2] in _ENDS
+
+
+def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
+    """The members of calls whose end a dump of what is active leaves out."""
+    records = {entry.record for entry in entries}
+    is_whole = not records or (min(records) == 0 and max(records) == len(records) - 1)
+    if is_whole or any(entry.state == "completed" for entry in entries):
+        return []
+    of_several = {entries[call.members[0]].group for call in calls if _is_of_several(call, entries)}
+    return [
+        at
+        for call in calls
+        if call.end is None and (len(call.members) > 1 or _may_be_one_message(call, entries, of_several))
+        if entries[call.members[-1]].record + 1 not in records
+        for at in call.members
+    ]
+
+
+def _is_of_several(call: _Call, entries: Sequence[RecorderEntry]) -> bool:
+    """Whether a call is known to be coalesced, of messages."""
+    return bool(call.members) and entries[call.members[0]].is_p2p and (call.end is not None or len(call.members) > 1)
+
+
+def _may_be_one_message(call: _Call, entries: Sequence[RecorderEntry], of_several: set[str]) -> bool:
+    """Whether one message may be a coalesced call of its own: those of its group are."""
+    entry = entries[call.members[0]]
+    return entry.is_p2p and entry.group in of_several
+
+
+def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
+    """The entries, those of a call whose end is lost completed where a later one of their group is.
+
+    NCCL runs one group's collectives on one stream, in order; gloo has several threads. A message between two ranks may
+    have a stream of its own, so only those of a call of several are meant: they share their sequence numbers.
+    """
+    last: dict[tuple[str, bool], int] = {}
+    shared: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
+    for i, entry in enumerate(entries):
+        shared[entry.group, entry.numbers] += 1
+        if entry.state == "completed":
+            last[entry.group, entry.is_p2p] = i
+    return [
+        replace(entry, state="completed")
+        if entry.state != "completed"
+        and not entry.raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
+        and i < last.get((entry.group, entry.is_p2p), -1)
+        and (not entry.is_p2p or shared[entry.group, entry.numbers] > 1)
+        else entry
+        for i, entry in enumerate(entries)
+    ]
