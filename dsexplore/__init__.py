@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "simulate": "dsexplore.worlds.simulate",
-    "commtrace": "dsexplore.worlds.tracing",
+    "commtrace": "dsexplore.worlds.commtrace",
     "run": "dsexplore.worlds.scripts.run_script",
     "CommDebugMode": "dsexplore.comm_debug_mode.mode",
     "Trace": "dsexplore.trace.trace",
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from dsexplore.sharding.plan import sharding as sharding
     from dsexplore.trace.trace import Trace as Trace
     from dsexplore.trace.trace import load as load
+    from dsexplore.worlds.commtrace import commtrace as commtrace
     from dsexplore.worlds.real.local_ranks import RanksFailedError as RanksFailedError
     from dsexplore.worlds.real.local_ranks import run_ranks as run_ranks
     from dsexplore.worlds.scripts.run_script import run as run
     from dsexplore.worlds.simulate import simulate as simulate
-    from dsexplore.worlds.tracing import commtrace as commtrace
 
 __all__ = ["__version__", *_HOMES]
 

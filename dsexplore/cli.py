@@ -128,8 +128,8 @@ def _demo(options: argparse.Namespace) -> None:
 
     from dsexplore.mesh_text import parse_mesh
     from dsexplore.worlds import demo
+    from dsexplore.worlds.commtrace import commtrace
     from dsexplore.worlds.simulate import simulate
-    from dsexplore.worlds.tracing import commtrace
 
     if parse_mesh(options.mesh).axes != ("dp", "tp"):
         raise UsageError(f"--mesh {options.mesh}: the demo shards over the axes dp and tp: write it like dp=2,tp=4")

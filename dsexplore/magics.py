@@ -20,13 +20,13 @@ from dsexplore.errors import UsageError
 from dsexplore.near_names import options_meant
 from dsexplore.real_cells import RealCells, failure, hang_sentences, stack_texts
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.scripts.several_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.target_traffic import TARGETS
-from dsexplore.worlds.spec import WorldSettings
-from dsexplore.worlds.tracing import commtrace
+from dsexplore.worlds.world_settings import WorldSettings
 
 _HELP = """\
 Record what a cell communicates: which module, over which mesh axis, how many bytes, and where each parameter lives.

@@ -48,7 +48,7 @@ def format_seconds(seconds: float) -> str:
 def format_ranks(ranks: Iterable[int]) -> str:
     """Ranks as text, runs of three or more shortened: ``"rank 3"``, ``"ranks 0, 1, 4–7"``, ``"no rank"``."""
     runs: list[list[int]] = []
-    for rank in sorted(ranks):
+    for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:

@@ -21,7 +21,7 @@ FLOORS = (
         "display",
         "interrupts",
         "mesh_text",
-        "models",
+        "model_names",
         "near_names",
         "placement_text",
         "progress",

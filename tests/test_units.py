@@ -51,6 +51,7 @@ def test_a_size_that_is_none_is_named(text: str | int) -> None:
         ([1, 0], "ranks 0, 1"),
         ([7, 0, 4, 5, 6], "ranks 0, 4–7"),
         (range(3), "ranks 0–2"),
+        ([2, 2, 1], "ranks 1, 2"),
     ],
 )
 def test_ranks_as_text(ranks: list[int], text: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.measure import Bench, Operation, Sample, Slice, Task, sample_of
-from dsexplore.aio.setup import Plan, Setup
+from dsexplore.aio.sweep_setup import Plan, Setup
 from dsexplore.errors import UsageError
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from dsexplore.aio.bench_processes import serve; serve()"

@@ -126,7 +126,7 @@ def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
 
 
 def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) -> SweepResult:
-    from dsexplore.aio.setup import checked_size
+    from dsexplore.aio.sweep_setup import checked_size
     from dsexplore.aio.sweeping import sweep
 
     most = None if args.max_written == "none" else args.max_written

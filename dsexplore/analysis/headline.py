@@ -17,8 +17,8 @@ import polars as pl
 from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.display import Displayable
-from dsexplore.trace import timeline
-from dsexplore.trace.places import OUTSIDE, place_of
+from dsexplore.trace import measured_time
+from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds
@@ -127,7 +127,7 @@ class Headline(Displayable):
             .agg(pl.col("weight").sum().alias("count"), *(weighed(name) for name in ("message_bytes", "wire_bytes")))
             .sort("wire_bytes", "axis", descending=[True, False])
         )
-        timed = timeline.is_timed(self.step_events) if len(self.step_events) else False
+        timed = measured_time.is_timed(self.step_events) if len(self.step_events) else False
         under_way = (
             {axis: _under_way(self.step_events.filter(axis=axis)) / 1e6 for axis in sums["axis"]} if timed else {}
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from dsexplore.analysis.headline import Headline, doings, listed, weighed
-from dsexplore.trace.places import place_of
+from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 

@@ -16,7 +16,7 @@ from dsexplore.analysis.findings.finding import Findings
 from dsexplore.analysis.headline import Headline, doing_of, listed
 from dsexplore.display import Displayable
 from dsexplore.trace.diff import KEYS
-from dsexplore.trace.places import OUTSIDE, place_of
+from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_seconds
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace import timeline
+from dsexplore.trace import measured_time
 from dsexplore.trace.matching import POINT_TO_POINT, numbered
 from dsexplore.trace.tables import Tables
 
@@ -47,7 +47,7 @@ class RunningTimes:
 def measured_times(tables: Tables) -> RunningTimes | None:
     """The times of a trace whose collectives were measured; None where they were not."""
     events = tables.events
-    if not timeline.is_timed(events):
+    if not measured_time.is_timed(events):
         return None
     first = pl.col("start").min()
     found = events.select(pl.all(), begin=(pl.col("start") - first) / 1e9, until=(pl.col("end") - first) / 1e9)

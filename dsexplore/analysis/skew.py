@@ -47,7 +47,7 @@ def skew(tables: Tables, by: By | None = None) -> pl.DataFrame:
     """One row per collective that at least two ranks measured; or sums of them.
 
     Args:
-        tables: of several ranks, on one clock (see `dsexplore.trace.alignment`).
+        tables: of several ranks, on one clock (see `dsexplore.trace.clock_alignment`).
         by: None for `COLUMNS`; else what to sum over, see `totals`.
 
     Raises:

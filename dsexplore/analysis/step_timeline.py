@@ -15,7 +15,7 @@ from dsexplore.analysis.message_ties import TIES, message_ties
 from dsexplore.analysis.waiting_order import rounds
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.trace import schema, timeline
+from dsexplore.trace import measured_time, schema
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -140,8 +140,8 @@ def _check(name: str, given: str, kind: Any) -> None:
 def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, pl.Expr | pl.Series]:
     """The order, and where each event begins and ends in it."""
     events = tables.events
-    if timeline.is_timed(events):
-        return "measured", timeline.begin(events) / 1e9, timeline.end(events) / 1e9
+    if measured_time.is_timed(events):
+        return "measured", measured_time.begin(events) / 1e9, measured_time.end(events) / 1e9
     if several and events.height <= _MOST_IN_ROUNDS:
         at = pl.Series(rounds(tables), dtype=pl.Float64)
         return "rounds", at, at + 1

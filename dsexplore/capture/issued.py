@@ -11,7 +11,7 @@ from dsexplore import placement_text
 from dsexplore.capture.groups import Group
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import Communication, Message
-from dsexplore.capture.parties import Parties
+from dsexplore.capture.peers import Parties
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.timing import CudaSpan
 from dsexplore.trace.schema import Phase, State

@@ -20,7 +20,7 @@ from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, OwnCalls, ThreadCalls, calls_of_forward
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.parameters import Parameter, Parameters
-from dsexplore.models import class_name
+from dsexplore.model_names import class_name
 
 AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")

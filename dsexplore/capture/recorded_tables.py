@@ -15,7 +15,7 @@ from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.parameters import Parameter
-from dsexplore.capture.parties import Parties
+from dsexplore.capture.peers import Parties
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.trace import schema

@@ -35,7 +35,7 @@ from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
-from dsexplore.capture.parties import PARTIES
+from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_tables import tables_of
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dsexplore.capture.groups import own_rank
 from dsexplore.comm import compare
-from dsexplore.comm.earlier import Earlier
+from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.meeting import exchange, meet
 from dsexplore.comm.rank_logs import rank_log
 from dsexplore.comm.records import Record

@@ -13,7 +13,7 @@ from dsexplore.capture.groups import own_rank
 from dsexplore.capture.issued import Issued
 from dsexplore.capture.recorder import in_use
 from dsexplore.comm import between_ranks
-from dsexplore.comm.earlier import Earlier
+from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.printing import Printer
 from dsexplore.comm.ranks import is_initialized
 from dsexplore.comm.records import LogRecording, Record, recorded_of, records_of

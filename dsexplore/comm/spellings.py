@@ -15,7 +15,7 @@ import torch
 import torch.distributed as td
 
 from dsexplore.capture.ops import COMMUNICATION, Communication, Message
-from dsexplore.capture.parties import PARTIES
+from dsexplore.capture.peers import PARTIES
 from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.reduce_op import reduction_name
 

@@ -6,7 +6,7 @@ import polars as pl
 
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
-from dsexplore.trace import timeline
+from dsexplore.trace import measured_time
 from dsexplore.trace.trace import Trace
 
 _KEYS = ("module", "phase")
@@ -41,7 +41,7 @@ def beside(prediction: Prediction, measured: Trace) -> pl.DataFrame:
         UsageError: the trace has no measured times.
     """
     events = measured.events.filter(pl.col("phase") != "start-up")
-    if not timeline.is_timed(events):
+    if not measured_time.is_timed(events):
         raise UsageError("this trace has no measured times to stand beside a prediction: record it on real ranks")
     rank = prediction.rank if prediction.rank in events["rank"] else events["rank"][0]
     steps = events.filter(rank=rank)["step"].unique().sort()

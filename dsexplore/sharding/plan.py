@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dsexplore.errors import UsageError
-from dsexplore.models import class_name
+from dsexplore.model_names import class_name
 from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.mesh import Mesh, read_mesh

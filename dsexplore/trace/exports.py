@@ -14,7 +14,7 @@ from typing import IO, Any
 import polars as pl
 
 from dsexplore.atomic import writing
-from dsexplore.trace import schema, timeline
+from dsexplore.trace import measured_time, schema
 from dsexplore.trace.tables import Tables
 
 _SLICE = 1000
@@ -43,7 +43,7 @@ def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
     collectives overlap gets more tracks: each event takes the first one that is free. Worked example: starts and
     ends (0, 10), (2, 5), (6, 12) take tracks 0, 1, 1.
     """
-    measured = timeline.is_timed(tables.events)
+    measured = measured_time.is_timed(tables.events)
     events = _timed(tables.events, measured)
     other = {
         "time": "measured" if measured else "program order: one microsecond per event, not a duration",
@@ -69,8 +69,8 @@ def _write_joined(out: IO[str], *parts: Iterable[str]) -> None:
 def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
     """The events with ``ts`` and ``dur`` in nanoseconds, and the track ``tid`` within their rank, from 1."""
     if measured:
-        begin = timeline.begin(events)
-        times = [begin, timeline.end(events) - begin]
+        begin = measured_time.begin(events)
+        times = [begin, measured_time.end(events) - begin]
     else:
         times = [pl.int_range(pl.len()).over("rank") * _SLICE, pl.lit(_SLICE, pl.Int64)]
     events = events.with_columns(times[0].alias("ts"), times[1].alias("dur"))

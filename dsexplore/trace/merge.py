@@ -4,7 +4,7 @@ Events and parameters carry their rank and are put together, in the order of ran
 none: a module becomes one row, with the largest number of calls of all ranks, and parents stay before children.
 Process groups are named by each process for itself, so two ranks may use one name for different groups; then the
 later one is renamed ``name@rank``, in its events too. Measured times are put on the first rank's clock, see
-`dsexplore.trace.alignment`. Messages that one rank sends and the other does not
+`dsexplore.trace.clock_alignment`. Messages that one rank sends and the other does not
 receive stand in the notes.
 """
 
@@ -18,8 +18,8 @@ import polars as pl
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace import unmatched
-from dsexplore.trace.alignment import align
-from dsexplore.trace.alike import joined
+from dsexplore.trace.clock_alignment import align
+from dsexplore.trace.represented_ranks import joined
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn

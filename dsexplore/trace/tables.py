@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from dsexplore.trace import schema
-from dsexplore.trace.alike import weights
+from dsexplore.trace.represented_ranks import weights
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class TraceInfo:
     ranks: tuple[int, ...] = ()
     """The ranks whose events are in the trace."""
     stands_for: tuple[str, ...] = ()
-    """For each of `ranks` the ranks that it stands for, itself included, as ``"0-1015"``; see `dsexplore.trace.alike`.
-    Empty where each stands for itself alone."""
+    """For each of `ranks` the ranks that it stands for, itself included, as ``"0-1015"``; empty where each stands for
+    itself alone. See `dsexplore.trace.represented_ranks`."""
     mesh: str = ""
     """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
     simulated: bool = False
@@ -29,8 +29,8 @@ class TraceInfo:
     """Whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where the ranks
     are real, and for a process group that the program simulates itself."""
     clock_offsets: tuple[int, ...] = ()
-    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.alignment`. Empty
-    where nothing shows how the clocks differ."""
+    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.clock_alignment`.
+    Empty where nothing shows how the clocks differ."""
     clock_residuals: tuple[int, ...] = ()
     """For each of `ranks` by how many nanoseconds its ends differ from the first rank's, once aligned."""
     torch_version: str = ""

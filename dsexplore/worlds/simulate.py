@@ -55,7 +55,7 @@ from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.takeover import Takeover
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
-from dsexplore.worlds.spec import WorldSettings, resolve
+from dsexplore.worlds.world_settings import WorldSettings, resolve
 
 _numbers = count(1)
 _current: World | None = None

@@ -10,8 +10,8 @@ from torch import nn
 from dsexplore.capture.recorder import in_use
 from dsexplore.capture.repeated_parts import can_repeat, watched
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.tracing import commtrace
 
 
 def part(model: nn.Module, messages: int = 2) -> None:

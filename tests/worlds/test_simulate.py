@@ -25,7 +25,7 @@ from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.simulated.closed import ClosedMesh, translated
-from dsexplore.worlds.spec import WorldSettings
+from dsexplore.worlds.world_settings import WorldSettings
 
 # Imported by name before any world is open, as notebooks do: these too must reach the open world.
 from torch.distributed import destroy_process_group, init_process_group  # isort: skip

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.analysis.findings.finding import Finding
-from dsexplore.trace.places import place_of
+from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
 
 REDISTRIBUTE = "redistribute "

@@ -11,6 +11,7 @@ from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
 from dsexplore.trace.importers.recorder_tables import message_bytes, numel
+from dsexplore.units import format_ranks
 
 _WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})
 """Entries that are no collective of the program: making a communicator."""
@@ -26,14 +27,10 @@ def job_of_dumps(found: Dumps) -> Job:
     missing = [rank for rank in range(world) if rank not in known]
     notes = [*(f"rank {dump.rank} left an empty file" for dump in found.dumps if dump.note), *found.unreadable]
     if missing:
-        notes.append(f"{_ranks(missing)} left no dump")
+        notes.append(f"{format_ranks(missing)} left no dump")
     for rank in missing:
         known[rank] = RankCalls(rank, has_left_evidence=False, is_whole=False)
     return Job(known, world, tuple(notes))
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:

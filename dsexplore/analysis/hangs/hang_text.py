@@ -9,20 +9,7 @@ from pathlib import PurePath
 from dsexplore.analysis.hangs.blame import Blame
 from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 from dsexplore.analysis.hangs.wavefront import Wavefront
-from dsexplore.units import format_bytes
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``; ``ranks 0, 2, 3``; ``ranks 0–7, 12`` where three or more follow each other."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]}–{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+from dsexplore.units import format_bytes, format_ranks
 
 
 def place(source: str) -> str:
@@ -58,13 +45,13 @@ def sentence(job: Job, front: Wavefront, found: Blame) -> str:
 def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
     accused = found.culprits or found.suspects
     first = next((one for one in found.instances if set(one.absent) & set(accused)), found.instances[0])
-    waiting = ranks_text(call.rank for call in first.pending)
+    waiting = format_ranks(call.rank for call in first.pending)
     verb = "waits" if len(first.pending) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
     where = f"{call_text(first.pending[0])}{_number(first)}{_others(front, first)}"
-    text = f"{ranks_text(accused)} did not come: {waiting} {verb} for {whom} in {where}"
+    text = f"{format_ranks(accused)} did not come: {waiting} {verb} for {whom} in {where}"
     if found.reason == "no evidence":
-        text += f"; {ranks_text(accused)} left no record, which does not say where"
+        text += f"; {format_ranks(accused)} left no record, which does not say where"
         if not found.culprits:
             text += " nor, as they are most of the ranks, which of them stopped first"
         return text
@@ -80,7 +67,7 @@ def _number(instance: Instance) -> str:
 def _others(front: Wavefront, first: Instance) -> str:
     others = front.heads.keys() - {call.rank for call in first.pending}
     verb = "waits" if len(others) == 1 else "wait"
-    return f"; {ranks_text(others)} {verb} elsewhere because of that" if others else ""
+    return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
 
 
 def _last_text(job: Job, rank: int) -> str:
@@ -111,7 +98,7 @@ def _is_own(file: str) -> bool:
 def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
     absent = {rank for instance in found.instances for rank in instance.absent}
     text = "; ".join(_waits_by_call(front, found.culprits))
-    return f"{text}; {ranks_text(absent)} did not call it, and had not called it before either"
+    return f"{text}; {format_ranks(absent)} did not call it, and had not called it before either"
 
 
 def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
@@ -121,7 +108,7 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
         for call in front.heads.get(rank, [])[:1]:
             together.setdefault((call.op, call.label, place(call.source), call.message_bytes), []).append(call)
     return [
-        f"{ranks_text(call.rank for call in calls)} {'waits' if len(calls) == 1 else 'wait'} in {call_text(calls[0])}"
+        f"{format_ranks(call.rank for call in calls)} {'waits' if len(calls) == 1 else 'wait'} in {call_text(calls[0])}"
         for calls in together.values()
     ]
 
@@ -132,7 +119,7 @@ def _parted_text(job: Job, front: Wavefront, found: Blame) -> str:
     first, others = (found.culprits, involved - set(found.culprits)) if found.culprits else ((), involved)
     texts = [*_waits_by_call(front, first), *_waits_by_call(front, others)]
     if found.culprits and not set(found.culprits) & front.heads.keys():
-        texts.insert(0, f"{ranks_text(found.culprits)} called {call_text(parted.calls[found.culprits[0]])}")
+        texts.insert(0, f"{format_ranks(found.culprits)} called {call_text(parted.calls[found.culprits[0]])}")
     after = _last_common(parted, found)
     texts.append(
         f"they parted after collective {after} of group {_label(parted)}"
@@ -145,7 +132,7 @@ def _parted_text(job: Job, front: Wavefront, found: Blame) -> str:
         texts.append("the evidence does not say which of them is wrong")
     else:
         texts.append(
-            f"{ranks_text(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
+            f"{format_ranks(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
         )
     return "; ".join(texts)
 
@@ -172,12 +159,12 @@ def _device_text(front: Wavefront, found: Blame) -> str:
         return "; ".join([*waits[:4], "the evidence does not say for whom"])
     instance = found.instances[0]
     call = next(iter(instance.calls.values()))
-    text = f"all of {ranks_text(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
+    text = f"all of {format_ranks(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
     if not found.culprits:
         return text + ": the evidence does not say on which rank"
     states = {instance.calls[rank].state for rank in found.culprits if rank in instance.calls}
     how = "has not begun on the device of" if states == {"scheduled"} and _has_begun(instance) else "is held up by"
-    return f"{text}: it {how} {ranks_text(found.culprits)}"
+    return f"{text}: it {how} {format_ranks(found.culprits)}"
 
 
 def _has_begun(instance: Instance) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from dsexplore.cost.beside_measured import beside
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
-from dsexplore.trace.places import OUTSIDE
+from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.cost.module_seconds import module_seconds

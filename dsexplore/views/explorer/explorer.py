@@ -22,7 +22,7 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.near_names import did_you_mean
 from dsexplore.signatures import with_options
-from dsexplore.trace import timeline
+from dsexplore.trace import measured_time
 from dsexplore.trace.select import check_module, check_value
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
@@ -374,7 +374,7 @@ class Explorer:
     """Message of the browser: what is picked with it."""
 
     def _zoom(self, extent: list[float] | None) -> None:
-        scale = 1e6 if timeline.is_timed(self._events(self._chosen.inside(self._drawn_rows))) else 1.0
+        scale = 1e6 if measured_time.is_timed(self._events(self._chosen.inside(self._drawn_rows))) else 1.0
         self._window = None if extent is None else (float(extent[0]) * scale, float(extent[1]) * scale)
         self._draw_again()
 

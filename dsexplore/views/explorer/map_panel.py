@@ -14,7 +14,7 @@ from dsexplore.analysis.world_map import FLOW, NO_AXIS, NO_TIMES, WorldMap, flow
 from dsexplore.cost.predicted_map import times_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
-from dsexplore.trace import timeline
+from dsexplore.trace import measured_time
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.trace.event_codes import START_UP, EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
@@ -81,7 +81,7 @@ class MapPanel:
     @property
     def shades(self) -> list[list[str]]:
         """[value, text] of what may shade it; bytes alone where no times are known."""
-        measured = [[MEASURED, "shade: seconds, measured"]] if timeline.is_timed(self._codes.tables.events) else []
+        measured = [[MEASURED, "shade: seconds, measured"]] if measured_time.is_timed(self._codes.tables.events) else []
         predicted = [[PREDICTED, "shade: seconds, predicted"]] if self._prediction is not None else []
         return [[BYTES, "shade: bytes"], *measured, *predicted]
 

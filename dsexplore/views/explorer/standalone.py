@@ -18,7 +18,7 @@ from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
-from dsexplore.trace.places import OUTSIDE
+from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.views.explorer.filters import FACETS, lists
 from dsexplore.views.explorer.module_rows import rows_of
 from dsexplore.views.page import html

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dsexplore.analysis.hangs.hang_report import HangReport
-from dsexplore.analysis.hangs.hang_text import place, ranks_text
-from dsexplore.units import format_bytes
+from dsexplore.analysis.hangs.hang_text import place
+from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 
@@ -66,7 +66,7 @@ def _headline(report: HangReport) -> str:
     if report.reason == "none":
         return "No hang"
     if report.culprits:
-        return f"Hang: {ranks_text(report.culprits)}"
+        return f"Hang: {format_ranks(report.culprits)}"
     return "Hang: the evidence does not say which rank is to blame"
 
 
@@ -85,14 +85,14 @@ def _together(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
 def _wait_text(ranks: Sequence[int], row: Row) -> str:
     line = f", {place(row['source'])}" if row["source"] else ""
     size = f", {format_bytes(row['message_bytes'])}" if row["message_bytes"] else ""
-    whom = f" for {ranks_text(row['waits_for'])}" if row["waits_for"] else ""
+    whom = f" for {format_ranks(row['waits_for'])}" if row["waits_for"] else ""
     verb = "waits" if len(ranks) == 1 else "wait"
     where = f"collective {row['number']} of group {row['group']}"
-    return html.plain(f"{ranks_text(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", 0)
+    return html.plain(f"{format_ranks(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", 0)
 
 
 def _cells(ranks: Sequence[int], row: Row, report: HangReport) -> list[str]:
-    shown = html.escape(ranks_text(ranks).partition(" ")[2])
+    shown = html.escape(format_ranks(ranks).partition(" ")[2])
     return [
         f"<b>{shown}</b>" if set(ranks) & set(report.culprits) else shown,
         html.name(row["op"]),
@@ -101,7 +101,7 @@ def _cells(ranks: Sequence[int], row: Row, report: HangReport) -> list[str]:
         format_bytes(row["message_bytes"]) if row["message_bytes"] else "–",
         html.escape(row["state"]),
         html.name(row["source"] or "–"),
-        html.escape(ranks_text(row["waits_for"]).partition(" ")[2] if row["waits_for"] else "–"),
+        html.escape(format_ranks(row["waits_for"]).partition(" ")[2] if row["waits_for"] else "–"),
     ]
 
 
@@ -116,7 +116,7 @@ def _parted(report: HangReport) -> list[str]:
             html.name(row["group"]),
             str(row["number"]),
             html.escape(row["field"]),
-            html.escape(ranks_text(row["ranks"]).partition(" ")[2]),
+            html.escape(format_ranks(row["ranks"]).partition(" ")[2]),
             html.name(row["op"]),
             format_bytes(row["message_bytes"]),
             html.name(row["dtype"] or "–"),

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dsexplore.trace import timeline
-from dsexplore.trace.places import place_of
+from dsexplore.trace import measured_time
+from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.byte_sizes import WIRE, column_of
@@ -256,7 +256,7 @@ class EventCodes:
     def seconds(self) -> Sizes | None:
         """(events,) how long each took, 0 where that is not known; None where it is known of none."""
         events = self.tables.events
-        if not timeline.is_timed(events):
+        if not measured_time.is_timed(events):
             return None
         took = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0) / 1e9
         return events.select(took.cast(pl.Float64)).to_series().to_numpy()

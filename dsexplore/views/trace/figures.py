@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.places import OUTSIDE
+from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import PHASES, op_mark, phase_mark

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace import timeline
+from dsexplore.trace import measured_time
 
 _LANE = ("rank", "lane", "op")
 
@@ -62,8 +62,8 @@ def placed(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
     Columns: rank, lane, op, phase, bytes, begin, end (ns since the first start where any was measured, else
     the place in program order).
     """
-    if timeline.is_timed(events):
-        begin, end = timeline.begin(events), timeline.end(events)
+    if measured_time.is_timed(events):
+        begin, end = measured_time.begin(events), measured_time.end(events)
     else:
         begin = end = pl.col("seq")
     lane = pl.when(pl.col("axis") != "").then("axis").otherwise("group").alias("lane")
@@ -87,7 +87,7 @@ def lanes(
         window: only this part of the axis, in its unit.
         size: the column of the events that is added up.
     """
-    timed, rows = timeline.is_timed(events), placed(events, size)
+    timed, rows = measured_time.is_timed(events), placed(events, size)
     first, last = window or _extent(rows)
     width, bins = _bins(first, last, bins, timed)
     rows = rows.filter((pl.col("begin") <= last) & ((pl.col("begin") >= first) | (pl.col("end") > first)))

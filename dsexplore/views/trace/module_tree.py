@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace.places import OUTSIDE
+from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facet
 

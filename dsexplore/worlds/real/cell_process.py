@@ -19,11 +19,11 @@ from typing import Any
 from torch.distributed.device_mesh import init_device_mesh
 
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.real.messages import LENGTH, Cell, CellReport, Job, receive
 from dsexplore.worlds.simulate import current_world
 from dsexplore.worlds.simulated.closed import translated
-from dsexplore.worlds.spec import resolve
-from dsexplore.worlds.tracing import recorded
+from dsexplore.worlds.world_settings import resolve
 
 MOST_BYTES = 64 << 20
 """A value of more pickled bytes does not travel back: its ``repr`` does."""

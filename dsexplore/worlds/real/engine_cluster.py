@@ -23,7 +23,7 @@ from dsexplore.worlds.real.engine_process import EngineCell
 from dsexplore.worlds.real.messages import Cell, CellReport
 from dsexplore.worlds.real.rank_handle import RankOutcome, unpacked
 from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, merge_cell
-from dsexplore.worlds.spec import resolve
+from dsexplore.worlds.world_settings import resolve
 
 LOOK = 0.02
 """Seconds between two looks at the engines."""

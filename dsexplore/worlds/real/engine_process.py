@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dsexplore.worlds.real.cell_process import failure_of, run_cell
 from dsexplore.worlds.real.messages import Cell
-from dsexplore.worlds.spec import resolve
+from dsexplore.worlds.world_settings import resolve
 
 _namespace: dict[str, Any] = {"__name__": "__main__"}
 """The names of this engine's cells; they live as long as the engine."""

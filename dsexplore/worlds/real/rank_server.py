@@ -40,7 +40,7 @@ PRELOAD = (
     "torch.testing._internal.distributed.fake_pg",
     "torch._dynamo",
     "dsexplore.comm",
-    "dsexplore.worlds.tracing",
+    "dsexplore.worlds.commtrace",
     "cloudpickle",
 )
 _PR_SET_PDEATHSIG = 1

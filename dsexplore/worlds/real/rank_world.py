@@ -36,7 +36,7 @@ from dsexplore.worlds.real.local_ranks import DEFAULTS, RanksRun, Reason, rendez
 from dsexplore.worlds.real.messages import Cell, CellReport, Job
 from dsexplore.worlds.real.rank_handle import RankHandle, RankOutcome, wait_for_all
 from dsexplore.worlds.real.rank_server import server
-from dsexplore.worlds.spec import resolve
+from dsexplore.worlds.world_settings import resolve
 
 GRACE = 0.2
 """Seconds that the others get to end the cell by themselves once it has failed on one rank."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dsexplore.analysis.likeness import digest, first_difference
 from dsexplore.progress import Work, track
-from dsexplore.trace.alike import ranks_text
+from dsexplore.trace.represented_ranks import ranks_text
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real import rank_server
 from dsexplore.worlds.scripts.distinct_ranks import Distinct, Outcome, Search

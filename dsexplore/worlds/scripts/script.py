@@ -12,6 +12,7 @@ from typing import Any
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.before_first_step import own_start_up
@@ -22,8 +23,7 @@ from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.simulated.repeated_microbatches import repeated_microbatches
-from dsexplore.worlds.spec import WorldSettings
-from dsexplore.worlds.tracing import recorded
+from dsexplore.worlds.world_settings import WorldSettings
 
 _FOREVER = 1e6
 """Seconds that another rank may take: a script ends when it ends."""

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.trace.places import place_of
+from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facets
 from dsexplore.views.trace.module_tree import ModuleTree, module_tree

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import dsexplore
-from dsexplore.trace.alike import ranks_in
+from dsexplore.trace.represented_ranks import ranks_in
 from dsexplore.worlds.real import rank_server
 from dsexplore.worlds.scripts.play_distinct import play_distinct
 from dsexplore.worlds.scripts.program import Program

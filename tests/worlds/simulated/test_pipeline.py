@@ -17,9 +17,9 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedule
 
 from dsexplore.errors import UsageError
+from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.simulated.target_traffic import Target
-from dsexplore.worlds.tracing import commtrace
 
 INITIALISE = "_initialize_pipeline_distributed_state"
 

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.analysis.likeness import first_difference
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.simulated.repeated_microbatches import NotAlike, repeated_microbatches
-from dsexplore.worlds.tracing import commtrace
 
 STAGES, MICROBATCHES = 4, 10
 Wrap = Callable[[nn.Module, Any], nn.Module]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dsexplore.errors import TraceFileError
 from dsexplore.trace import files
-from dsexplore.trace.alike import count_in, joined, ranks_in, ranks_text
+from dsexplore.trace.represented_ranks import count_in, joined, ranks_in, ranks_text
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace, load
 

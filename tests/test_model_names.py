@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from dsexplore.models import class_name
+from dsexplore.model_names import class_name
 from dsexplore.worlds.simulate import simulate
 
 

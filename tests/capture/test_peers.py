@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from dsexplore.capture import ops
-from dsexplore.capture.parties import PARTIES
+from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 

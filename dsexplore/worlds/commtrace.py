@@ -12,7 +12,7 @@ from dsexplore.worlds.simulate import World, current_world, opened
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.nothing_sent import reason
 from dsexplore.worlds.simulated.target_traffic import Target
-from dsexplore.worlds.spec import WorldSettings
+from dsexplore.worlds.world_settings import WorldSettings
 
 
 @contextmanager
