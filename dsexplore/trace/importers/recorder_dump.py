@@ -26,7 +26,7 @@ from typing import Any
 from dsexplore.errors import TraceFileError
 from dsexplore.trace.importers.coalesced_calls import with_states_of_calls
 from dsexplore.trace.importers.plain_pickle import load_plain
-from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingFieldError, RecorderEntry, entry_of
+from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingField, RecorderEntry, entry_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
             groups=groups_of(content),
             status=status,
         )
-    except MissingFieldError as missing:
+    except MissingField as missing:
         raise TraceFileError(f"{file} has no {missing}: it is no whole dump of torch's flight recorder") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise TraceFileError(f"{file} is no dump of torch's flight recorder ({error}): dump it again") from error

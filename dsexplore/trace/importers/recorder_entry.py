@@ -61,7 +61,7 @@ class RecorderEntry:
     """Members of one coalesced call share the record of the entry that ended it."""
 
 
-class MissingFieldError(Exception):
+class MissingField(Exception):
     """Its text is the path of the field, such as ``entries[3].profiling_name``."""
 
 
@@ -73,7 +73,7 @@ def entry_of(index: int, entry: Any) -> RecorderEntry:
         for name in names:
             if entry.get(name) is not None:
                 return entry[name]
-        raise MissingFieldError(f"entries[{index}].{names[0]}")
+        raise MissingField(f"entries[{index}].{names[0]}")
 
     raw_op = str(field("profiling_name"))
     library, _, called = raw_op.rpartition(":")
@@ -85,7 +85,7 @@ def entry_of(index: int, entry: Any) -> RecorderEntry:
     is_p2p = bool(entry.get("is_p2p", op in ("send", "recv")))
     numbers = _integer(entry.get("collective_seq_id", entry.get("seq_id"))), _integer(entry.get("p2p_seq_id"))
     if numbers == (None, None):
-        raise MissingFieldError(f"entries[{index}].collective_seq_id")
+        raise MissingField(f"entries[{index}].collective_seq_id")
     record = _integer(entry.get("record_id", entry.get("id")))
     return RecorderEntry(
         record=index if record is None else record,
