@@ -21,7 +21,7 @@ class ExpectationError(AssertionError):
 
 
 class NotInitialisedError(ValueError, AssertionError):
-    """There is no world of processes yet: a ValueError as torch raises, and an AssertionError as DeepSpeed does."""
+    """A call needs a process group, and there is none: a ValueError as in torch, an AssertionError as in DeepSpeed."""
 
 
 class MismatchError(RuntimeError):

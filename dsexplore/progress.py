@@ -42,7 +42,7 @@ class State(NamedTuple):
     total: float | None
     """None where no end is known."""
     unit: str
-    """What is counted; empty where done and total are shares of 1."""
+    """The name of what is counted; empty where done and total are shares of 1."""
     text: str = ""
     """The part that is being done now, such as a file's name."""
 

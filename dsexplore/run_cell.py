@@ -38,7 +38,7 @@ class CompiledCell:
 
     body: CodeType
     last: CodeType | None
-    """Its last expression; None where it ends with a statement."""
+    """The cell's last expression; None where the cell ends with a statement."""
     file: str
     """The file name in both, under which IPython knows the cell."""
     source: str

@@ -14,14 +14,14 @@ from dsexplore.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class SavedFormat:
-    """What a file of one kind of result says of itself."""
+    """The header of a file of one kind of result."""
 
     name: str
     """``loaded["format"]`` of such a file."""
     version: int
     """The newest that can be read, and the one that is written."""
     kind: str
-    """What the file is called in errors, ``"sweep"``."""
+    """The word for the file in errors, ``"sweep"``."""
     writer: str
     """The method that writes such files, for errors."""
 

@@ -157,7 +157,7 @@ def start_workers(stack: ExitStack, count: int, path: str, plan: Plan, engine: s
 
 
 def serve() -> None:
-    """What a further process does: set up as its first line of input says, then measure task after task."""
+    """Serve as a further process: set up as the first line of input says, then measure task after task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends the others
     given = json.loads(sys.stdin.readline())
     path, engine, direct, seed = (given.pop(key) for key in ("path", "engine", "direct", "seed"))

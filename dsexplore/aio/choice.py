@@ -1,4 +1,4 @@
-"""Which setting to take: the cheapest of those that are about as fast as the fastest, if that is surely worth it."""
+"""The choice of a setting: the cheapest of those that are about as fast as the fastest, if that is surely worth it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MATTERS = 0.05
 _SURE_PART = 0.5
 """The part of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is not taken."""
 _HOLDS_UP = 0.98
-"""What a setting must reach of the default at each tensor size."""
+"""The least ratio to the default that a setting must reach at each tensor size."""
 _COST_STEP = 1.25
 """Latencies and processor times count as equal within such steps, as they scatter from sweep to sweep."""
 
@@ -25,7 +25,7 @@ RatiosByRound = Mapping[AioConfig, Mapping[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a setting took of the machine while it was measured."""
+    """The resources of the machine that a setting took while it was measured."""
 
     latency: float
     """Seconds of a request, 99th percentile."""
@@ -39,13 +39,13 @@ class Best:
     config: AioConfig
     """The default, unless another setting is surely worth it."""
     ratio: Interval
-    """Its rate relative to the default's, both measured in the same rounds."""
+    """The setting's rate relative to the default's, both measured in the same rounds."""
     rate: float
     """Bytes per second, for the user's mix of reads and writes."""
     fastest: AioConfig
     """The setting with the highest mean."""
     fastest_ratio: Interval
-    """Its rate relative to the default's."""
+    """The fastest setting's rate relative to the default's."""
     tied: tuple[AioConfig, ...]
     """The settings that are less than 5 % slower than the fastest, the cheapest first."""
     default_ratio: Interval
@@ -54,7 +54,7 @@ class Best:
     """Why the default is kept although another setting looked faster."""
 
     def sentence(self) -> str:
-        """What to do, in one sentence."""
+        """The advice in one sentence."""
         gain = f"{(self.fastest_ratio.value - 1) * 100:+.1f} %"
         if self.doubts:
             looked = "" if self.fastest_ratio.value <= 1 else f" {self.fastest} looked faster, but may not be."
@@ -125,7 +125,7 @@ def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tu
 
 
 def expense(config: AioConfig, cost: Cost) -> tuple[int | bool, ...]:
-    """What a setting takes, to be compared: memory in flight, then latency, then processor time, then threads."""
+    """A setting's cost as a key to compare: memory in flight, then latency, then processor time, then threads."""
     return (
         config.bytes_in_flight,
         _step(cost.latency),

@@ -1,4 +1,4 @@
-"""What a path lies on: filesystem, device, and whether direct I/O reaches it."""
+"""The disk that a path lies on: filesystem, device, and whether direct I/O reaches it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Disk:
     path: str
     """As the caller gave it."""
     filesystem: str
-    """Its type, as the mount table names it: ``ext4``, ``xfs``, ``tmpfs``, ``nfs4``."""
+    """The filesystem's type, as the mount table names it: ``ext4``, ``xfs``, ``tmpfs``, ``nfs4``."""
     mount: str
     device: str
     model: str
@@ -179,7 +179,7 @@ def data_share(fd: int) -> float:
 
 
 def _model_of(path: str | os.PathLike[str]) -> str:
-    """What the drive calls itself, if it is one that says so."""
+    """The drive's model name, empty where the system has none."""
     number = Path(path).stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     for candidate in (block / "device/model", block / "../device/model"):

@@ -111,7 +111,7 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one process has moved with one setting; times in seconds by the system's monotonic clock."""
+    """The bytes that one process has moved with one setting; times in seconds by the system's monotonic clock."""
 
     bytes: int
     begun: float
@@ -124,7 +124,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one slice is to measure."""
+    """A measurement to make in one slice."""
 
     config: AioConfig
     operation: Operation
@@ -398,7 +398,7 @@ def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
 
 
 def sample_of(slices: Sequence[Slice], task: Task) -> Sample:
-    """What the slices of all processes that measured a task together have given."""
+    """The sample that results from the slices of all processes that measured a task together."""
     latencies = sorted(latency for one in slices for latency in one.latencies)
     return Sample(
         operation=task.operation,

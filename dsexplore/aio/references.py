@@ -1,4 +1,4 @@
-"""What others reach on the same file, to judge our engines by: DeepSpeed's own handle, and fio."""
+"""Reference measurements on the same file, to judge our engines by: DeepSpeed's own handle, and fio."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def fio_job(path: str, size: int, config: AioConfig, operations: Sequence[str], 
 
 
 def _fio_options(size: int, config: AioConfig, seconds: float, *, direct: bool) -> dict[str, str]:
-    """What a setting means to fio; an option without a value is a switch."""
+    """A setting as fio's options; an option without a value is a switch."""
     part = size // config.thread_count // config.block_size * config.block_size
     return {
         "ioengine": "libaio",

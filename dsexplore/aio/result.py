@@ -1,4 +1,4 @@
-"""What a sweep found: every slice that was measured, what it was measured on, and the setting to take."""
+"""The result of a sweep: every slice that was measured, the disk and conditions, and the setting to take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WHOLE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What something else than the engine under test reached on the same file."""
+    """The rate that another program than the engine under test reached on the same file."""
 
     name: str
     operation: str

@@ -26,7 +26,7 @@ MOST_FINALISTS = 6
 """The settings that are compared in the end, besides the control."""
 _WORTH_MOVING = 1.02
 _NEAR = 0.9
-"""What a finalist that is chosen for being cheap must reach of the highest score."""
+"""The least share of the highest score that a finalist chosen for being cheap must reach."""
 FEWEST_ROUNDS = 3
 """Rounds of finals before which nothing is sure."""
 _GIVEN_UP = 0.2

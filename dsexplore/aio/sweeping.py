@@ -118,7 +118,7 @@ def sweep(
 
 
 class _Spent(Exception):
-    """What may be written is used up."""
+    """The limit of bytes to write is reached."""
 
 
 class _Run:
@@ -148,7 +148,7 @@ class _Run:
         self._written_by_slice = 0
         """The most bytes that any slice has written, with its warm-up."""
         self._slice_seconds = 0.0
-        """What a slice of the last round took, with all that goes on around it."""
+        """Seconds that a slice of the last round took, with all the work around it."""
 
     def written(self) -> int:
         """Bytes written since the sweep began."""
@@ -278,7 +278,7 @@ class _Run:
         return min(self._steps / self._all_steps, 0.99) if self._all_steps else 0.99
 
     def limits(self, result: SweepResult) -> None:
-        """What the disk gives at most: a ring of memory, deep queues, two threads."""
+        """Measure the most that the disk gives: a ring of memory, deep queues, two threads."""
         setup = self._setup
         config = _LIMIT if setup.bench.fits(_LIMIT) else CONTROL
         bench = Bench(

@@ -26,14 +26,14 @@ def make_durable(fd: int) -> None:
 
 
 class Alignment(NamedTuple):
-    """What direct requests on a file must be multiples of, in bytes."""
+    """The bytes that offsets, lengths and addresses of direct requests on a file must be multiples of."""
 
     memory: int
     offset: int
 
 
 def direct_alignment(fd: int) -> Alignment | None:
-    """What the filesystem asks of direct requests (statx); None if it says that it takes none.
+    """The alignment that the filesystem asks of direct requests (statx); None if it says that it takes none.
 
     A kernel before 6.1 does not say: then whole sectors are assumed, and a refused request is completed without
     O_DIRECT.

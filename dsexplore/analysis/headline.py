@@ -90,7 +90,7 @@ class Headline(Displayable):
 
     @cached_property
     def findings(self) -> Findings:
-        """What the rules find in the trace."""
+        """The findings of the rules in the trace."""
         return findings(self.tables)
 
     @cached_property
@@ -216,7 +216,7 @@ class Headline(Displayable):
         yield Sentence("module", text, _positions(events), first)
 
     def _finding(self) -> Iterator[Sentence]:
-        """What would spare most, and how many findings more there are."""
+        """The finding that would spare most, and how many others there are."""
         if not len(self.findings):
             return
         first, more = self.findings[0], len(self.findings) - 1
@@ -282,12 +282,12 @@ def _under_way(events: pl.DataFrame) -> float:
 
 
 def doing_of(cause: str, op: str) -> str:
-    """What a collective with this cause is sent for, in words."""
+    """The purpose of a collective with this cause, in words."""
     return _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
 
 
 def doings(events: pl.DataFrame, total: int) -> list[str]:
-    """What most of these bytes are sent for, with the share of each where there are several."""
+    """The purposes of most of these bytes, with the share of each where there are several."""
     sums = events.group_by("cause", "op").agg(weighed("wire_bytes"))
     found: dict[str, int] = {}
     for cause, op, size in sums.iter_rows():

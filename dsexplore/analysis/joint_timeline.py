@@ -48,7 +48,7 @@ def joint_timeline(
 
 
 def rank_and_step(timeline: Timeline) -> str:
-    """Which rank's step the sides of a joint timeline show: ``rank 0``, or ``A: rank 0, B: rank 4``."""
+    """The rank whose step each side of a joint timeline shows: ``rank 0``, or ``A: rank 0, B: rank 4``."""
     shown = timeline.spans.join(timeline.tables.events.with_row_index("row").select("row", "rank"), on="row")
     ranks = dict(shown.select(pl.col("lane").str.head(1), "rank").unique(maintain_order=True).rows())
     if len(set(ranks.values())) <= 1:

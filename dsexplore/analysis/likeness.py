@@ -26,7 +26,7 @@ _MODULE = ("module", "type", "calls")
 
 
 def lines(tables: Tables, explained: Collection[str] = ()) -> Iterator[Line]:
-    """What one rank does, line by line, in program order.
+    """The actions of one rank, line by line, in program order.
 
     Args:
         tables: the trace of one rank.

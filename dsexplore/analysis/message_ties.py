@@ -1,4 +1,4 @@
-"""Which receive of a timeline takes what which send sent."""
+"""Pairs of a send and the receive that takes its message, in a timeline."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ParameterDay(Displayable):
     tables: Tables
     name: str
     parameter: dict[str, Any]
-    """Its row of `Trace.parameters`."""
+    """The parameter's row of `Trace.parameters`."""
     unit: str
     """The module with which FSDP gathers and reduces it; empty without FSDP."""
     moments: pl.DataFrame
@@ -129,7 +129,7 @@ def _unit(units: list[str], module: str) -> str:
 
 
 def _what(event: dict[str, Any], module: str, unit: str) -> str:
-    """What an event is in the parameter's day; empty for what it has no part in."""
+    """The event's part in the parameter's day, as a word; empty for an event that has none."""
     op, cause, phase = event["op"], event["cause"], event["phase"]
     if phase == "start-up":
         return "placed" if module in (event["owner"], event["trigger"]) else ""

@@ -146,7 +146,7 @@ class PlanDifference(Displayable):
         yield DifferenceSentence("module", text, str(owners[0]))
 
     def _doings(self, owners: pl.Series) -> list[str]:
-        """What most of the changes in some modules are, with the bytes of each."""
+        """The purposes of most changes in some modules, with the bytes of each."""
         sums: dict[str, float] = {}
         for sign, side in ((-1, self.before), (1, self.after)):
             events = side.step_events.filter(pl.col("owner").is_in(owners.implode()))
@@ -159,7 +159,7 @@ class PlanDifference(Displayable):
         return [f"{_amount(size)} of {doing}" for doing, size in changed[:3]] or ["other collectives"]
 
     def _findings(self) -> Iterator[DifferenceSentence]:
-        """What the rules find in one of them alone."""
+        """The findings of the rules in one of the traces alone."""
         new, gone = self.findings_new, self.findings_gone
         for found, alone, other in ((new, "Only in B", gone), (gone, "Only in A", new)):
             if not len(found):

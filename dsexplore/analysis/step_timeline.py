@@ -53,7 +53,7 @@ class Timeline(Displayable):
     lanes: tuple[str, ...]
     """From top to bottom."""
     marks: tuple[str, ...]
-    """What the colours say, in the order of the key."""
+    """The values that have a colour, in the order of the key."""
     order: Order
     coloured_by: str
     """``phase``, ``axis``, …: what `marks` are."""
@@ -62,9 +62,9 @@ class Timeline(Displayable):
     sizes: Sizes = "wire"
     """Which bytes the spans have."""
     ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
-    """What is sent from one lane to another. Columns: `message_ties.TIES`."""
+    """Messages from one lane to another. Columns: `message_ties.TIES`."""
     note: str = ""
-    """What the drawing shows beside its key, such as how large the bubble of a pipeline is."""
+    """The text beside the key, such as how large the bubble of a pipeline is."""
 
     def __repr__(self) -> str:
         return f"<Timeline: {self.spans.height:,} spans in {len(self.lanes)} lanes, {self.order}>"

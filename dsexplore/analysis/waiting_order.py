@@ -30,7 +30,7 @@ _Channel = tuple[int, int, str]
 
 @dataclass
 class _Rank:
-    """What is left of one rank's program."""
+    """The rest of one rank's program."""
 
     rank: int
     rows: deque[int]

@@ -45,7 +45,7 @@ LINKS: dict[str, pl.DataType] = {
 
 
 class Level(NamedTuple):
-    """What goes over the links of one axis at one level, in a step."""
+    """The bytes that go over the links of one axis at one level, in a step."""
 
     axis: str
     level: str
@@ -115,7 +115,7 @@ class WorldMap(Displayable):
 
     @property
     def shade(self) -> Shade:
-        """What shades the ranks."""
+        """The quantity that shades the ranks: ``bytes`` or ``seconds``."""
         return "bytes" if self.running is None else "seconds"
 
     def _seconds_over(self, level: str, axis: str | None = None) -> dict[int, float]:

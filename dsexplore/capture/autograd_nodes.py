@@ -1,4 +1,4 @@
-"""Which module's call made an autograd node, thread by thread.
+"""The module call that made each autograd node, thread by thread.
 
 Autograd gives each node that a forward creates the next number of its thread. Hooks note the number that is next
 whenever a module's call begins or ends. So the number of a node, looked up among these boundaries, gives the innermost

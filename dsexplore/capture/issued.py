@@ -54,7 +54,7 @@ class Origin(NamedTuple):
 
 
 class Keeper(Protocol):
-    """What keeps collectives, such as a recording."""
+    """A keeper of issued collectives, such as a recording."""
 
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""

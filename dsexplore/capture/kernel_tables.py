@@ -59,7 +59,7 @@ def _name(module: ModuleEntry | None) -> str:
 
 
 class _Compiled:
-    """Which modules torch.compile was asked to compile, themselves or around them."""
+    """The modules that torch.compile was asked to compile, themselves or around them."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}

@@ -1,4 +1,4 @@
-"""What a program computes between its collectives: FLOPs, bytes moved and bytes held, per module and phase.
+"""The work of a program between its collectives: FLOPs, bytes moved and bytes held, per module and phase.
 
 A dispatch mode sees every aten op, which costs a fake step about a third of its time; so it is entered only where a
 recording asks for costs. Ops that are alike become one row: same place between two collectives, same module, phase, op,
@@ -36,7 +36,7 @@ _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
 
 
 class Sums:
-    """What ops that are alike add up to."""
+    """The sums over ops that are alike."""
 
     __slots__ = ("count", "flops", "fused_bytes", "fused_count", "module", "read", "waits_for", "written")
 
@@ -47,7 +47,7 @@ class Sums:
 
 
 class Segment(NamedTuple):
-    """What is computed between two collectives, waits or ends of steps."""
+    """The work between two collectives, waits or ends of steps."""
 
     step: int
     collectives: int

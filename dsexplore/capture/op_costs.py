@@ -1,4 +1,4 @@
-"""What one aten op computes and moves: its FLOPs, and the bytes that it reads and writes.
+"""The cost of one aten op: its FLOPs, and the bytes that it reads and writes.
 
 FLOPs of products and convolutions come from torch's own formulas (``torch.utils.flop_counter``). Attention has its own
 here, because causal attention computes half of the scores, and because of grouped queries keys and values have fewer
@@ -56,7 +56,7 @@ _roles: dict[Any, int] = {}
 
 
 def role_of(func: Any) -> int:
-    """What an op is to a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
+    """The kind of an op in a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
     role = _roles.get(func)
     if role is None:
         role = _roles[func] = _role(func)

@@ -35,7 +35,7 @@ class Parameter:
 
     module: ModuleEntry
     name: str
-    """Its name in the module itself, such as ``weight``."""
+    """The parameter's name in its module, such as ``weight``."""
     layout: Layout
     requires_grad: bool
     shared_with: Parameter | None

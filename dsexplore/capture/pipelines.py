@@ -1,4 +1,4 @@
-"""Which stage a pipeline schedule sends or receives for, and in which direction.
+"""The stage that a pipeline schedule sends or receives for, and the direction.
 
 A schedule sends and receives between its calls of the stages' modules, so no module is running then. The schedule's
 own variables show which stage a message belongs to: it sends the result of the action that it performs, and it receives

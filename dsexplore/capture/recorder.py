@@ -223,7 +223,7 @@ class Recorder:
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """What measures when collectives began and ended."""
+        """The clock of the collectives: it measures when each began and ended."""
         return self._stopwatch
 
     def number_batch(self, members: Sequence[Issued]) -> None:
@@ -298,7 +298,7 @@ class Recorder:
         return self._groups.find(handle) if handle is not None else None
 
     def _origin(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
-        """What the recording keeps of a reading.
+        """The part of a stack reading that a recording keeps.
 
         Args:
             reading: of the stack.

@@ -37,7 +37,7 @@ class Recording:
     notes: list[str] = field(default_factory=list)
     """See `TraceInfo.notes`."""
     kernels: KernelRecording | None = None
-    """What is computed between the collectives; None where only they are recorded."""
+    """The recording of kernels between the collectives; None where only collectives are recorded."""
     work: Work | None = None
     """The progress display, where one is seen."""
     modules: Modules | None = None

@@ -13,7 +13,7 @@ from dsexplore.capture.recording import Recording
 
 @dataclass(frozen=True)
 class Part:
-    """What one run of a part of a program recorded.
+    """The events that one run of a part of a program recorded.
 
     Attributes:
         issued: its collectives, in program order.

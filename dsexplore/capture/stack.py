@@ -49,7 +49,7 @@ _SENDERS = {
 
 @dataclass(slots=True, eq=False)
 class StackReading:
-    """What the frames read so far say about one collective. Refers to running frames, so it must not be kept."""
+    """The facts about one collective in the frames read so far. Refers to running frames, so it must not be kept."""
 
     depth: int
     """How many of the user's lines to find."""
@@ -66,7 +66,7 @@ class StackReading:
     called: FrameType | None = None
     """Frame of the module call that runs, seen by a hook or not; None in backward."""
     backward: Backward | None = None
-    """What runs the autograd node, where backward was called in this thread."""
+    """The frame that runs the autograd node, where backward was called in this thread."""
     sources: Sources = ()
     """The user's lines, innermost first."""
     owner: nn.Module | None = None

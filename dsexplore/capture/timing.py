@@ -31,7 +31,7 @@ Clock = Callable[[], int]
 
 
 class Timed(Protocol):
-    """What a measurement fills in."""
+    """The times of one collective, which a measurement fills in."""
 
     start: int | None
     end: int | None
@@ -161,7 +161,7 @@ class InFlight:
 
 
 class Spanned(Timed, Protocol):
-    """What is measured on a device, where its backend works there."""
+    """A collective that is measured on a device, where its backend works there."""
 
     span: CudaSpan | None
 

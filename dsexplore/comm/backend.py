@@ -1,4 +1,4 @@
-"""What every backend of `dsexplore.comm` is; `dsexplore.comm.torch.TorchBackend` is the one there is."""
+"""The base class of every backend of `dsexplore.comm`; `dsexplore.comm.torch.TorchBackend` is the one there is."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dsexplore.errors import MismatchError, UsageError
 
 
 def stragglers(records: Sequence[Record], earlier: Earlier) -> StragglerReport:
-    """What ranks waited for each other, and where their logs differ.
+    """The straggler report: how long ranks waited for each other, and where their logs differ.
 
     Args:
         records: of this rank, without those out of their places.

@@ -26,7 +26,7 @@ GroupKey = tuple[str, tuple[int, ...]]
 
 
 class Agreed(NamedTuple):
-    """What all ranks must agree on in a call."""
+    """The properties of a call that all ranks must agree on."""
 
     op: str
     message_bytes: int | None
@@ -59,7 +59,7 @@ class Made:
 
 
 class Digests(NamedTuple):
-    """What a rank sends first of its calls on a group."""
+    """The digests of a rank's calls on a group, which it sends first."""
 
     first: int
     end: int
@@ -96,7 +96,7 @@ def _agreed(record: Record) -> Agreed:
 
 
 def digests(made: Mapping[GroupKey, Made]) -> dict[GroupKey, Digests]:
-    """What a rank sends of its calls first."""
+    """The digests of a rank's calls, which it sends first."""
     return {group: Digests(one.first, one.end, _of_chunks(one)) for group, one in made.items()}
 
 
@@ -127,7 +127,7 @@ def chunks_to_compare(sent: Mapping[int, Mapping[GroupKey, Digests]]) -> dict[Gr
 
 
 def calls_of_chunk(made: Mapping[GroupKey, Made], chunks: Mapping[GroupKey, int]) -> dict[GroupKey, list[Any]]:
-    """What a rank sends of the chunks to be compared: each call, and its line of the program."""
+    """The calls of the chunks to be compared, each with its line of the program."""
     found = {}
     for group, number in chunks.items():
         one = made.get(group)

@@ -56,7 +56,7 @@ def describe(group: Any) -> str:
 
 
 def _peers_that_cannot(group: Any) -> str:
-    """Which peers are stopped or have ended, as far as this process can see; empty for none."""
+    """The peers that are stopped or have ended, as far as this process can see; empty for none."""
     try:
         ranks = td.get_process_group_ranks(td.group.WORLD if group is None else group)
         found = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])

@@ -1,4 +1,4 @@
-"""Which function of which layer issued a collective that did not come through this package.
+"""The layer, and its function, that issued a collective which did not come through this package.
 
 Read off the Python stack while the collective's op runs: from there outwards, the frames of torch come first, then
 those of ``deepspeed.comm`` where the program called that, then the program's own.
@@ -38,7 +38,7 @@ class Caller(NamedTuple):
     layer: str
     """`DEEPSPEED` or `TORCH`."""
     name: str
-    """What DeepSpeed's own log calls the call; the plain op for a call of torch."""
+    """The call's name in DeepSpeed's own log; the plain op for a call of torch."""
     prof: bool
     """Whether the call asks DeepSpeed's log to record it though not all are."""
     reduction: str

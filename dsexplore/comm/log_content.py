@@ -1,4 +1,4 @@
-"""What a log holds, and what is made of it: lines, tables, a trace, DeepSpeed's shapes, and a comparison of ranks."""
+"""The content of a log, and its forms: lines, tables, a trace, DeepSpeed's shapes, and a comparison of ranks."""
 
 from __future__ import annotations
 
@@ -175,7 +175,9 @@ class LogContent:
         }
 
     def stragglers(self) -> StragglerReport:
-        """What ranks waited for each other, and where their logs differ. Every rank of the world must make this call.
+        """The straggler report: how long ranks waited for each other, and where their logs differ.
+
+        Every rank of the world must make this call.
 
         Raises:
             TimeoutError: some ranks have not made it; the error names them.

@@ -96,7 +96,7 @@ class CommsLogger(LogContent):
 
     @property
     def config(self) -> CommsLoggerConfig:
-        """What is recorded and shown; ``enabled``, ``prof_all``, … can also be set one by one."""
+        """The settings of the log; ``enabled``, ``prof_all``, … can also be set one by one."""
         return self._config
 
     def configure(self, config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str]) -> None:

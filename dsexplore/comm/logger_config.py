@@ -15,7 +15,7 @@ from dsexplore.errors import UsageError
 
 @dataclass(frozen=True)
 class CommsLoggerConfig:
-    """What the comms logger records and shows."""
+    """The settings of the comms logger: what it records and shows."""
 
     enabled: bool = names.COMMS_LOGGER_ENABLED_DEFAULT
     """Whether anything is recorded at all."""

@@ -138,7 +138,7 @@ def _process_state(pid: int) -> str:
 
 
 def _in_time(ask: Callable[[], Value]) -> Value | None:
-    """What a function returns; None where it takes longer than `_PATIENCE`, or fails."""
+    """The value that a function returns; None where it takes longer than `_PATIENCE`, or fails."""
     answers: list[Value] = []
 
     def run() -> None:
@@ -154,7 +154,7 @@ def _in_time(ask: Callable[[], Value]) -> Value | None:
 
 
 def exchange(value: Value) -> dict[int, Value]:
-    """What each rank of the world has, by rank; every one must make this call, after `meet`. Not in the log.
+    """One value of each rank of the world, by rank; every rank must make this call, after `meet`. Not in the log.
 
     Without a world, and in a simulated one, that of this rank alone.
     """

@@ -1,4 +1,4 @@
-"""What a rank sends of its log, so that all logs can be compared: plain numbers, a few bytes per call.
+"""A rank's log in the form that it is sent in, so that all logs can be compared: plain numbers, a few bytes per call.
 
 The k-th call of one name on one group is the same collective on every rank of it, so each call is known by its number
 among those that its rank has logged, whether the rank still has the ones before it or not.
@@ -66,7 +66,7 @@ def numbered(records: Iterable[Record], dropped: Mapping[Key, int] | None = None
 
 
 def rank_log(records: Iterable[Record], rank: int, dropped: Mapping[Key, int] | None = None) -> RankLog:
-    """What a rank sends of its log to the others.
+    """This rank's log in the form that the other ranks get.
 
     Args:
         records: see `numbered`.

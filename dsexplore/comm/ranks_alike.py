@@ -10,7 +10,7 @@ _MOST = 4
 
 
 def alike(values: Mapping[int, Any], text: Callable[[Any], str] = str) -> str:
-    """What each rank has: ranks with the same together, those of the most ranks first.
+    """The value of each rank as text: ranks with the same value together, the value of most ranks first.
 
     Worked example: ``{0: 4, 1: 4, 2: 4, 3: 5}`` → ``"ranks 0–2 4, rank 3 5"``.
     """

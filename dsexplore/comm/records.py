@@ -152,7 +152,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """What the call is logged under."""
+        """The name that the call is logged under."""
         return f"{SWITCHED_OFF}{self.call.name}" if self.switched_off else self.call.name
 
     @property

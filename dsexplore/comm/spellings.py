@@ -42,7 +42,7 @@ class Spelling:
     reduction: int | None = None
     """Position of the reduction; None for an op without one."""
     check: Callable[[Sequence[Any], int], str] | None = None
-    """What is wrong with the arguments that torch would let pass, from them and the group's size; "" for nothing."""
+    """A fault of the arguments that torch would let pass, as text made of them and the group's size; "" for none."""
     is_object: bool = False
     """Moves Python objects, with several c10d ops that make one line of the log."""
     is_custom: bool = False
@@ -68,7 +68,7 @@ class Spelling:
         return "" if self.reduction is None else reduction_name(args[self.reduction])
 
     def message(self, args: Sequence[Any], group_size: int) -> Message:
-        """What a call with these arguments moves; nothing where they make no sense."""
+        """The tensors that a call with these arguments moves; none where they make no sense."""
         try:
             (_, size, dtype, shape), *_ = self.entry.messages(self.as_op(args), group_size, self.op)
         except (TypeError, AttributeError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""What ranks waited for each other, from the logs of all of them.
+"""How long ranks waited for each other, from the logs of all of them.
 
 The k-th all_reduce on a group is one event on every rank of it. The rank that arrived last waited for nobody, so
 its time is the time of the communication; what the others took beyond that is waiting. Only collectives are
@@ -120,7 +120,7 @@ class Straggling:
 
     @property
     def waiting_ms(self) -> dict[int, float]:
-        """What each rank waited beyond that, added up."""
+        """Milliseconds that each rank waited beyond that, added up."""
         return dict(zip(self.ranks, (self.waits.sum(axis=1) * 1e3).tolist(), strict=True))
 
     @property
@@ -131,7 +131,7 @@ class Straggling:
 
     @property
     def kept_waiting_ms(self) -> dict[int, float]:
-        """What the others waited, on average over them, in the calls that each rank was the last to join."""
+        """Milliseconds that the others waited, on average, in the calls that each rank was the last to join."""
         others = self.waits.sum(axis=0) / max(1, len(self.ranks) - 1) * 1e3
         total = np.bincount(self.waits.argmin(axis=0), weights=others, minlength=len(self.ranks))
         return dict(zip(self.ranks, total.tolist(), strict=True))

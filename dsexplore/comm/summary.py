@@ -48,12 +48,12 @@ LineKey = tuple[str, str, str, str, int, int]
 
 @dataclass
 class Waiting:
-    """What the other ranks' logs say of the calls of one line."""
+    """The waits in the calls of one line, by the other ranks' logs."""
 
     count: int = 0
     """How many calls were found on all ranks of the group with times."""
     seconds: float = 0.0
-    """What this rank waited in them, added up."""
+    """Seconds that this rank waited in the calls, added up."""
     late: Counter[int] = field(default_factory=Counter)
     """By rank: in how many of them the others waited for it."""
 
@@ -84,7 +84,7 @@ class Line:
     fastest: float = math.inf
     slowest: float = 0.0
     waiting: Waiting | None = None
-    """What the other ranks' logs say of it, where they were compared."""
+    """The waits in this line's calls, where the ranks' logs were compared."""
 
     def add(self, seconds: float | None) -> None:
         """Add a call that took so long; None for one that was not timed."""

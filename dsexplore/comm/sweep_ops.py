@@ -153,7 +153,7 @@ def _reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
 
 
 def _from_each(count: int, ranks: Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What stands at places of a buffer that has one part from each rank."""
+    """The values at places of a buffer that has one part from each rank."""
     return lambda places: _pattern(places % count, places // count, ranks.dtype)
 
 

@@ -45,7 +45,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class SweepConditions:
-    """What was measured, and on what.
+    """The conditions of a sweep: what was measured, and on which machines.
 
     Attributes:
         backend: of the group: ``"nccl"``, ``"gloo"``, …
@@ -168,7 +168,7 @@ class CommSweep(SavedJson, Displayable):
             raise UsageError(f"{name} is a damaged sweep of collectives: {error!r}") from error
 
     def lines(self) -> list[str]:
-        """What was measured on what, the best bandwidth of each op, and what was wrong: one statement a line."""
+        """The sweep in words: what was measured where, the best bandwidth of each op, and faults, a line each."""
         how = self.conditions
         where = f"{how.nodes} × {how.ranks_per_node} ranks" if how.nodes > 1 else f"{how.ranks} ranks"
         lines = [f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"]

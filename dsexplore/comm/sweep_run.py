@@ -34,7 +34,7 @@ BUFFERS = 4
 
 
 class Slice(NamedTuple):
-    """What is measured in one go."""
+    """One slice of a sweep, measured in one go."""
 
     op: str
     message_bytes: int

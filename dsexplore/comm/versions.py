@@ -1,4 +1,4 @@
-"""What the installed torch can do, asked by version or by feature. The declared range is that of pyproject.toml."""
+"""Abilities of the installed torch, asked by version or by feature. The declared range is that of pyproject.toml."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class CommDebugMode(TorchDispatchMode):
 
     @property
     def trace(self) -> Trace:
-        """What the recorder saw, in the last block or so far."""
+        """The trace of the last block, or of this one so far."""
         return self.advanced_module_tracker.trace
 
     @property

@@ -20,7 +20,7 @@ from dsexplore.trace.trace import Trace
 
 
 class CommModeModuleTracker:
-    """Which modules ran inside the block, with their parameters and placements, under torch's attribute names.
+    """The modules that ran inside the block, with their parameters and placements, under torch's attribute names.
 
     Each attribute is computed when it is read, during the block and after it; a deleted model has no parameters.
     """

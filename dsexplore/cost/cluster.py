@@ -18,7 +18,7 @@ from dsexplore.errors import UsageError
 
 @dataclass(frozen=True)
 class Link:
-    """What joins ranks of one level: of one node, or of several.
+    """The link between ranks of one level: of one node, or of several.
 
     Attributes:
         bandwidth: B/s that one rank sends while it receives as much, as the maker states it.

@@ -64,7 +64,7 @@ _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source",
 
 @dataclass(frozen=True)
 class ClusterValues:
-    """What a file says, in base units."""
+    """The values of a cluster file, in base units."""
 
     words: dict[str, str]
     ranks_per_node: int

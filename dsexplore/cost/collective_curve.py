@@ -50,7 +50,7 @@ ten machines of 2, 4 and 8 GPUs."""
 LAUNCHED = 8
 """Ranks that one process drives at most."""
 OUTSIDE = 0.01
-"""What a size counts for that was not measured, where times that fall are averaged."""
+"""The weight of a size that was not measured, where times that fall are averaged."""
 BEYOND = 4.0
 """Times the largest measured size from where on a prediction counts as related, no longer as measured."""
 
@@ -188,7 +188,7 @@ def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
 
 
 def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size: float) -> Uncertainty:
-    """What is known of the error of a prediction."""
+    """The known error of a prediction."""
     inside = found is not None and found.reach[0] / BEYOND <= size <= found.reach[1] * BEYOND
     if found is not None and cluster.topology == "host" and found.distance < 0.9:
         return SHARED if found.distance == 0 and inside else SHARED_RELATED

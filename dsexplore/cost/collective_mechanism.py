@@ -67,7 +67,7 @@ def mechanism_time(cluster: Cluster, op: str, message_bytes: float, group: Group
 
 
 def family(cluster: Cluster, op: str, group: Group) -> str:
-    """What a collective has in common with others whose measured times say something about it."""
+    """The family of a collective: those whose measured times say something about one another."""
     several = "network " if group.nodes > 1 else ""
     if op in ("all_gather", "reduce_scatter"):
         return f"{several}gather ring"

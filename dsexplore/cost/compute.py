@@ -23,7 +23,7 @@ from dsexplore.cost.cluster import Cluster
 
 @dataclass(frozen=True)
 class Generation:
-    """What all GPUs of one generation share, that cluster files do not say.
+    """The constants that all GPUs of one generation share, and that cluster files do not have.
 
     Attributes:
         multiprocessors: how many work at a time.

@@ -16,7 +16,7 @@ from dsexplore.cost.cluster import Cluster, Measured
 from dsexplore.cost.interpolation import interpolated
 
 COPIED = 0.4
-"""What a byte costs that a rank copies into new memory, relative to one that is sent and received."""
+"""The cost of a byte that a rank copies into new memory, relative to one that is sent and received."""
 STARTED = 2.0
 """Times a collective of no bytes, from where on a measured time says something about bytes."""
 SHORT = 8 << 10
@@ -30,7 +30,7 @@ NEAR = 8
 
 
 class Work(NamedTuple):
-    """What an op does on a machine: waits for messages, and bytes of all ranks together per message byte."""
+    """The work of an op on a machine: waits for messages, and bytes of all ranks together per message byte."""
 
     steps: float
     moved: float
@@ -44,7 +44,7 @@ class UnitCurve(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What work costs on a machine.
+    """The costs of such work on a machine.
 
     Attributes:
         overhead: seconds of a call without its steps.
@@ -82,7 +82,7 @@ def work(op: str, ranks: int) -> Work:
 
 
 def file_costs(cluster: Cluster) -> Costs:
-    """What a cluster's file says about its machine, without measured points."""
+    """The costs of a machine by its cluster file, without measured points."""
     return Costs(cluster.collective_overhead, cluster.node.latency, (_file_units(cluster),))
 
 
@@ -92,7 +92,7 @@ def _file_units(cluster: Cluster) -> UnitCurve:
 
 
 def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
-    """What the measured times of some ops, of as many ranks each, say about the machine."""
+    """The costs of a machine by the measured times of some ops, of as many ranks each."""
     overhead, latency = _latencies(cluster, tables)
     file_units = _file_units(cluster)
     units = tuple(_units(tables, overhead, latency, file_units.seconds[-1]))

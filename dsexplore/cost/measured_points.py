@@ -47,7 +47,7 @@ class Evidence:
 
 
 def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
-    """What the measured tables that are nearest say about a collective; None where nothing comparable was measured."""
+    """The evidence of the nearest measured tables about a collective; None where nothing comparable was measured."""
     if cluster.topology == "host" and cluster.measured:
         return _of_one_machine(cluster, op, group)
     found = list(_candidates(cluster, op, group))
@@ -71,7 +71,7 @@ def _together(found: list[Evidence]) -> Evidence:
 
 
 def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
-    """What all measured ops of the group that is most like this one say about an op on the same machine.
+    """The evidence about an op of all measured ops of the most similar group on the same machine.
 
     Their costs of bytes and steps stand in for those of the file, and are corrected by the op's own times, if any.
     """

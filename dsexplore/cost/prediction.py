@@ -50,7 +50,7 @@ class _RankTimes:
 
 
 class Prediction(Displayable):
-    """What one step of a traced program would cost on a cluster; made by `Trace.predict`.
+    """The predicted cost of one step of a traced program on a cluster; made by `Trace.predict`.
 
     Attributes:
         cluster: that it is predicted for.
@@ -131,7 +131,7 @@ class Prediction(Displayable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of these numbers."""
+        """Limits of these numbers that a reader must know."""
         notes = list(self._notes)
         if not self.fits:
             notes.append(
@@ -213,7 +213,7 @@ class Prediction(Displayable):
 
     @property
     def spans(self) -> list[Span]:
-        """What `timeline` has in a table."""
+        """The rows of `timeline`."""
         return self._slowest.played(EXPECTED).spans
 
     def spans_by_rank(self) -> dict[int, list[Span]]:
@@ -332,7 +332,7 @@ def predict(
     overlap: bool = True,
     step: int | None = None,
 ) -> Prediction:
-    """What one step of a trace would cost on a cluster; see `Trace.predict`.
+    """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
 
     Raises:
         UsageError: the trace has no costs, no such step, or no such cluster.

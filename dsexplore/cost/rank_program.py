@@ -84,7 +84,7 @@ Item = Kernels | Collective | Wait
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in one step."""
+    """The work of one rank in one step."""
 
     rank: int
     step: int
@@ -113,7 +113,7 @@ def programs(tables: Tables, cluster: Cluster, options: Options) -> list[Program
 
 @dataclass(frozen=True)
 class Options:
-    """What a prediction is asked for.
+    """The options of a prediction.
 
     Attributes:
         ranks_per_node: as `Cluster.ranks_per_node`, unless given.

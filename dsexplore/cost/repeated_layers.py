@@ -205,7 +205,7 @@ class _Extension:
         return self.bounds.segments[at] - self.bounds.segments[at - 1]
 
     def _shift(self, at: int) -> int | None:
-        """What is added to positions in an interval that is no copy."""
+        """The shift of positions in an interval that is no copy."""
         for second, run in self.runs.items():
             if run.first < at < run.first + run.positions:
                 is_late = at >= second

@@ -75,7 +75,7 @@ class Sharding(Displayable):
         return redistribution(self, placements)
 
     def to_frame(self, ranks: int | Iterable[int] | None = None) -> pl.DataFrame:
-        """What each rank holds, one row per tensor and rank.
+        """A table of what each rank holds, one row per tensor and rank.
 
         Columns: ``tensor``; ``rank``; ``coordinates``, a struct with one field per axis; ``local_shape``;
         ``index``, text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of the first
@@ -133,7 +133,7 @@ class Sharding(Displayable):
                 )
 
     def summary(self) -> pl.DataFrame:
-        """What ranks hold, one row per tensor; the cost does not depend on the number of ranks.
+        """A table of what ranks hold, one row per tensor; the cost does not depend on the number of ranks.
 
         Columns: ``tensor``, ``shape``, ``dtype``, ``placements`` and ``mesh`` (its own; empty for a plain tensor),
         ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same part), ``local_shape`` and ``local_bytes``

@@ -21,7 +21,7 @@ PARTS = ("parameters", "gradients", "optimizer")
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the count of memory assumes, since nothing is measured."""
+    """The assumptions of the count of memory, since nothing is measured."""
 
     optimizer: str = "AdamW"
     states: int = 2

@@ -24,7 +24,7 @@ TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier
 """The ops that end on no rank before all have begun."""
 
 SAME = ("same_group", "number", "op", "message_bytes")
-"""What a collective has in common on all ranks."""
+"""The columns that are equal for one collective on all ranks."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:
 
 
 def bus_factor(op: str, group_size: int) -> float:
-    """What a rank must send, as a multiple of the message bytes S: 0 in a group of one.
+    """The bytes that a rank must send, as a multiple of the message bytes S: 0 in a group of one.
 
     Args:
         op: a name from `OPS`; one that is not there sends S.

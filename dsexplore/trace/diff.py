@@ -1,4 +1,4 @@
-"""What two traces communicate differently."""
+"""The difference of two traces."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _ranges(text: str) -> list[range]:
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, ...]:
-    """What the ranks of several traces stand for, in the order of ranks; empty where each stands for itself.
+    """The ranks that each rank of several traces stands for, in the order of ranks; empty where each stands for itself.
 
     Args:
         parts: ranks of a trace, and what each of them stands for.

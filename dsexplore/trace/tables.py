@@ -37,7 +37,7 @@ class TraceInfo:
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""
     notes: tuple[str, ...] = ()
-    """What a reader must know: an exception that ended the recording, an op that was not known, …"""
+    """Remarks that a reader must know: an exception that ended the recording, an op that was not known, …"""
 
     @property
     def weights(self) -> Mapping[int, int]:

@@ -56,7 +56,7 @@ def unmatched(tables: Tables) -> pl.DataFrame:
 
 
 def notes(tables: Tables, most: int = 3) -> list[str]:
-    """What a merged trace's notes say of it: a sentence each for the first few, and how many more there are."""
+    """Unmatched messages as notes of a merged trace: a sentence each for the first few, and how many more there are."""
     found = unmatched(tables)
     texts = [_text(row) for row in found.head(most).iter_rows(named=True)]
     more = found.height - len(texts)
@@ -87,7 +87,7 @@ def _last(source: str, words: str) -> str:
 
 
 def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
-    """What does not fit among sends and receives."""
+    """The sends and receives that do not fit together."""
     sends: dict[Pair, list[Row]] = defaultdict(list)
     receives: dict[Pair, list[Row]] = defaultdict(list)
     from_any: Counter[tuple[int, str]] = Counter()
@@ -128,7 +128,7 @@ def _beyond(rows: Sequence[Row], fitting: Counter[int]) -> list[Row]:
 
 
 def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
-    """What does not fit among the parts of uneven all_to_alls: the first of one rank with the first of another, …"""
+    """The parts of uneven all_to_alls that do not fit together: the first of one rank with the first of another, …"""
     of_group: dict[str, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["op"] == "all_to_all" and row["group"] in members:

@@ -1,4 +1,4 @@
-"""What a simulated world must say of itself while a program runs in it, each thing once."""
+"""Remarks of a simulated world on the program that runs in it, each made once."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class World:
 
     @property
     def used(self) -> Use:
-        """What the program has made of this world so far."""
+        """The use that the program has made of this world so far."""
         meshes, modules = self._watch.made
         return Use(self._takeover.was_initialised, meshes - self._meshes, modules)
 

@@ -1,4 +1,4 @@
-"""What every engine takes and gives: a table of requests in, indices and results out."""
+"""The interface of every engine: it takes a table of requests, and returns indices and results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Engine(Protocol):
         return first + started, self.in_flight - finished
 
     def take(self) -> Completions:
-        """What has finished, to be looked at before the next wait; nothing when called again."""
+        """Results of the requests that have finished, to be read before the next wait; empty when called again."""
         ...
 
     def close(self) -> None:

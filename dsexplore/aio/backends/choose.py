@@ -1,4 +1,4 @@
-"""Which engines run here, why the others cannot, and one of them opened by name."""
+"""The engines that run on this machine, the reasons why others cannot, and the one opened by name."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ RULES: dict[str, Rule] = {
 
 
 def findings(tables: Tables) -> Findings:
-    """What the rules find in a trace."""
+    """Apply all rules to a trace."""
     if tables.events.is_empty():
         return Findings(tables, [])
     evidence = Evidence(tables)

@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def weight(self) -> float:
-        """What the change would spare, in wire bytes; a collective counts as `COST_OF_A_CALL` more."""
+        """The saving of the change, in wire bytes; a collective counts as `COST_OF_A_CALL` more."""
         return self.spare_bytes + COST_OF_A_CALL * self.spare_calls
 
 

@@ -1,4 +1,4 @@
-"""Which ranks a hang is due to, as far as the evidence says.
+"""The ranks that a hang is due to, as far as the evidence says.
 
 In this order:
 

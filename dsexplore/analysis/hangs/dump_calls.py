@@ -20,7 +20,7 @@ _MESSAGES = ("send", "recv")
 
 
 def job_of_dumps(found: Dumps) -> Job:
-    """What each rank called, from the dumps of a job."""
+    """The calls of each rank, from the dumps of a job."""
     groups = _Groups(found.dumps)
     known = {dump.rank: _rank_calls(dump, groups) for dump in found.dumps}
     world = max(found.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
@@ -151,7 +151,7 @@ class _Groups:
         return with_rank[0] if with_rank else GroupId(name, (rank,))
 
     def names(self, group: GroupId) -> tuple[str, str]:
-        """What reports call a group, its mesh axis or description, else its name; and its kind, see `kinds`."""
+        """A group's name in reports (its mesh axis or description, else its own name), and its kind, see `kinds`."""
         if group not in self._names:
             described = self._descriptions.get(group, "")
             label = described.removeprefix("mesh_")

@@ -1,4 +1,4 @@
-"""What a rank would have called next, had it gone on as the ranks did before: a program repeats its steps.
+"""The next call that a rank would have made, had it gone on as before: a program repeats its steps.
 
 The calls before a place are looked for everywhere else, on the same rank and on all others, as many of them as are
 found; what followed there, most often, was to be expected here.

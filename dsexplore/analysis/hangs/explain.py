@@ -101,7 +101,7 @@ def _stacks(sources: Iterable[Path]) -> dict[int, str]:
 
 
 _INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d+)/')
-"""What stands before the path of an installed file in its package."""
+"""The part of an installed file's path before that in its package."""
 _OWN = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}/|<string>")')
 """A frame of dsexplore's launcher, or the one that started it."""
 

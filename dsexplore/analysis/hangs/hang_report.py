@@ -48,13 +48,13 @@ class HangReport(Displayable):
     culprits: tuple[int, ...]
     """The ranks that the hang is due to; empty where the evidence does not say."""
     sentence: str
-    """What happened, in one sentence."""
+    """The cause of the hang in one sentence."""
     waiting: pl.DataFrame
     """One row per rank that waits: in which call, and for which ranks; columns: `WAITING`."""
     mismatches: pl.DataFrame
     """The first collective of each group that the ranks did not call alike, a row per side; columns: `MISMATCHES`."""
     reason: Reason
-    """What the blame rests on, see `dsexplore.analysis.hangs.blame`; ``none`` where nothing hangs."""
+    """The evidence that the blame rests on, see `dsexplore.analysis.hangs.blame`; ``none`` where nothing hangs."""
     suspects: tuple[int, ...] = ()
     """The ranks among which the cause is, where the evidence does not say which of them it is."""
     lines: Mapping[int, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class HangReport(Displayable):
     """By rank: where it was when it was ended, innermost call first."""
     world_size: int = 0
     notes: tuple[str, ...] = ()
-    """What a reader must know: files that could not be read, ranks without a file, …"""
+    """Limits of the evidence: files that could not be read, ranks without a file, …"""
 
     def __str__(self) -> str:
         return self.sentence

@@ -23,7 +23,7 @@ class Mismatch:
     classes: tuple[tuple[int, ...], ...]
     """The ranks that called the same, those of the most ranks first."""
     field: str
-    """What differs: ``op``, ``size`` or ``dtype``."""
+    """The property that differs: ``op``, ``size`` or ``dtype``."""
     is_harmful: bool
     """Whether ranks hang in it or after it; one that all ranks got through, and that is not followed by others, is not
     why the job hangs."""
@@ -65,7 +65,7 @@ def _described(first: Instance, instances: list[Instance], differing: list[Insta
 
 
 def signature(call: Call) -> Signature:
-    """What all ranks of a group must call alike."""
+    """The properties of a call that must agree on all ranks of a group."""
     if call.op == "barrier":
         return (call.op, None, None, "")
     if call.op in _OF_ANY_SIZE:
@@ -83,7 +83,7 @@ def signature(call: Call) -> Signature:
 
 
 def _field(instance: Instance) -> str:
-    """What differs between the ranks' calls; empty where nothing does."""
+    """The property in which the ranks' calls differ; empty where none does."""
     signatures = [signature(call) for call in instance.calls.values()]
     if _differ(one[0] for one in signatures):
         return "op"

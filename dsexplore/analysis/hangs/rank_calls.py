@@ -1,4 +1,4 @@
-"""What each rank called before a job hung: the evidence that all steps of the analysis read.
+"""The calls of each rank before a job hung: the evidence that all steps of the analysis read.
 
 A `Call` is one collective, or one message between two ranks, as one rank issued it. An `Instance` is one collective of
 a group, or one message, with the calls of all ranks that have issued it.
@@ -61,7 +61,7 @@ class Call:
     """Place in the rank's program order."""
     group: GroupId
     label: str
-    """What the group is called in reports: its mesh axis or description, else its name."""
+    """The group's name in reports: its mesh axis or description, else its own name."""
     number: int
     """Sequence number among the collectives of the group; of a message, as the recorder counts."""
     op: str
@@ -100,7 +100,7 @@ class Call:
 
 @dataclass(frozen=True)
 class RankCalls:
-    """What one rank called."""
+    """The calls of one rank."""
 
     rank: int
     calls: Sequence[Call] = ()
@@ -155,7 +155,7 @@ class Job:
     ranks: Mapping[int, RankCalls]
     world_size: int
     notes: tuple[str, ...] = ()
-    """What a reader must know: files that could not be read, ranks without a file, …"""
+    """Limits of the evidence: files that could not be read, ranks without a file, …"""
 
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:

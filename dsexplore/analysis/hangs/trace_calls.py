@@ -21,7 +21,7 @@ _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
 
 def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, str] | None = None) -> Job:
-    """What each rank called, from the merged trace of all ranks.
+    """The calls of each rank, from the merged trace of all ranks.
 
     Args:
         tables: of real ranks; a simulation has nothing that could hang.

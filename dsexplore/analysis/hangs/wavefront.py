@@ -15,7 +15,7 @@ from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 
 
 class Wavefront:
-    """What holds up each rank of a job."""
+    """The call that holds up each rank of a job."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -6,7 +6,7 @@ where the members are messages. Members and end share both sequence numbers. Whi
 depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
 
 A dump of what is active leaves out what has ended, and so the end of a call, while its members stay, as they never end.
-Such a call is told from one in flight by the record that is missing behind its members.
+Such a call differs from one in flight by the record that is missing behind its members.
 """
 
 from __future__ import annotations

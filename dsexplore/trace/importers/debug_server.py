@@ -1,4 +1,4 @@
-"""What torch's debug server shows of a job that runs: the flight recorder and the stack of each rank.
+"""A running job through torch's debug server: the flight recorder and the stack of each rank.
 
 ``torch.distributed.debug.start_debug_server`` runs one server per rank, and on rank 0 pages that ask them all. Only the
 address of the pages is known outside the job, so they are what is read: each has a heading per rank, and below it what
@@ -36,7 +36,7 @@ Get = Callable[[str], str]
 
 @dataclass(frozen=True)
 class DebugServer:
-    """What the ranks of a job answered."""
+    """The answers of the ranks of a job."""
 
     dumps: Dumps
     stacks: Mapping[int, str]

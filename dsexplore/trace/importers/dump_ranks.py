@@ -1,4 +1,4 @@
-"""Which rank left which dump: dumps do not name it, and their files may have any name.
+"""The rank that left each dump: dumps do not name it, and their files may have any name.
 
 A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number that ends its
 name; a number in it that differs in all files; the only rank that is in all groups of the dump. What a name says counts

@@ -23,7 +23,7 @@ class Dumps:
     dumps: tuple[RecorderDump, ...]
     """By rank."""
     unreadable: tuple[str, ...] = ()
-    """What is wrong with each file that is left out."""
+    """The fault of each file that is left out."""
 
     @property
     def world_size(self) -> int:

@@ -26,7 +26,7 @@ _OF_PROFILER = (
 
 
 def kind_of_file(file: Path) -> Kind:
-    """Which tool wrote a file."""
+    """The tool that wrote a file."""
     try:
         with file.open("rb") as opened:
             begin = opened.read(_LOOKED_AT)

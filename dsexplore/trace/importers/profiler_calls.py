@@ -49,7 +49,7 @@ class ProfilerCall:
     tensors: tuple[tuple[int, str], ...]
     """Elements and dtype of each tensor that the launching op was given; empty where that is not known."""
     thread: object
-    """Which thread issued it; None where the launching op is not known."""
+    """The thread that issued the collective; None where the launching op is not known."""
     issued: float
     """When that was, in the file's microseconds."""
     is_kernel: bool = False

@@ -45,7 +45,7 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 @dataclass(frozen=True)
 class ProfilerFile:
-    """What a profiler trace says of communication."""
+    """The events of a profiler trace that concern communication."""
 
     file: Path
     events: tuple[Event, ...]
@@ -85,7 +85,7 @@ def _opened(file: Path) -> IO[bytes]:
 
 
 def _cut(stream: IO[bytes]) -> tuple[bytes, list[bytes], bytes]:
-    """What stands before the first event; the kept events, each from behind its ``"ph":`` on; and the last one."""
+    """The text before the first event; the kept events, each from behind its ``"ph":`` on; and the last one."""
     head: bytes | None = None
     kept: list[bytes] = []
     decided: dict[bytes, bytes | None] = {}

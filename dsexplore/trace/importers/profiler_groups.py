@@ -89,7 +89,7 @@ class ProfilerGroups:
             yield name, axis_of(group.description), "", list(group.ranks), size, group.backend, timing
 
     def notes(self) -> Iterable[str]:
-        """What is not in the file, and was taken for granted."""
+        """Assumptions about groups that are not in the file."""
         if self._assumed:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
 

@@ -40,7 +40,7 @@ class Place(NamedTuple):
     modules: tuple[str, ...]
     """The modules that ran, outermost first; in a file without any, the ranges that the program named."""
     names: tuple[str, ...]
-    """What the program called the ranges around it, outermost first."""
+    """The program's names of the ranges around a collective, outermost first."""
     owner: str
     """The module that FSDP names; empty where it names none."""
     cause: str

@@ -31,7 +31,7 @@ from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, Mis
 
 @dataclass(frozen=True)
 class RecorderDump:
-    """What one rank's flight recorder held."""
+    """The content of one rank's flight recorder."""
 
     file: Path
     rank: int

@@ -28,7 +28,7 @@ class RecorderEntry:
     """One collective, or one message between two ranks, as a rank issued it."""
 
     record: int
-    """Its number on this rank, from 0; a ring buffer has lost the first ones where it does not begin with 0."""
+    """The entry's number on this rank, from 0; a ring buffer that does not begin with 0 has lost the first ones."""
     group: str
     description: str
     group_number: int | None
@@ -62,7 +62,7 @@ class RecorderEntry:
 
 
 class MissingField(Exception):
-    """Its text is the path of the field, such as ``entries[3].profiling_name``."""
+    """A field that is missing; the text is its path, such as ``entries[3].profiling_name``."""
 
 
 def entry_of(index: int, entry: Any) -> RecorderEntry:

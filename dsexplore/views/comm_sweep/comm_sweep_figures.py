@@ -13,7 +13,7 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
 
 KINDS = ("busbw", "algbw", "time")
-"""What a figure can show by message size."""
+"""The quantities that a figure can show by message size."""
 _AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
 

@@ -11,7 +11,7 @@ from dsexplore.views.trace.folding import Fold
 from dsexplore.views.trace.time_columns import StoodFor, with_inside
 
 PARTS = ("compute", "exposed", "idle", "communication")
-"""What a row has seconds of."""
+"""The kinds of seconds in a row."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dsexplore.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
 PARTS = {"compute": BLUE, "exposed": ORANGE, "idle": GREY}
-"""What the step consists of, with its colours."""
+"""The parts of a step, with their colours."""
 _HATCH = {
     "compute": "",
     "exposed": "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),",

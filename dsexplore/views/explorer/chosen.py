@@ -114,7 +114,7 @@ class Chosen:
         return f'<span class="dsx-dim"> – only {", ".join(named)}</span>' if named else ""
 
     def _picks(self) -> str:
-        """What is picked in other parts, each with a button that drops it."""
+        """The picks of other parts, each with a button that drops it."""
         named = [(part, html.escape(one.title, 120)) for part, one in self.passed.filters.picks.items()]
         return "".join(
             f'<span class="dsx-dim"> – only {title}</span>'

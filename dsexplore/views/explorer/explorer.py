@@ -53,7 +53,7 @@ _TITLES = {
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
 }  # fmt: skip
 PARTS = (timeline_panel.PART, map_panel.PART)
-"""What is shown below the tree where it is open."""
+"""The parts below the tree, shown where they are open."""
 _PARAMETER = "parameter"
 _ABSENT = (
     "<style>.jp-OutputArea-child:has(.dsx-twin)+.jp-OutputArea-child"

@@ -10,7 +10,7 @@ from dsexplore.views.trace.pivot import Sizes
 
 
 class FoldedRows:
-    """Which rows of a module tree stand for others.
+    """The rows of a module tree that stand for others.
 
     Of several modules that are the same, the first one's row, with all rows inside it, stands for the others'.
     """

@@ -26,7 +26,7 @@ from dsexplore.views.world_map.world_map_view import Look, map_html
 PART = "map"
 """The name of this part among those that something is picked in; see `Filters.picks`."""
 BYTES, MEASURED, PREDICTED = "bytes", "measured", "predicted"
-"""What may shade it."""
+"""The quantities that may shade the map."""
 
 _NO_SECONDS = (
     f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(cluster=…) predicts '

@@ -118,7 +118,7 @@ def _flow(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 
 def _drawn(shown: Shown) -> Tables:
-    """What the figure was drawn from."""
+    """The events that the figure was drawn from."""
     tables = shown.codes.tables
     return replace(tables, events=tables.events.filter(pl.Series(shown.mask)))
 

@@ -31,7 +31,7 @@ class TimelinePanel:
 
     @property
     def state(self) -> TimelineState:
-        """What is drawn; made when it is first asked for."""
+        """The state of the drawing; made when it is first needed."""
         if self._made is None:
             made = timeline_of(self._tables, self._lanes, None, self._sizes)  # type: ignore[arg-type]  # of get_args
             self._made = TimelineState(made, _COLUMNS, _MOST)
@@ -55,7 +55,7 @@ class TimelinePanel:
         self._made.window, self._made.chosen = before.window, before.chosen
 
     def drawn(self, mask: Mask) -> dict[str, Any]:
-        """What the browser draws, of the events in the mask."""
+        """The value that the browser draws, of the events in the mask."""
         self.state.show_events(None if mask.all() else mask)
         return {**self.state.drawn(), "kinds": list(LANES), "kind": self._lanes or self._first_kind}
 

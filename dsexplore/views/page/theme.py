@@ -128,7 +128,7 @@ AXIS: dict[str, Any] = {
     "zerolinecolor": "rgba(128,128,128,0.4)",
     "automargin": True,
 }
-"""What all axes share: lines that are seen on white and on black, and room for the labels."""
+"""The settings that all axes share: lines that are seen on white and on black, and room for the labels."""
 LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
 

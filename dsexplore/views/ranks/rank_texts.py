@@ -23,7 +23,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class RankText:
-    """What one rank wrote."""
+    """The text that one rank wrote."""
 
     output: str
     """To stdout and stderr."""

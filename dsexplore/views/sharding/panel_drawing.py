@@ -24,7 +24,7 @@ _DIGIT, _NOTHING = 6.2, 330
 
 @dataclass(frozen=True)
 class PanelDrawing:
-    """What is needed to draw one panel."""
+    """The geometry and text of one panel."""
 
     tensor: Placed
     drawn: Picture

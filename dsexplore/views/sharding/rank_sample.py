@@ -95,7 +95,7 @@ def _chosen(mesh: Mesh, tensors: Iterable[Placed], most: int) -> list[Numbers]:
 
 
 def _thinned(size: int, length: int, starts: Sequence[int]) -> Numbers:
-    """So many coordinates of an axis: the first and the last, those where sizes change, and others evenly between."""
+    """A few coordinates of an axis: the first and the last, those where sizes change, and others evenly between."""
     if length >= size:
         return np.arange(size)
     around = [at for start in starts for at in (start, start - 1) if at >= 0]

@@ -34,7 +34,7 @@ class RedistributionView(View):
         self._shown = redistribution
 
     def text(self) -> str:
-        """What it needs in all, and a line per step."""
+        """The cost of the redistribution, and a line per step."""
         return "\n".join(
             [f"Redistribute: {_headline(self._shown)}", *(f"  {_line(step)}" for step in self._shown.steps)]
         )

@@ -77,7 +77,7 @@ class Coded:
         self.mark = np.minimum(_codes(spans["mark"], timeline.marks), np.int32(MOST_MARKS - 1))
         self.bytes: Numbers = spans["bytes"].fill_null(0).to_numpy().astype(np.float64)
         self.flat: Mask = spans["bytes"].is_null().to_numpy()
-        """What has no bytes, and so no height of its own."""
+        """The boxes without bytes, which have no height of their own."""
         self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
         """Of the trace's events; −1 for what is no event."""
         self.in_order = bool(np.array_equal(self.row, np.arange(timeline.tables.events.height)))

@@ -11,7 +11,7 @@ from dsexplore.views.page.theme import AXES, BLUE, GREEN, GREY, ORANGE, PURPLE, 
 MOST_MARKS = 24
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
 _OTHERS = (GREY, "#000")
-"""From the seventh mark on: more than six colours are not told apart."""
+"""The colour from the seventh mark on: nobody can tell more than six apart."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Colour:
 
     name: str
     letter: str
-    """Stands on wide boxes and in the key, for who cannot tell colours apart."""
+    """The letter on wide boxes and in the key, for readers who cannot tell colours apart."""
     fill: str
     ink: str
 

@@ -98,7 +98,7 @@ class TimelineExplorer:
         return self._state.events_between(*self._state.chosen) if self._state.chosen is not None else None
 
     def _status(self) -> str:
-        """What is chosen, in words."""
+        """The choice in words."""
         if self._picked is not None:
             return self._picked[1]
         mask = self._mask()

@@ -43,7 +43,7 @@ def place(timeline: Timeline, at: float) -> str:
 
 
 def whole(timeline: Timeline) -> str:
-    """What the drawing is, in one line."""
+    """The title of the drawing, in one line."""
     if timeline.spans.is_empty():
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
@@ -53,7 +53,7 @@ def whole(timeline: Timeline) -> str:
 
 
 def axis_text(timeline: Timeline) -> str:
-    """What left to right and what the heights are."""
+    """The meaning of the horizontal axis and of the heights."""
     sized = timeline.spans["bytes"].null_count() < len(timeline.spans)
     tall = f"; taller is more {timeline.sizes} bytes" if sized else ""
     note = f"; {timeline.note}" if timeline.note else ""
@@ -85,7 +85,7 @@ def _lane_lines(timeline: Timeline) -> list[str]:
 
 
 def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
-    """What spans are: op, module, bytes, where each stands and which line issued it.
+    """Spans in words: op, module, bytes, where each stands and which line issued it.
 
     Args:
         timeline: that has them.

@@ -43,7 +43,7 @@ class DiffExplorer(TimelineExplorer):
 
     @property
     def chosen(self) -> TraceDiff:
-        """What the chosen events of B communicate more and less than those of A."""
+        """The difference that the chosen events of B make to those of A."""
         return self.before.diff(self.after)
 
     def _side(self, whole: Trace, own: Mask) -> Trace:

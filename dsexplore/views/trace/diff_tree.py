@@ -244,7 +244,7 @@ def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
 
 
 def key() -> str:
-    """What A, B and the signs mean."""
+    """The meaning of A, B and the signs."""
     meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "as much in sum, of other collectives"))
     signs = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
     return f'<p class="dim">A: the first trace. B: the second. {signs}</p>'

@@ -135,7 +135,7 @@ class TraceDiffView(View):
         return f'<div class="headline">{_bars(self._difference, axes)}{said}</div>'
 
     def _said(self, sizes: str) -> str:
-        """What the sizes of the tree are, and per what."""
+        """The words for the sizes of the tree: which they are, and per what."""
         other = MESSAGE if sizes == WIRE else WIRE
         means = self._difference.means
         return (

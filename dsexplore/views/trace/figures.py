@@ -54,7 +54,7 @@ _SAID_ABOVE = ("modules", "sequence", "ranks", "sankey")
 
 
 def _over(tables: Tables, kind: str, sizes: str) -> str:
-    """What the bytes of a figure are, and over what they are summed."""
+    """The label of a figure's bytes: which they are, and over what they are summed."""
     if kind not in ("ranks", "sankey"):
         return f"{sizes} bytes, {summed_over(tables)}"
     steps = tables.events.filter(pl.col("phase") != "start-up")["step"].n_unique()

@@ -42,7 +42,7 @@ class FindingsView(View):
 
 
 def sizes(one: Finding) -> str:
-    """What it sends, per what, and what the change would spare."""
+    """The bytes of a finding, per what, and the saving of the change."""
     spared = f", of which the change would spare {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
     return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
 

@@ -81,7 +81,7 @@ def filter_by(number: int) -> str:
 
 
 def _predicted(prediction: Prediction | None) -> str:
-    """What a step takes, and how much of it waits for collectives; empty without a prediction."""
+    """The predicted time of a step, and how much of it waits for collectives; empty without a prediction."""
     if prediction is None:
         return ""
     exposed = prediction.by_axis().group_by("axis").agg(pl.col("exposed").sum()).sort("exposed", "axis")
@@ -94,7 +94,7 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict[str, str]]:
-    """What the times beside the bytes are, and by axis the time; empty where none is known."""
+    """The name of the times beside the bytes, and the time of each axis; empty where none is known."""
     if prediction is not None:
         sums = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum())
         found = {

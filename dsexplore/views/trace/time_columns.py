@@ -71,7 +71,7 @@ class StoodFor:
 
 
 def measured_columns(codes: EventCodes) -> list[TimeColumn]:
-    """What the collectives of each module took; none where nothing was measured."""
+    """The columns of seconds that the collectives of each module took; none where nothing was measured."""
     took = codes.took(codes.every)
     over = f"with the modules inside, {summed_over(codes.tables)}"
     said = f"measured: what its collectives take, those that run at the same time each in full, {over}"

@@ -171,7 +171,7 @@ def _summary(tables: Tables) -> str:
 
 
 def _over(tables: Tables) -> str:
-    """What totals are summed over, where a trace's ranks stand for others."""
+    """The words for what totals are summed over, where a trace's ranks stand for others."""
     info = tables.info
     return f", summed over the {info.ranks_stood_for:,} ranks that are stood for" if info.stands_for else ""
 

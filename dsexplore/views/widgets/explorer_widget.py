@@ -49,7 +49,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     kind = traitlets.Unicode("").tag(sync=True, echo_update=False)
     """The figure shown."""
     sizes = traitlets.Unicode("wire").tag(sync=True, echo_update=False)
-    """Which bytes are shown, ``wire`` or ``message``."""
+    """The bytes that are shown, ``wire`` or ``message``."""
     headline = traitlets.Unicode("").tag(sync=True)
     """The bar and the sentences above everything, as HTML."""
     status = traitlets.Unicode("").tag(sync=True)
@@ -63,7 +63,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     shades: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[value, text] of what may shade the world map."""
     shade = traitlets.Unicode("bytes").tag(sync=True, echo_update=False)
-    """What shades it."""
+    """The quantity that shades the map."""
     map = traitlets.Unicode("").tag(sync=True)
     """The world map, as HTML."""
     details = traitlets.Unicode("").tag(sync=True)

@@ -20,7 +20,7 @@ class TimelineWidget(anywidget.AnyWidget):
     _css = style("timeline.css")
 
     timeline: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
-    """What is drawn; see `dsexplore.views.timeline.timeline_state.TimelineState.drawn`.
+    """The drawing; see `dsexplore.views.timeline.timeline_state.TimelineState.drawn`.
 
     ``boxes`` are columns as bytes: ``begin``, ``end``, ``level`` float32, from 0 to 1; ``lane`` uint16, ``mark`` uint8;
     of columns that stand for several spans also ``count`` uint32 and ``bytes`` float32.

@@ -16,7 +16,7 @@ class Cell:
     ranks: tuple[int, ...]
     """The rank of the first node, of the second, …"""
     value: float
-    """What shades it, per step: bytes that the recorded ranks send to it, or seconds."""
+    """The value that shades a rank, per step: bytes that the recorded ranks send to it, or seconds."""
     recorded: bool
     axes: tuple[str, ...]
     """The axes over which it is in a group of a recorded rank."""

@@ -139,7 +139,7 @@ def _level_lines(world: WorldMap) -> list[str]:
 
 
 def _about_seconds(world: WorldMap) -> str:
-    """Which seconds these are."""
+    """The kind of the seconds: measured or predicted."""
     assert world.running is not None
     times = world.running.times
     alone = (
@@ -243,13 +243,13 @@ def _table(world: WorldMap, look: Look) -> str:
 
 
 def _most(world: WorldMap) -> str:
-    """What stands before a number of the recorded rank with most."""
+    """The words before a number of the recorded rank with most."""
     even = world.is_even if world.running is None else len(world.senders) < 2
     return "" if even else "at most "
 
 
 def _total(world: WorldMap) -> str:
-    """What goes over the links of each level, of all axes."""
+    """The bytes that go over the links of each level, of all axes."""
     values = world.most if world.running is None else world.most_seconds
     inside, between = (
         f"{_most(world) if values[level] else ''}{written(world, values[level])}" for level in (INSIDE, BETWEEN)

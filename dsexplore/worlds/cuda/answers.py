@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer for a GPU that is not there.
+"""The functions of ``torch.cuda`` and ``torch.accelerator`` for a GPU that is not there.
 
 torch's own Python stays in place: it asks functions of ``torch._C`` that a CPU build does not have, and those are given
 here. So arguments are checked, and reports put together, by torch itself.
@@ -188,7 +188,7 @@ def _hide_functions_of_a_cuda_build(patches: Patches, answered: Container[str]) 
 
 
 def _missing(name: str) -> Any:
-    """What ``torch._C`` does not have, because no CUDA build of torch is needed here."""
+    """The names that ``torch._C`` does not have, because no CUDA build of torch is needed here."""
     if name.startswith(_OF_A_DEVICE):
         raise AttributeError(
             f"torch._C.{name} needs a GPU, and a CPU stands in for it: leave out the call of torch.cuda that asks"

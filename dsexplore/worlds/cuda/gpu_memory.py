@@ -1,4 +1,4 @@
-"""What a script is answered that asks how much GPU memory it takes: an estimate, and a warning that says so once.
+"""The GPU memory that a script takes, for scripts that read it: an estimate, and one warning that says so.
 
 Counted are the tensors that Python holds and that are believed to be on the device, each memory once. Not counted is
 what autograd alone holds (activations), and what CUDA's own allocator adds; the peak is the largest of the moments
@@ -24,7 +24,7 @@ SAID = (
 
 
 class Memory:
-    """What tensors take on the devices of a node.
+    """The bytes that tensors take on the devices of a node.
 
     Args:
         total: memory of one device, bytes.

@@ -1,4 +1,4 @@
-"""Which CUDA device a script believes a tensor to be on: remembered on the tensor itself.
+"""The CUDA device that a script believes a tensor to be on: remembered on the tensor itself.
 
 All memory is the CPU's. A tensor that the script made on, or moved to, ``cuda`` carries that device in an attribute;
 a tensor without one is on the CPU for the script too. A DTensor is on the device of its mesh.

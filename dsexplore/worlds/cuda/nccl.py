@@ -1,4 +1,4 @@
-"""What ``torch.distributed`` needs so that its meshes and groups of ``cuda`` devices work on CPU tensors.
+"""Changes to ``torch.distributed`` by which meshes and groups of ``cuda`` devices work on CPU tensors.
 
 A mesh keeps the device type that it was asked for, so torch goes the ways that it goes on GPUs: DTensor's
 ``S(0) -> S(1)`` is an all_to_all, and DTensor's random ops share one state.

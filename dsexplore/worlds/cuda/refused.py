@@ -1,4 +1,4 @@
-"""What a CPU cannot stand in for: CUDA graphs, kernels and extensions give one error that names them and a remedy.
+"""Features that no CPU has: CUDA graphs, kernels and extensions give one error that names them and a remedy.
 
 ``torch.compile`` runs the code as it is, and says so once; attention kernels that only GPUs have give way to others.
 """

@@ -13,7 +13,7 @@ import torch
 from torch.cuda._utils import _get_device_index
 
 CUDA_DEVICE_TYPE = 1
-"""What C++ calls CUDA in ``device_type``."""
+"""The number of CUDA in C++'s ``device_type``."""
 _numbers = count(1)
 
 

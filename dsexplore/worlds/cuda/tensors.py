@@ -107,8 +107,8 @@ def patch_fake_tensors(patches: Patches, mode: StandInMode) -> None:
 def patch_from_local(patches: Patches, mode: StandInMode) -> None:
     """Make ``DTensor.from_local`` find plain tensors where they are believed to be, also where torch has the mode off.
 
-    It moves them to the device of the mesh. A function of torch calls it with the mode off: ``cross_entropy`` of logits
-    under ``loss_parallel``, for the targets.
+    ``from_local`` moves them to the device of the mesh. A function of torch calls it with the mode off:
+    ``cross_entropy`` of logits under ``loss_parallel``, for the targets.
     """
     original: Callable[..., DTensor] = DTensor.from_local
 

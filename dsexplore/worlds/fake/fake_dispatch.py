@@ -111,7 +111,7 @@ class SimulationMode(FakeTensorMode):
     def dispatch(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What an op returns on fake tensors; ops on DTensors are DTensor's own to take apart."""
+        """Call an op on fake tensors; ops on DTensors are left to DTensor."""
         if DTensor in types:
             return NotImplemented
         if func in _WITHOUT_TENSORS:
@@ -139,7 +139,7 @@ class SimulationMode(FakeTensorMode):
         return torch.empty_like(wide, dtype=kwargs.get("out_dtype") or args[0].dtype)
 
     def _remembered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an op returns: made of torch's entry for it, where there is one."""
+        """The result of an op, made of torch's cache entry where there is one."""
         if func is _UNSAFE_VIEW:  # torch remembers none, though its tensor is that of a view
             func = _VIEW
         key = self._key(func, args, kwargs)
@@ -161,7 +161,7 @@ class SimulationMode(FakeTensorMode):
         return result
 
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a collective on one fake tensor returns, whose kernel for meta tensors is called each time."""
+        """The result of a collective on one fake tensor, whose kernel for meta tensors is called each time."""
         with in_kernel_invocation_manager(self):
             result = func(*args, **kwargs)
         device: Any = getattr(args[0], "_fake_device", None)

@@ -1,4 +1,4 @@
-"""What torch needs changed so that a program runs on fake tensors: those with shapes, but without memory.
+"""Changes to torch by which a program runs on fake tensors: those with shapes, but without memory.
 
 Measured on torch 2.13, where under ``FakeTensorMode``
 
@@ -147,7 +147,7 @@ def _converted(parameter: FakeTensor, function: Callable[..., Any]) -> nn.Parame
 
 
 class Chunks(Sequence[torch.Tensor]):
-    """What ``torch.chunk`` gives, padded with empty tensors to a number of chunks, each made when asked for."""
+    """The result of ``torch.chunk``, padded with empty tensors to a number of chunks, each made when asked for."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim

@@ -38,7 +38,7 @@ SIZED = "sizes that depend on the values of fake tensors were guessed, evenly sp
 
 @dataclass(frozen=True)
 class Guess:
-    """What an element of a fake tensor may be.
+    """The values that an element of a fake tensor may have.
 
     Attributes:
         mean: the mean over all elements; of booleans, the share that is true.
@@ -63,7 +63,7 @@ class Inventor:
         self._reads = Reads()
 
     def value(self, tensor: torch.Tensor) -> Any:
-        """What ``tensor.item()`` returns."""
+        """The value that ``tensor.item()`` returns."""
         known = known_of(tensor)
         if known is not None and known.numel() == 1:
             return known.item()
@@ -88,7 +88,7 @@ class Inventor:
         return int(size == 0) if self._is_other_answer(line, given is not None, False) else size
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """What ``tensor.numpy()`` returns: one value, seen at all places; the array cannot be written."""
+        """The array that ``tensor.numpy()`` returns: one value, seen at all places; it cannot be written."""
         known = known_of(tensor)
         with unset_fake_temporarily():
             if known is not None:
@@ -116,7 +116,7 @@ def known_of(tensor: Any) -> torch.Tensor | None:
 
 
 def guess_of(tensor: Any) -> Guess:
-    """What an element of a tensor, or a number, may be."""
+    """The values that an element of a tensor, or a number, may have."""
     if not isinstance(tensor, torch.Tensor):
         return Guess(float(tensor) if isinstance(tensor, (int, float)) else 1.0)
     found: Guess | None = getattr(tensor, _GUESS, None)

@@ -47,7 +47,7 @@ class RealIntegers:
             self._makes = before
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an op without fake tensors among its arguments returns, if it makes or is on such integers.
+        """The result of an op without fake tensors among its arguments, if it makes or is on such integers.
 
         Returns:
             ``NotImplemented`` where the op is the fake mode's.

@@ -1,4 +1,4 @@
-"""Which names a cell reads and assigns, and their values as bytes for the ranks that run it."""
+"""The names that a cell reads and assigns, and their values as bytes for the ranks that run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does with the cells of a notebook: it runs each in one namespace, traced, and reports how it ended."""
+"""The cells of a notebook on one rank: it runs each in one namespace, traced, and reports how it ended."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Cluster:
         self._client: Any = None
         self._ranks: list[EngineRank] = []
         self._described: dict[int, _Description] = {}
-        """What each engine that has answered said."""
+        """The answer of each engine that has answered."""
         self._seen: set[int] = set()
         """The engines that there were when ranks were last looked for."""
 
@@ -205,7 +205,7 @@ class Cluster:
                 raise UsageError(f"engines {engine} and {newest} are both rank {rank}: stop the older one")
 
     def _ask(self, engines: Sequence[int], seconds: float) -> dict[int, _Description]:
-        """What engines say of themselves, without those that do not answer in time.
+        """The descriptions that engines give of themselves, without those that do not answer in time.
 
         Where the others are all ranks of a world, these get `ANSWER_WAIT`: they are gone, and are not listed for long.
         """

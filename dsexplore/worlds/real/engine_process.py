@@ -1,4 +1,4 @@
-"""What an engine of an ipyparallel cluster does as a rank: it joins the process group, and runs cells, traced."""
+"""An engine of an ipyparallel cluster as a rank: it joins the process group, and runs cells, traced."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class RanksRun:
 
     @property
     def values(self) -> list[Any]:
-        """What each rank returned, by rank.
+        """The return value of each rank, by rank.
 
         Raises:
             RanksFailedError: a rank did not finish.

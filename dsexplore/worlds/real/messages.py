@@ -1,4 +1,4 @@
-"""What the launcher of local ranks, the server they are forked from, and the ranks send each other over sockets.
+"""Messages over sockets between the launcher of local ranks, the server they are forked from, and the ranks.
 
 Each message is a pickled object behind its length; a message to the server may bring descriptors of open files.
 """

@@ -42,7 +42,7 @@ class RankOutcome:
     rank: int
     status: Status
     value: Any = None
-    """What the function returned; for source text the ``repr`` of the last expression, "" where there is none."""
+    """The function's return value; for source text the ``repr`` of the last expression, "" where there is none."""
     error: str = ""
     """``"RuntimeError: …"``, or how the process ended."""
     traceback: str = ""
@@ -72,14 +72,14 @@ class Pipe:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.data = bytearray()
-        """What has been read so far, and kept."""
+        """The output that has been read so far, and kept."""
         self.at_end = False
         self._keep = keep
         self._left_out = 0
 
     @property
     def text(self) -> str:
-        """What has been read, as text, with a line in the place of what was left out."""
+        """The output that has been read, as text, with a line in the place of what was left out."""
         if not self._left_out or self._keep is None:
             return self.data.decode(errors="replace")
         parts = self.data[: self._keep], self.data[self._keep :]

@@ -1,4 +1,4 @@
-"""What a freshly forked rank does: it takes its output and its surroundings, and runs a program or cells."""
+"""A freshly forked rank: it takes its output and its surroundings, and runs a program or cells."""
 
 from __future__ import annotations
 

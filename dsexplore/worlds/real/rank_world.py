@@ -281,7 +281,7 @@ def _has_left_a_trace(rank: RankHandle, folder: str) -> bool:
 
 
 def trace_of(rank: RankHandle, folder: str) -> Tables | None:
-    """What a rank has sent with its report, or has saved in that folder when it was ended; None for neither."""
+    """The trace that a rank has sent with its report, or has saved in the folder when ended; None for neither."""
     if isinstance(rank.report, CellReport) and rank.report.trace:
         sent: Tables = pickle.loads(rank.report.trace)
         return sent

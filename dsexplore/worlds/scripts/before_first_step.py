@@ -1,4 +1,4 @@
-"""What calls outside any module send before a program's first step: said, as its phase does not show it.
+"""The bytes that calls outside any module send before a program's first step: noted, as their phase does not show it.
 
 What torch sends while it sets a model, a mesh or a group up has the phase ``start-up``. A call of the program itself,
 or of a framework, such as ``dist.broadcast(parameter, 0)`` in a loop or a barrier, has the phase ``other`` wherever it

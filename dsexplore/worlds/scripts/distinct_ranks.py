@@ -1,4 +1,4 @@
-"""Which ranks of a world do something else than the others, found by playing few of them.
+"""The ranks of a world that do something else than the others, found by playing few of them.
 
 What a rank sends can depend on its coordinates, on the shards that it holds, and on conditions on its number in the
 program. So the search plays rank 0, and then
@@ -41,7 +41,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a played rank did.
+    """The outcome of a played rank.
 
     Attributes:
         digest: of its trace; equal for ranks that do the same.

@@ -124,7 +124,7 @@ def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
     for odd, like in found.unexplained[:_NAMED]:
         difference = first_difference(played.tables(odd), played.tables(like))
         notes.append(
-            f"rank {odd} differs from rank {like}, although nothing tells why ({difference}), so others may differ "
+            f"rank {odd} differs from rank {like}, although nothing shows why ({difference}), so others may differ "
             "too: the numbers of ranks are not certain"
         )
     return notes

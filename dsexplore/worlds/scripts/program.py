@@ -26,7 +26,7 @@ _MAIN = "__main__"
 
 @dataclass(frozen=True)
 class Program:
-    """What to run: the path of a script, or the dotted name of a module, and its arguments."""
+    """A program to run: the path of a script, or the dotted name of a module, and its arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ def _is_ours(code: CodeType) -> bool:
 
 
 def exit_status(error: BaseException | None) -> Any:
-    """What Python itself would make of an error that ends a script: an exit status, or the text of ``sys.exit``."""
+    """The exit of Python itself for an error that ends a script: an exit status, or the text of ``sys.exit``."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):

@@ -26,7 +26,7 @@ class GroupFound:
     """A process group that a played rank is in."""
 
     name: str
-    """Its axis; empty where it has none."""
+    """The group's axis; empty where it has none."""
     progressions: tuple[Progression, ...]
     """Smallest stride first."""
     has_messages: bool = False

@@ -51,7 +51,7 @@ class RankTest:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the numbers of a rank follow from."""
+    """The layout that the numbers of a rank follow from."""
 
     world_size: int
     ranks_per_node: int

@@ -67,7 +67,7 @@ class Played:
 
     trace: Trace
     error: BaseException | None = None
-    """What ended it, with the script's own traceback; None for a script that came to its end."""
+    """The error that ended the script, with the script's own traceback; None for a script that came to its end."""
 
 
 def play(
@@ -107,7 +107,7 @@ def play(
 
 
 def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
-    """What answers for the earlier pipeline stages of a rank: it plays their ranks.
+    """The source of shapes of a rank's earlier pipeline stages: it plays their ranks.
 
     Args:
         program: what to run.
@@ -172,7 +172,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 
 def _repeats(remarks: Remarks) -> AbstractContextManager[None]:
-    """Let pipeline schedules repeat microbatches, which the trace's notes then say."""
+    """Pipeline schedules repeat microbatches in the block, which the trace's notes then say."""
     return repeated_microbatches(partial(remarks.note, _REPEATED))
 
 

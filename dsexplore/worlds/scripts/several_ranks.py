@@ -50,7 +50,7 @@ class RankEnd:
     written: tuple[str, ...] = ()
     """Files that it opened for writing."""
     found: WorldFound = field(default_factory=WorldFound)
-    """What it shows of its world."""
+    """The facts about its world that the rank shows."""
     is_unlike: bool = False
     """Whether its microbatches were not alike after all, so that it has to be played with all of them."""
 
@@ -153,7 +153,7 @@ class Players:
         ]
 
     def tables(self, rank: int) -> Tables:
-        """What a rank recorded; empty where it left nothing."""
+        """The tables that a rank recorded; empty where it left none."""
         file = Path(self._folder, rank_file(rank))
         return Trace.load(file).tables if file.exists() else Tables()
 

@@ -1,4 +1,4 @@
-"""Which ranks hold another part of a parameter, computed from its placements without running them.
+"""The ranks that hold another part of a parameter, computed from its placements without running them.
 
 The local shape of a sharded parameter follows from its global shape, its placements and the coordinates of the rank, so
 that uneven shards, and ranks whose shard is empty, are found however many ranks there are.

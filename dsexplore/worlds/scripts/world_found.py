@@ -1,4 +1,4 @@
-"""What a rank that was played shows of its world: the groups that it is in, and the program's own source files."""
+"""The facts about its world that a played rank shows: the groups that it is in, and the program's own source files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_PRELOADED = ("torch.cuda", "torch._inductor", "torch.testing", "torch.utils
 
 @dataclass(frozen=True)
 class WorldFound:
-    """What a rank shows of its world, as plain data.
+    """The facts about its world that a rank shows, as plain data.
 
     Attributes:
         groups: those that the rank is in, of two ranks or more, where they are laid out regularly.

@@ -1,1 +1,1 @@
-"""What torch and its users meet in a simulated world: one process plays one rank, the other ranks do not exist."""
+"""Changes to torch in a simulated world, where one process plays one rank, and the other ranks do not exist."""

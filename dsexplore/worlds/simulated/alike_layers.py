@@ -1,4 +1,4 @@
-"""Which layers of a model are alike: consecutive children of one container with the same parts, shapes and settings.
+"""Alike layers of a model: consecutive children of one container with the same parts, shapes and settings.
 
 Layers are compared as they are before the step, with all that was done to them: their parameters' placements, wrappers,
 hooks and FSDP2's settings. A number that is a layer's own index may differ.

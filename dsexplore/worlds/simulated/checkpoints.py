@@ -49,7 +49,7 @@ def _plans(wrapper: _DistWrapper) -> bool:
 
 
 def _alone(data: Any, wrapper: _DistWrapper) -> list[Any]:
-    """What all ranks would have given if the others had nothing: no items in their plans, no results of writing."""
+    """The answers of all ranks if the others had nothing: no items in their plans, no results of writing."""
     nothing: Any = data
     if isinstance(data, list):
         nothing = []

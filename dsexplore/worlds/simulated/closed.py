@@ -1,4 +1,4 @@
-"""What stays of a closed world in the hands of the user: meshes, groups and models that say so when used.
+"""Leftovers of a closed world in the hands of the user: meshes, groups and models that say so when used.
 
 A model of a closed simulated world would go on "communicating" without a word: a fake group that somebody still
 holds works for ever, and DTensor finds groups by names that the next world would use again. So while a world is
@@ -74,7 +74,7 @@ class ClosedGroup:
 
 
 class Watch:
-    """What is made in one world, held weakly, so that it can be closed with it."""
+    """The meshes, groups and modules made in one world, held weakly, so that they can be closed with it."""
 
     def __init__(self) -> None:
         self._backends: list[Any] = []  # FakeProcessGroup.Options, which torch's stubs do not have

@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` needs on a simulated group, whose collectives move nothing.
+"""Changes to `DistributedDataParallel` for a simulated group, whose collectives move nothing.
 
 Its C++ reducer reads the result of an all-reduce from the future of the work, which is empty in a fake work. So a
 model without a hook of its own gets one that all-reduces each bucket as DDP does: divided by the group's size,

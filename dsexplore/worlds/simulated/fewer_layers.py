@@ -28,7 +28,7 @@ from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers
 
 Way = Literal["forward", "backward", "reduce"]
-"""What passes through the layers: a forward; a backward; FSDP2's reductions after a pipeline's last backward."""
+"""A pass through the layers: a forward; a backward; FSDP2's reductions after a pipeline's last backward."""
 
 
 class UnlikeLayers(Exception):
@@ -56,7 +56,7 @@ class Mark:
 
 @dataclass
 class LeftOutLayers:
-    """What was left out of a step.
+    """The layers that were left out of a step.
 
     Attributes:
         names: of each stretch that was met, the names of its layers.
@@ -256,7 +256,7 @@ _NOWHERE: Any = object()
 
 
 def _passed_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a layer that is left out returns: its first argument."""
+    """The return value of a layer that is left out: its first argument."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 

@@ -37,7 +37,7 @@ def patch_attention(patches: Patches) -> None:
 
 
 def _forward_of_dtensors(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """What the CPU's op returns, output and logsumexp, of DTensors of query, key and value."""
+    """The results of the CPU's op, output and logsumexp, of DTensors of query, key and value."""
     if kwargs.get("attn_mask") is not None:
         raise NotImplementedError(
             "attention of DTensors with an attention mask is not simulated, as flash attention takes none: "

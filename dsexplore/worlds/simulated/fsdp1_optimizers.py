@@ -30,13 +30,13 @@ def patch_fsdp1_optimizers(patches: Patches) -> None:
 
 
 class _OtherRanks:
-    """What the other ranks would answer of the optimizer whose state is asked for."""
+    """The answers of the other ranks about the optimizer whose state is gathered."""
 
     def __init__(self) -> None:
         self._like: Mapping[str, Any] = {}  # the state of one parameter that this rank holds
 
     def forget(self) -> None:
-        """Let go of the state."""
+        """Drop the state."""
         self._like = {}
 
     def take_keys(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ def _is_of_shard(state: Any) -> bool:
 
 
 def _described(state: Mapping[str, Any]) -> Any:
-    """What a rank sends of a parameter's state: shapes, and what has none."""
+    """The description of a parameter's state that a rank sends: shapes, and values without one."""
     tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
     return optim_utils.StateInfo(
         {name: optim_utils._PosDimTensorInfo(t.shape, t.dtype) for name, t in tensors.items() if t.dim()},

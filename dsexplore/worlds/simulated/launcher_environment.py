@@ -40,7 +40,7 @@ def check_ranks_per_node(ranks_per_node: int | None, world_size: int) -> int:
 
 
 def launcher_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
-    """What torchrun sets in the process of that rank, with one process per rank and no restarts.
+    """The environment variables that torchrun sets for a rank, with one process per rank and no restarts.
 
     Args:
         rank: 0 to ``world_size`` - 1.

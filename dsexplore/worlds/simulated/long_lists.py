@@ -4,8 +4,9 @@ For each tensor of the list torch looks through the placements of all tensors of
 those with ``_StridedShard`` share: of a model with 700 parameters, for half of the time of a simulated step. Here all
 are looked through once, and torch's function then sees one tensor of each value of the flag, with the same result.
 
-Torch also works out, for each tensor of the list, all ways to shard it. Those of a fused optimizer are worked out here
-once for parameters of the same shape and placements, of which alike layers have as many as there are layers.
+Torch also works out, for each tensor of the list, all ways to shard it. For a fused optimizer the ways are
+worked out here once for parameters of the same shape and placements, of which alike layers have as many as there are
+layers.
 """
 
 from __future__ import annotations

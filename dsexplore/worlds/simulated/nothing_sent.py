@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Use:
-    """What a program made of its world.
+    """The use that a program made of its world.
 
     Attributes:
         initialised: whether the process group was initialised by the program, or by torch for it.

@@ -1,4 +1,4 @@
-"""What pipeline schedules need on a simulated group, whose receives bring nothing.
+"""Changes to pipeline schedules for a simulated group, whose receives bring nothing.
 
 Before its first microbatch a schedule of torch 2.13 lets its stages vote, down the pipeline and back, whether all of
 them were given their shapes (``input_args`` and ``output_args``). What a simulated rank receives is not the others'
@@ -119,12 +119,12 @@ def _patch_messages(patches: Patches, shapes: StageShapes, objects: Objects, rem
 
 
 def sent_on(stage: Any) -> Any:
-    """What a stage sends to the next one once the shapes of its outputs are known."""
+    """The message of a stage to the next one once the shapes of its outputs are known."""
     return _StageForwardMeta(forward_metas=stage._stage_meta.outputs)
 
 
 def _gradients_of(outputs: Any) -> Any:
-    """What the next stage would send back: a description of the gradient of each output that needs one."""
+    """The message that the next stage would send back: a description of the gradient of each output that needs one."""
     described = tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs)
     return _StageBackwardMeta(backward_metas=described)
 

@@ -37,7 +37,7 @@ class NotAlike(BaseException):
 
 @contextmanager
 def repeated_microbatches(on_repeat: Callable[[], None]) -> Iterator[None]:
-    """Let the steps of GPipe and 1F1B schedules repeat microbatches in the block.
+    """Repeat microbatches in the steps of GPipe and 1F1B schedules, in the block.
 
     What the program gets back has its whole length: outputs and gradients of microbatches that were not run are those
     of others.
@@ -89,7 +89,7 @@ def _plan(schedule: Any) -> list[Phase]:
 
 @dataclass
 class _PhaseRun:
-    """What was run of a phase: its units, of which a pair has two parts.
+    """The part of a phase that was run: its units, of which a pair has two parts.
 
     Attributes:
         units: those that were run to their end.
@@ -140,7 +140,7 @@ class _Step:
     """Of the microbatches whose forward was run and whose backward was not: what the forward returned, and what the
     stage keeps for the backward."""
     _gradients: Any = ()
-    """What the last backward that was run returned for the stage's inputs."""
+    """The gradients that the last backward that was run returned for the stage's inputs."""
 
     def forward(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of a microbatch, or repeat that of another one."""

@@ -172,7 +172,7 @@ def _caller() -> str:
 
 
 def _as_reported(backend: str) -> str:
-    """What ``get_backend`` returns of a group for which a backend was asked: one of several is ``custom``."""
+    """The result of ``get_backend`` for a group that was made with a backend: one of several is ``custom``."""
     return "custom" if ":" in str(backend) else str(backend).lower()
 
 

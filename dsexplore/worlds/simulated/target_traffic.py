@@ -1,4 +1,4 @@
-"""What a simulated world shows of the cluster that a program is written for: its target.
+"""The target of a simulated world: the cluster that a program is written for, whose traffic it shows.
 
 A simulation runs on CPU tensors and on groups that move nothing. In a few places torch asks for the device of a tensor
 or of a mesh, or for the name of a backend, and goes one way on a CPU and another on a GPU with NCCL. `patch_target`
