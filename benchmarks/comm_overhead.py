@@ -6,13 +6,16 @@ over all turns counts. Run from the project's root, with nothing else running:
 
     python -m benchmarks.comm_overhead [--turns 300] [--repeat 3]
 
-Before that: what a log of 300,000 calls takes in memory, and to become a table and a trace (goal: a second of CPU).
+Before that: what a log of 300,000 calls takes in memory, and to become a table and a trace (goal: a second of CPU); and
+what each function costs with the log off, without torch's: the least of many blocks, which hardly depends on the load.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 from dsexplore import run_ranks
@@ -91,6 +94,40 @@ def long_log() -> dict[str, float]:
     return {"bytes": bytes_per_call, **taken}
 
 
+def added() -> dict[str, float]:
+    """On one rank: nanoseconds of a call of each function, log off, in the place of torch's one that does nothing."""
+    import torch
+
+    import dsexplore.comm as dist
+    from dsexplore.comm import spellings
+
+    def nothing(*_: object) -> None:
+        return None
+
+    one = torch.ones(1)
+    calls = {"all_reduce": (one,), "broadcast": (one, 0), "all_gather_into_tensor": (one, one)}
+    calls |= {"reduce_scatter_tensor": (one, one), "barrier": ()}
+    costs = {}
+    for name, args in calls.items():
+        spelling = getattr(spellings, name.upper())
+        setattr(spellings, name.upper(), replace(spelling, call=nothing))
+        costs[name] = fastest(getattr(dist, name), args) - fastest(nothing, args)
+        setattr(spellings, name.upper(), spelling)
+    return costs
+
+
+def fastest(function: Callable[..., object], args: tuple[object, ...], blocks: int = 300, block: int = 1000) -> float:
+    """Nanoseconds of a call in the fastest of many blocks of calls."""
+    clock = time.perf_counter_ns
+    taken = []
+    for _ in range(blocks):
+        start = clock()
+        for _ in range(block):
+            function(*args)
+        taken.append(clock() - start)
+    return min(taken) / block
+
+
 def one_run(size: int, turns: int, block: int) -> dict[str, float]:
     """What `measure` gives on two ranks, averaged over them."""
     costs: list[dict[str, float]] = run_ranks(measure, 2, args=(size, turns, block), timeout=600).values
@@ -107,6 +144,8 @@ def main() -> None:
     met = "met" if long["trace"] <= GOAL_TRACE else "missed"
     print(f"log of {CALLS:,} calls: {long['bytes']:.0f} B a call, table in {long['table']:.2f} s")
     print(f"  trace in {long['trace']:.2f} s of CPU time, goal ≤ {GOAL_TRACE:g} {met}")
+    (costs,) = run_ranks(added, 1, timeout=600).values
+    print(f"log off, beside torch's function: {', '.join(f'{name} {cost:.0f} ns' for name, cost in costs.items())}")
     goals = ", ".join(f"≤ {goal} at {format_bytes(size)}" for size, goal in GOALS_ON.items())
     print(f"all_reduce, 2 gloo processes; goals: off ≤ {GOAL_OFF}; on {goals}")
     for size, block in BLOCKS.items():

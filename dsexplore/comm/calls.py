@@ -111,7 +111,7 @@ def all_gather_into_tensor(
     tensor: torch.Tensor | None = None,
 ) -> Any:
     """Collect each rank's ``input_tensor`` (DeepSpeed: ``tensor``) in one tensor, on every rank."""
-    given = _either("all_gather_into_tensor", input_tensor=input_tensor, tensor=tensor)
+    given = _either("all_gather_into_tensor", "input_tensor", input_tensor, tensor)
     args = (output_tensor, given, group, async_op)
     return issue(s.ALL_GATHER_INTO_TENSOR, args, group, async_op, prof, log_name, debug)
 
@@ -173,8 +173,8 @@ def reduce_scatter_tensor(
     tensor: torch.Tensor | None = None,
 ) -> Any:
     """Reduce ``input`` over the group; each rank keeps its part in ``output``. DeepSpeed: ``tensor, output_tensor``."""
-    kept = _either("reduce_scatter_tensor", output=output, output_tensor=output_tensor)
-    given = _either("reduce_scatter_tensor", input=input, tensor=tensor)
+    kept = _either("reduce_scatter_tensor", "output", output, output_tensor, "output_tensor")
+    given = _either("reduce_scatter_tensor", "input", input, tensor)
     args = (kept, given, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER_TENSOR, args, group, async_op, prof, log_name, debug)
 
@@ -208,7 +208,7 @@ def all_to_all_single(
     tensor: torch.Tensor | None = None,
 ) -> Any:
     """Send a part of ``input`` (DeepSpeed: ``tensor``) to each rank, and collect one from each in ``output``."""
-    given = _either("all_to_all_single", input=input, tensor=tensor)
+    given = _either("all_to_all_single", "input", input, tensor)
     args = (output, given, output_split_sizes, input_split_sizes, group, async_op)
     return issue(s.ALL_TO_ALL_SINGLE, args, group, async_op, prof, log_name, debug)
 
@@ -364,10 +364,9 @@ def _same_dtype(spelling: s.Spelling, calls: list[tuple[Any, ...]], group: Any) 
         raise error
 
 
-def _either(call: str, **named: Any) -> Any:
-    """The argument that was given under one of two names of a parameter."""
-    given = [value for value in named.values() if value is not None]
-    if len(given) != 1:
-        problem = "missing" if not given else "given twice"
-        raise TypeError(f"{call}: {' / '.join(named)} is {problem}: give it once")
-    return given[0]
+def _either(call: str, name: str, value: Any, other: Any, other_name: str = "tensor") -> Any:
+    """The argument that was given under one of two names of a parameter: torch's, or DeepSpeed's."""
+    if (value is None) == (other is None):
+        problem = "missing" if value is None else "given twice"
+        raise TypeError(f"{call}: {name} / {other_name} is {problem}: give it once")
+    return other if value is None else value

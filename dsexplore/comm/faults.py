@@ -9,6 +9,8 @@ import torch.distributed as td
 from dsexplore.comm.meeting import stopped_or_ended
 
 _SHOWN_RANKS = 16
+NO_PEERS = (None, None)
+"""Of a call without a root and without another rank: see `check_peers`."""
 
 
 def explain(error: Exception, call: str, group: Any) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _world
 from dsexplore.capture.labels import current
 from dsexplore.capture.substrate import pass_kernels_by
 from dsexplore.comm import coalesce, switches
-from dsexplore.comm.faults import check_peers, explain
+from dsexplore.comm.faults import NO_PEERS, check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.records import Call
@@ -29,6 +29,7 @@ from dsexplore.comm.switches import Noop
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def issue(
@@ -70,12 +71,13 @@ def issue(
 
 
 def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
+    peers = (args[spelling.peers[0]], args[spelling.peers[1]]) if spelling.peers is not None else NO_PEERS
+    if spelling.check is None and not any(peers):  # rank 0 is in the world and in every group
+        return
     live = live_group(group)
     if live is None:
         return
-    if spelling.peers is not None:
-        in_world, in_group = spelling.peers
-        check_peers((args[in_world], args[in_group]), spelling.name, live)
+    check_peers(peers, spelling.name, live)
     wrong = spelling.check(args, live.size()) if spelling.check is not None else ""
     if wrong:
         error = ValueError(wrong)
@@ -86,7 +88,7 @@ def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
 def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
     for position in spelling.tensors:
         value = args[position]
-        if isinstance(value, torch.Tensor):
+        if type(value) in _PLAIN or isinstance(value, torch.Tensor):
             if not value.is_contiguous():
                 return False
         elif isinstance(value, (list, tuple)):
@@ -94,9 +96,6 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
                 if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
                     return False
     return True
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_plain(spelling: Spelling, args: Sequence[Any]) -> bool:
