@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import progress
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder, recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
@@ -248,7 +248,7 @@ def test_an_interrupt_while_the_recording_ends_comes_after_it(tmp_path: Path, mo
         record(save=tmp_path / "kept") as trace,
     ):
         dist.all_reduce(torch.ones(1))
-    assert not recorder.is_recording()
+    assert not recorder_in_use.is_recording()
     assert len(trace) == len(dsexplore.load(tmp_path / "kept")) == 1
     with pytest.raises(UsageError, match="after the recording ended"):
         trace.step()

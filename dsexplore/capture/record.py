@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
-from dsexplore.capture.recorder import Recorder, in_use
+from dsexplore.capture.recorder import Recorder
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted

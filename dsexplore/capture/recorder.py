@@ -42,7 +42,6 @@ from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_s
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.timing import Clock, Stopwatch
-from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
@@ -383,49 +382,3 @@ def _may_be_group(arg: Any) -> bool:
     return isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)) and "ProcessGroup" in str(
         arg._type() if isinstance(arg, torch.ScriptObject) else type(arg)
     )
-
-
-_recorder = Recorder()
-
-
-def is_recording() -> bool:
-    """Whether a recording is open in this process."""
-    return bool(_recorder.recordings)
-
-
-def followed() -> list[ModuleEntry]:
-    """The modules that were met while anything is recorded, parents before children."""
-    return list(_recorder.modules.in_order())
-
-
-def running_module() -> ModuleEntry | None:
-    """The module that runs in this thread; in backward, the one whose forward made the running autograd node."""
-    return _recorder.modules.running()
-
-
-def is_in_forward() -> bool:
-    """Whether a module's forward runs in this thread, of its own or as recomputation."""
-    return _recorder.modules.in_forward()
-
-
-def note_switched_off(op: str, process_group: Any, comm_switch: str) -> None:
-    """Note a collective that the comm layer's switches suppressed, in every open recording."""
-    if is_recording():
-        _recorder.add_switched_off(op, process_group, comm_switch)
-
-
-def use(recorder: Recorder) -> None:
-    """Record with that recorder from now on, such as one with another clock.
-
-    Raises:
-        UsageError: a recording is open.
-    """
-    global _recorder
-    if is_recording():
-        raise UsageError("a recording is open: end it before another recorder takes its place")
-    _recorder = recorder
-
-
-def in_use() -> Recorder:
-    """The recorder of this process."""
-    return _recorder

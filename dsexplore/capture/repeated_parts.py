@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsexplore.capture.issued import Issued
-from dsexplore.capture.recorder import in_use
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
 
 

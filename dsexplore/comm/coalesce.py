@@ -11,7 +11,7 @@ import torch.distributed as td
 from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.capture.labels import current
-from dsexplore.capture.recorder import in_use
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm.faults import explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
 from dsexplore.comm.logger import comms_logger

@@ -11,7 +11,7 @@ import torch.distributed as td
 
 from dsexplore.capture.groups import own_rank
 from dsexplore.capture.issued import Issued
-from dsexplore.capture.recorder import in_use
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm import between_ranks
 from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.printing import Printer

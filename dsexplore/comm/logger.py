@@ -33,7 +33,8 @@ import torch.distributed as td
 from dsexplore.capture.groups import Group, describe_group
 from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.ops import Message
-from dsexplore.capture.recorder import Recorder, in_use
+from dsexplore.capture.recorder import Recorder
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.timing import fail
 from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.constants import COMMS_LOGGER

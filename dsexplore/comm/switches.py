@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
-from dsexplore.capture.recorder import note_switched_off
+from dsexplore.capture.recorder_in_use import note_switched_off
 from dsexplore.errors import UsageError
 from dsexplore.user_warnings import warn
 

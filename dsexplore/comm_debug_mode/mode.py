@@ -21,7 +21,7 @@ from torch._guards import detect_fake_mode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder_in_use
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.comm_debug_mode import table
 from dsexplore.comm_debug_mode.table import Operation, trivial_ops
@@ -113,7 +113,7 @@ class CommDebugMode(TorchDispatchMode):
             "is_bw": tracker.is_bw,
             "is_activation_checkpointing": tracker.activation_checkpointing,
         }
-        self._operations.setdefault(recorder.running_module(), []).append(operation)
+        self._operations.setdefault(recorder_in_use.running_module(), []).append(operation)
 
     def _refresh(self) -> None:
         tree = self.advanced_module_tracker.tree

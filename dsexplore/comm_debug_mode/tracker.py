@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
 from dsexplore.trace import torch_json
@@ -66,7 +66,9 @@ class CommModeModuleTracker:
 
     def _refresh(self) -> None:
         tree = torch_json.module_tree(self.trace.tables)
-        self._references = {module.name: module.reference for module in recorder.followed() if module.name in tree}
+        self._references = {
+            module.name: module.reference for module in recorder_in_use.followed() if module.name in tree
+        }
         for name, model in self._alive(self._references):
             tree[name].type = str(type(model)).strip("<>")
             tree[name].placements = {
@@ -137,12 +139,12 @@ class CommModeModuleTracker:
     @property
     def activation_checkpointing(self) -> bool:
         """Whether a module's forward runs inside backward."""
-        return self.is_bw and recorder.is_in_forward()
+        return self.is_bw and recorder_in_use.is_in_forward()
 
     @property
     def name(self) -> str:
         """The module that is running; in backward, the one whose forward made the running node."""
-        module = recorder.running_module() if self._open is not None else None
+        module = recorder_in_use.running_module() if self._open is not None else None
         return module.name if module is not None else GLOBAL
 
     @property

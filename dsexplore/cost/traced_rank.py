@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.recorder import in_use
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.repeated_layers import with_layers
 from dsexplore.trace.tables import Tables

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dsexplore.capture.record import record
-from dsexplore.capture.recorder import is_recording
+from dsexplore.capture.recorder_in_use import is_recording
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import simulate
 

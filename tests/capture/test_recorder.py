@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder_in_use
 from dsexplore.capture.issued import Issued, Label, Origin
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
@@ -14,18 +14,18 @@ from dsexplore.errors import UsageError
 
 
 def test_another_recorder_takes_over_only_between_recordings() -> None:
-    before = recorder.in_use()
+    before = recorder_in_use.in_use()
     with record(), pytest.raises(UsageError, match="a recording is open"):
-        recorder.use(Recorder())
-    assert recorder.in_use() is before
+        recorder_in_use.use(Recorder())
+    assert recorder_in_use.in_use() is before
     after = Recorder()
-    recorder.use(after)
+    recorder_in_use.use(after)
     try:
         with record():
             assert len(after.recordings) == 1
         assert not after.recordings
     finally:
-        recorder.use(before)
+        recorder_in_use.use(before)
 
 
 class Span:

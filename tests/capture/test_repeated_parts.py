@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dsexplore.capture.recorder import in_use
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.repeated_parts import can_repeat, watched
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import commtrace

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.tensor_waits import TensorWaits
@@ -28,7 +28,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking = Recorder()
     readings = count(0)
     ticking._tensor_waits = TensorWaits(lambda: next(readings))
-    monkeypatch.setattr(recorder, "_recorder", ticking)
+    monkeypatch.setattr(recorder_in_use, "_recorder", ticking)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dsexplore.capture import autograd_nodes, recorder
+from dsexplore.capture import autograd_nodes, recorder, recorder_in_use
 from dsexplore.capture.issued import Batches
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
@@ -194,7 +194,7 @@ def test_batches_of_threads_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("restless")
 def test_recordings_open_and_close_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "_recorder", Recorder())
+    monkeypatch.setattr(recorder_in_use, "_recorder", Recorder())
     own: list[int] = []
 
     def trace_often() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.timing import CudaAnchor, CudaSpan, InFlight, Stopwatch, device_of, end_at_completion, timing_of
@@ -44,7 +44,7 @@ class FutureWork(dist.Work):
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that counts its readings."""
     readings = count(100)
-    monkeypatch.setattr(recorder, "_recorder", Recorder(clock=lambda: next(readings)))
+    monkeypatch.setattr(recorder_in_use, "_recorder", Recorder(clock=lambda: next(readings)))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -
 
     with record() as trace:
         work.future.add_done_callback(lambda _future: go_on(trace))
-        stopwatch = recorder._recorder._stopwatch
+        stopwatch = recorder_in_use._recorder._stopwatch
         end_at_completion(event, work, stopwatch.now)
         stopwatch._in_flight.add(event, work)
         trace.tables  # noqa: B018

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.capture import recorder
+from dsexplore.capture import recorder_in_use
 from dsexplore.capture.groups import Group
 from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.recorder import Recorder
@@ -45,7 +45,7 @@ def log_of_groups() -> list[tuple[Any, ...]]:
 
     import dsexplore.comm as dist
 
-    recorder.use(Recorder(clock=ticking()))
+    recorder_in_use.use(Recorder(clock=ticking()))
     dist.configure(enabled=True)
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1024))
@@ -156,7 +156,7 @@ def a_debug_log() -> tuple[list[str], str]:
         dist.all_reduce(torch.ones(4))
         dist.broadcast(torch.ones(4), 0, debug="somebody")
 
-    recorder.use(Recorder(clock=ticking()))
+    recorder_in_use.use(Recorder(clock=ticking()))
     dist.configure(enabled=True, debug=True, verbose=True)
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         train_step()
@@ -244,7 +244,7 @@ def the_two_shapes() -> dict[str, Any]:
 
     import dsexplore.comm as dist
 
-    recorder.use(Recorder(clock=ticking()))
+    recorder_in_use.use(Recorder(clock=ticking()))
     dist.configure(enabled=True)
     for size in (250, 250, 500):
         dist.all_reduce(torch.ones(size))
@@ -482,10 +482,10 @@ def test_the_first_to_say_that_an_op_is_over_counts_and_alone_tells(capsys: pyte
             log.end(call)  # the other thread, meanwhile
         return now
 
-    recorder.use(Recorder(clock=clock))
+    recorder_in_use.use(Recorder(clock=clock))
     log = CommsLogger(CommsLoggerConfig(enabled=True, verbose=True))
     log.end(call)
-    recorder.use(Recorder())
+    recorder_in_use.use(Recorder())
     assert record.times == (0, 1000)
     assert capsys.readouterr().out.count("all_reduce | group 0") == 1
 
@@ -533,7 +533,7 @@ def test_a_profiled_op_may_be_named_without_a_list() -> None:
 
 
 def a_batch() -> list[tuple[Any, ...]]:
-    recorder.use(Recorder(clock=ticking()))
+    recorder_in_use.use(Recorder(clock=ticking()))
     dist.configure(enabled=True)
     dist.all_reduce_coalesced([torch.ones(25), torch.ones(75)])
     return [(record.seconds, record.times, record.batch) for record in dist.comms_logger.records]

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import dsexplore.comm as dist
-from dsexplore.capture import substrate
+from dsexplore.capture import recorder, substrate
 from dsexplore.capture.labels import current
 from dsexplore.capture.record import record
-from dsexplore.capture.recorder import is_recording
+from dsexplore.capture.recorder_in_use import is_recording
 from dsexplore.comm.rank_logs import rank_log
 from dsexplore.trace import schema
 from dsexplore.worlds.simulate import simulate
@@ -327,7 +327,6 @@ def test_compiled_code_stays_compiled_with_the_log_on() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_call_that_cannot_be_described_is_made_and_recorded_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsexplore.capture import recorder
 
     monkeypatch.setattr(recorder, "user_line_alone", lambda _frame: 1 / 0)
     dist.configure(enabled=True)

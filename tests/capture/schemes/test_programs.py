@@ -25,7 +25,7 @@ from torch.nn.modules import module as torch_module
 
 from dsexplore.capture import ops
 from dsexplore.capture.record import record
-from dsexplore.capture.recorder import is_recording
+from dsexplore.capture.recorder_in_use import is_recording
 
 WIDTH = 4
 SIZE = 2 * WIDTH * 4
