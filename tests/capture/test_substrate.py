@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsexplore.capture import ops, recorder, substrate
+from dsexplore.capture import ops, recorder, recorder_in_use, substrate
 from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 
@@ -44,7 +44,7 @@ def test_an_exception_while_installing_leaves_nothing(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt), record():
         pytest.fail("the block must not run")
     assert dispatcher_state() == before
-    assert not recorder.is_recording()
+    assert not recorder_in_use.is_recording()
 
 
 @pytest.mark.parametrize("function", ["_exclude", "_include"])

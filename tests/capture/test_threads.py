@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dsexplore.capture import autograd_nodes, recorder, recorder_in_use
+from dsexplore.capture import autograd_nodes, recorder_in_use
 from dsexplore.capture.issued import Batches
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
@@ -116,7 +116,7 @@ def test_each_backward_finds_its_modules_while_calls_are_forgotten_and_tables_ma
 
 def test_a_step_marked_between_two_looks_at_a_recording_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with record() as trace:
-        (recording,) = recorder.in_use().recordings
+        (recording,) = recorder_in_use.in_use().recordings
         dist.all_reduce(torch.ones(1))
 
         class Copied(list[Any]):
@@ -135,7 +135,7 @@ def test_a_step_marked_between_two_looks_at_a_recording_is_left_to_the_next(monk
 def test_a_recording_that_ends_takes_no_event_from_another() -> None:
     first = record()
     ended = first.__enter__()
-    (recording,) = recorder.in_use().recordings
+    (recording,) = recorder_in_use.in_use().recordings
 
     class Ending:
         def advance(self, *_: object) -> None:
