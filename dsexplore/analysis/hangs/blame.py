@@ -5,14 +5,14 @@ In this order:
 1. *Missing*: ranks that others wait for and that wait for nothing themselves. In a program whose ranks call in one
    order, such a rank is stopped by something else than a collective: it left, it slept, it was in other code. Where
    they are most of the ranks, and their earlier steps do not have the collective that the others wait in, those others
-   called one too many. Named with them are ranks without evidence that nothing held up, and ranks that stopped behind
-   another one which has the same calls in flight after the same calls that ended, and went on.
+   called one too many. Named with them are ranks without evidence that nothing held up, and ranks that wait in nothing
+   but what another rank has in flight too, which went on past it.
 2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
 3. *No evidence*: ranks that others wait for and of which nothing is known.
 4. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
 5. *Order*: ranks that wait for each other in a circle. Named are the ranks that did not call what they
-   called before at that place, or that went past a collective which all others call first.
+   called before at that place, or that call more or fewer collectives of a group before the next one than most.
 6. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
    others have, or that alone have not issued what follows.
 
@@ -21,7 +21,6 @@ Where two sides have equally many ranks and the earlier steps do not say which o
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -31,12 +30,9 @@ from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 from dsexplore.analysis.hangs.unseen_ranks import has_evidence, stopped_unseen
 from dsexplore.analysis.hangs.wavefront import Wavefront
+from dsexplore.analysis.hangs.went_past import went_past
 
 Reason = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "device", "unknown"]
-
-
-_COMPARED = 64
-"""Calls of two ranks that must be the same, at most."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,8 @@ def _mismatch(job: Job, found: Mismatch, expected: ExpectedCalls) -> Blame:
     culprits: Iterable[int] = found.minority
     is_of_sums = len(set(map(signature, found.instance.calls.values()))) == 1  # parts may differ, only their sum not
     if not culprits and not is_of_sums:
-        odd = expected.deviating(found.instance.calls.values(), _last_together(job, found.instance))
+        calls = found.instance.calls.values()
+        odd = expected.unheard_of(calls) or expected.deviating(calls, _last_together(job, found.instance))
         culprits = odd if len(odd) < len(found.instance.calls) else ()
     everyone = tuple(sorted(found.instance.calls))
     suspects = () if culprits else everyone
@@ -143,66 +140,44 @@ def _without_evidence(job: Job, front: Wavefront) -> Blame | None:
 
 
 def _left_behind(job: Job, front: Wavefront) -> set[int]:
-    """The ranks whose last calls, ended and in flight, another rank has too, which went on to a collective of both."""
+    """The ranks that wait, and that another one has passed which waits for them: it has all their calls in flight too,
+    under the same numbers in groups of the same kind, and went on from there.
+
+    What held up the rank then did not hold up the other one: it is stopped by something else.
+    """
     return {
         rank
         for rank, instances in front.awaited.items()
         for instance in instances
-        if instance.id.pair is None and any(_has_gone_on(job, rank, call) for call in instance.pending)
+        if instance.id.pair is None and any(_is_passed(job, rank, call) for call in instance.pending)
     }
 
 
-def _has_gone_on(job: Job, rank: int, further: Call) -> bool:
-    """Whether the calls of ``rank`` are those of another one up to some place before a call of that one."""
-    own = [(call.token, call.is_pending) for call in job.ranks[rank].calls[-_COMPARED:]]
-    if len({is_pending for _, is_pending in own}) < 2:
-        return False
-    others = [
-        (call.token, call.is_pending) for call in job.ranks[further.rank].calls if call.position < further.position
-    ]
-    begins = range(len(others) - len(own), -1, -1)
-    return any(others[begin : begin + len(own)] == own for begin in begins)
-
-
-def _behind(job: Job, front: Wavefront) -> Blame | None:
-    awaited = front.awaited.items()
-    behind = sorted(rank for rank, instances in awaited if any(_is_passed(job, rank, one) for one in instances))
-    return Blame("missing", tuple(behind), instances=_instances(front, behind)) if behind else None
-
-
-def _is_passed(job: Job, rank: int, instance: Instance) -> bool:
-    """Whether a rank that waits in ``instance`` went past calls in flight like all those of ``rank``."""
+def _is_passed(job: Job, rank: int, further: Call) -> bool:
     known = job.ranks.get(rank)
     if known is None or not known.pending:
         return False
-    own = Counter(call.token for call in known.pending)
-    for waiting in instance.pending:
-        passed = Counter(call.token for call in job.ranks[waiting.rank].pending if call.position < waiting.position)
-        if own <= passed:
-            return True
-    return False
+    passed = {_place(call) for call in job.ranks[further.rank].pending if call.position < further.position}
+    return all(_place(call) in passed for call in known.pending)
+
+
+def _place(call: Call) -> tuple[str, ...]:
+    """Where in a program a call stands: the same for ranks of other groups that run the same program."""
+    return (*call.token, str(call.number))
+
+
+def _behind(job: Job, front: Wavefront) -> Blame | None:
+    behind = sorted(_left_behind(job, front))
+    return Blame("missing", tuple(behind), instances=_instances(front, behind)) if behind else None
 
 
 def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
     heads = [front.heads[rank][0] for rank in sorted(circle)]
     instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in heads}.values())
-    odd = expected.deviating(heads) or _went_past(job, front, circle)
+    odd = went_past(job, front, circle) or expected.deviating(heads)
     if odd and len(odd) < len(circle):
         return Blame("order", tuple(sorted(odd)), instances=instances)
     return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
-
-
-def _went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
-    """The ranks that wait in a collective which another rank calls only after one that they have not called."""
-    found = set()
-    for rank in circle:
-        head = front.heads[rank][0]
-        for instance in front.awaited.get(rank, ()):
-            for call in instance.calls.values():
-                later = job.instance_of(head).calls.get(call.rank)
-                if later is not None and call.position < later.position:
-                    found.add(rank)
-    return found
 
 
 def _device(front: Wavefront, instance: Instance) -> Blame:

@@ -34,7 +34,10 @@ def job_of_dumps(found: Dumps) -> Job:
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
-    calls = [_call(dump.rank, i, entry, groups) for i, entry in enumerate(dump.entries) if _is_call(entry)]
+    entries = [entry for entry in dump.entries if _is_call(entry)]
+    if dump.is_of_active:  # members of ended calls stay, without what ended between them
+        entries = [entry for entry in entries if entry.state != "completed"]
+    calls = [_call(dump.rank, i, entry, groups) for i, entry in enumerate(entries)]
     return RankCalls(
         dump.rank,
         calls,

@@ -39,6 +39,18 @@ class ExpectedCalls:
                 found.add(call.rank)
         return found
 
+    def unheard_of(self, calls: Iterable[Call]) -> set[int]:
+        """The ranks whose call no rank makes in another group of the kind, where others of ``calls`` are made there."""
+        judged = list(calls)
+        elsewhere = {
+            call.token
+            for rank, known in self._job.ranks.items()
+            if rank not in judged[0].group.ranks
+            for call in known.calls
+        }
+        unheard = {call.rank for call in judged if call.token not in elsewhere}
+        return unheard if len(unheard) < len(judged) else set()
+
     def is_expected(self, rank: int, call: Call) -> bool:
         """Whether ``call``, of another rank, was to be expected of ``rank`` after its last call."""
         text = self._texts.get(rank, "")

@@ -95,7 +95,8 @@ class Call:
     @property
     def token(self) -> tuple[str, ...]:
         """The call without where and when: equal for ranks that run the same line of a program."""
-        return (self.kind, self.op, self.dtype, str(self.sent if self.sent is not None else self.message_bytes))
+        size = self.sent if self.sent is not None else self.message_bytes  # of an all_to_all, each rank has its own
+        return (self.kind, self.op, self.dtype, "" if self.op == "all_to_all" else str(size))
 
 
 @dataclass(frozen=True)

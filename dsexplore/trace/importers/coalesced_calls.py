@@ -81,12 +81,18 @@ def _is_end(entry: RecorderEntry) -> bool:
     return entry.raw_op.rpartition(":")[2] in _ENDS
 
 
-def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
-    """The members of calls whose end a dump of what is active leaves out."""
+def is_of_active(entries: Sequence[RecorderEntry]) -> bool:
+    """Whether a dump was asked for what is active alone: it has gaps, and nothing that ended."""
     records = {entry.record for entry in entries}
     is_whole = not records or (min(records) == 0 and max(records) == len(records) - 1)
-    if is_whole or any(entry.state == "completed" for entry in entries):
+    return not is_whole and all(entry.state != "completed" for entry in entries)
+
+
+def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
+    """The members of calls whose end a dump of what is active leaves out."""
+    if not is_of_active(entries):
         return []
+    records = {entry.record for entry in entries}
     of_several = {entries[call.members[0]].group for call in calls if _is_of_several(call, entries)}
     return [
         at

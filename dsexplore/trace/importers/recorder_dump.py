@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.coalesced_calls import with_states_of_calls
+from dsexplore.trace.importers.coalesced_calls import is_of_active, with_states_of_calls
 from dsexplore.trace.importers.plain_pickle import load_plain
 from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingField, RecorderEntry, entry_of
 
@@ -43,6 +43,8 @@ class RecorderDump:
     """By name: description and global ranks, which are empty where they are not known."""
     status: Mapping[int, tuple[int, int, int]]
     """By `RecorderEntry.group_number`: the last enqueued, started and completed sequence number, −1 for none."""
+    is_of_active: bool = False
+    """Whether it was asked for what is active alone: what has ended is left out."""
     note: str = ""
     """Why there is nothing in it, where the file itself is empty."""
 
@@ -98,6 +100,7 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
             entries=tuple(with_states_of_calls(entries, _ended_messages(entries, status))),
             groups=groups_of(content),
             status=status,
+            is_of_active=is_of_active(entries),
         )
     except MissingField as missing:
         raise TraceFileError(f"{file} has no {missing}: it is no whole dump of torch's flight recorder") from None

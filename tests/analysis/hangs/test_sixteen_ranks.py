@@ -1,0 +1,234 @@
+"""Hangs of 16 ranks as jobs have them: shards, replicas, tensor parallel ranks, experts and pipelines, on devices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsexplore.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore.trace.importers.dumps import Dumps
+from dsexplore.trace.importers.recorder_dump import dump_of
+from tests.analysis.hangs.on_devices import Message, Op, Program, Rest, come_to_rest, recorded
+from tests.analysis.hangs.programs import Group
+
+RANKS = range(16)
+Job = tuple[list[Program], list[Group]]
+
+
+def grid(*axes: tuple[str, int]) -> tuple[dict[str, dict[int, Group]], list[Group]]:
+    """By axis and rank: the group of ranks along the axis; and all groups, the one of all ranks first."""
+    everyone = Group("0", tuple(RANKS), "default_pg")
+    groups = [everyone]
+    found: dict[str, dict[int, Group]] = {"all": dict.fromkeys(RANKS, everyone)}
+    step = 16
+    for axis, size in axes:
+        step //= size
+        found[axis] = {}
+        for rank in RANKS:
+            first = rank - rank // step % size * step
+            ranks = tuple(range(first, first + size * step, step))
+            known = next((group for group in groups if (group.ranks, group.desc) == (ranks, f"mesh_{axis}")), None)
+            found[axis][rank] = known or Group(str(len(groups)), ranks, f"mesh_{axis}")
+            if known is None:
+                groups.append(found[axis][rank])
+    return found, groups
+
+
+def sharded(*axes: tuple[str, int]) -> Job:
+    """FSDP2 on the last axis, and replicas along the first of two."""
+    groups, every = grid(*axes)
+    programs = []
+    for rank in RANKS:
+        program, shard = Program(), groups[axes[-1][0]][rank]
+        for _ in range(3):
+            gathers = [
+                program.call(shard, "_all_gather_base", 9, received=9 * len(shard.ranks), waits=False) for _ in "abcd"
+            ]
+            for gather in gathers:
+                program.wait(gather)
+            reduced = []
+            for layer in range(4):
+                program.wait(program.call(shard, "_all_gather_base", 9, received=9 * len(shard.ranks), waits=False))
+                elements = (9 + layer) * len(shard.ranks)
+                call = program.call(shard, "_reduce_scatter_base", elements, received=9 + layer, waits=False)
+                if len(axes) > 1:
+                    program.wait(call)
+                    call = program.call(groups[axes[0][0]][rank], elements=9 + layer, waits=False)
+                reduced.append(call)
+            for call in reduced:
+                program.wait(call)
+            program.call(groups["all"][rank], elements=1)
+            program.sync()
+        programs.append(program)
+    return programs, every
+
+
+def tensor_parallel(replicas: int) -> Job:
+    groups, every = grid(("dp", replicas), ("tp", 16 // replicas))
+    programs = []
+    for rank in RANKS:
+        program = Program()
+        for _ in range(3):
+            reduced = []
+            for layer in range(6):
+                program.call(groups["tp"][rank], elements=512)
+                if layer > 2:
+                    reduced.append(program.call(groups["dp"][rank], elements=4096 + layer, waits=False))
+            for call in reduced:
+                program.wait(call)
+            program.call(groups["all"][rank], elements=1)
+            program.sync()
+        programs.append(program)
+    return programs, every
+
+
+def experts() -> Job:
+    groups, every = grid(("dp", 4), ("ep", 4))
+    programs = []
+    for rank in RANKS:
+        program = Program()
+        for _ in range(3):
+            for layer in range(6):
+                program.call(groups["ep"][rank], "all_to_all", 500 + rank + layer, received=510 - rank)
+            program.call(groups["dp"][rank], elements=99)
+            program.call(groups["all"][rank], elements=1)
+            program.sync()
+        programs.append(program)
+    return programs, every
+
+
+def pipeline(stages: int) -> Job:
+    """One forward, one backward; tensor parallel pairs."""
+    groups, every = grid(("pp", stages), ("dp", 8 // stages), ("tp", 2))
+    programs = []
+    for rank in RANKS:
+        program, line = Program(), groups["pp"][rank]
+        stage = line.ranks.index(rank)
+        after = line.ranks[stage + 1] if stage + 1 < stages else None
+        before = line.ranks[stage - 1] if stage else None
+        for _ in range(2):
+            one_step(program, line, groups["tp"][rank], min(stages - stage - 1, 4), before, after)
+            program.call(groups["dp"][rank], "_reduce_scatter_base", 96, received=96 * stages // 8)
+            program.call(groups["all"][rank], elements=1)
+            program.sync()
+        programs.append(program)
+    return programs, every
+
+
+def one_step(program: Program, line: Group, pair: Group, warm_up: int, before: int | None, after: int | None) -> None:
+    def send_and_receive(*wanted: tuple[str, int | None]) -> None:
+        messages: list[Message] = [(way, peer) for way, peer in wanted if peer is not None]
+        if messages:
+            program.together(line, *messages)
+
+    def compute() -> None:
+        program.call(pair, elements=512)
+        program.call(pair, elements=512)
+
+    for _ in range(warm_up):
+        send_and_receive(("recv", before))
+        compute()
+        send_and_receive(("send", after))
+    if warm_up < 4:
+        send_and_receive(("recv", before))
+    for left in range(4 - warm_up, 0, -1):
+        compute()
+        send_and_receive(("send", after), ("recv", after))
+        compute()
+        send_and_receive(("send", before), ("recv", before if left > 1 else None))
+    for _ in range(warm_up):
+        send_and_receive(("recv", after))
+        compute()
+        send_and_receive(("send", before))
+
+
+JOBS: dict[str, Callable[[], Job]] = {
+    "FSDP": lambda: sharded(("dp", 16)),
+    "HSDP 2×8": lambda: sharded(("replicas", 2), ("shards", 8)),
+    "HSDP 4×4": lambda: sharded(("replicas", 4), ("shards", 4)),
+    "TP 4": lambda: tensor_parallel(4),
+    "TP 8": lambda: tensor_parallel(2),
+    "experts": experts,
+    "two stages": lambda: pipeline(2),
+    "four stages": lambda: pipeline(4),
+}
+DUMPS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "timed": {"with_times": True},
+    "active": {"only_active": True},
+    "the last 60": {"keep": 60},
+}
+
+
+def report(job: Rest, groups: Sequence[Group], **how: Any) -> HangReport:
+    left = recorded(job, groups, **how)
+    dumps = [dump_of(Path(f"dump_{rank}"), content, rank) for rank, content in left.items()]
+    found = report_of(job_of_dumps(Dumps(tuple(dumps))))
+    print(found.sentence)
+    return found
+
+
+def late(program: Program, draw: random.Random) -> int:
+    """An op that is issued, not in the first third."""
+    return draw.choice([at for at in program.issued() if at > len(program.ops) // 3])
+
+
+@pytest.mark.parametrize("kept", DUMPS)
+@pytest.mark.parametrize("left", ["a dump", "an empty dump", "no dump"])
+@pytest.mark.parametrize("name", JOBS)
+def test_a_rank_that_stops_is_named_and_no_other(name: str, left: str, kept: str) -> None:
+    draw = random.Random(f"{name} {left} {kept}")
+    programs, groups = JOBS[name]()
+    culprit = draw.choice(RANKS)
+    job = come_to_rest(programs, {culprit: late(programs[culprit], draw)})
+    gone = {"an empty dump": {"empty": [culprit]}, "no dump": {"lost": [culprit]}}.get(left, {})
+    assert report(job, groups, **DUMPS[kept], **gone).culprits == (culprit,)
+
+
+@pytest.mark.parametrize("kept", DUMPS)
+@pytest.mark.parametrize("name", JOBS)
+def test_of_two_ranks_that_stop_none_is_blamed_in_the_place_of_another(name: str, kept: str) -> None:
+    draw = random.Random(f"{name} {kept}")
+    programs, groups = JOBS[name]()
+    culprits = {rank: late(programs[rank], draw) for rank in draw.sample(RANKS, 2)}
+    found = report(come_to_rest(programs, culprits), groups, **DUMPS[kept])
+    assert found.culprits
+    assert set(found.culprits) <= set(culprits)
+
+
+@pytest.mark.parametrize("kept", DUMPS)
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("fault", ["leaves one out", "calls one more", "another size"])
+def test_a_rank_that_calls_otherwise_is_named_or_nobody(name: str, fault: str, kept: str) -> None:
+    draw = random.Random(f"{name} {fault} {kept}")
+    programs, groups = JOBS[name]()
+    culprit = draw.choice(RANKS)
+    ops = programs[culprit].ops
+    at = draw.choice([at for at in programs[culprit].issued() if at > len(ops) // 3 and ops[at].kind == "call"])
+    if fault == "leaves one out":
+        ops[at] = Op("left out")
+    elif fault == "calls one more":
+        ops.insert(at, Op("call", ops[at].group, "broadcast", 7, 7))
+    else:
+        ops[at].elements += 3
+    job = come_to_rest(programs)
+    if job.hangs:
+        found = report(job, groups, **DUMPS[kept])
+        assert found.culprits == (culprit,) or (not found.culprits and culprit in found.suspects)
+        assert found.culprits or kept != "whole" or name == "experts"
+
+
+@pytest.mark.parametrize("kept", DUMPS)
+@pytest.mark.parametrize("name", JOBS)
+def test_a_device_that_stops_is_named_where_the_recorder_took_times(name: str, kept: str) -> None:
+    draw = random.Random(f"{name} {kept}")
+    programs, groups = JOBS[name]()
+    culprit = draw.choice(RANKS)
+    found = report(come_to_rest(programs, devices={culprit: late(programs[culprit], draw)}), groups, **DUMPS[kept])
+    assert found.culprits in ((), (culprit,))
+    assert found.culprits or culprit in found.suspects
