@@ -17,8 +17,9 @@ def explain(error: Exception, call: str, group: Any) -> None:
     """Put op, group and rank, and what to do, into an error's message; its type stays, for ``except``."""
     if getattr(error, "_explained_by_dsexplore", False):
         return
-    text = str(error)
-    error.args = (f"{call} on {describe(group)} failed on {_this_rank()}: {text}{_advice(text, group)}",)
+    text, advice = str(error), _advice(str(error), group)
+    stop = "." if advice and text[-1].isalnum() else ""
+    error.args = (f"{call} on {describe(group)} failed on {_this_rank()}: {text}{stop}{advice}",)
     error._explained_by_dsexplore = True  # type: ignore[attr-defined]
 
 

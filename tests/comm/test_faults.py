@@ -19,14 +19,15 @@ Ranks = Callable[..., list[Any]]
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("Default process group has not been initialized", " Call dsexplore.comm.init_distributed() first."),
-        ("Connection closed by peer [127.0.0.1]:4", " A peer has ended: look at the output of the other ranks"),
-        ("Connection reset by peer", " A peer has ended"),
-        ("connectFullMesh failed with: Connection refused", " A peer has ended"),
+        ("Default process group has not been initialized", ". Call dsexplore.comm.init_distributed() first."),
+        ("Connection closed by peer [127.0.0.1]:4", ". A peer has ended: look at the output of the other ranks"),
+        ("Connection reset by peer", ". A peer has ended"),
+        ("connectFullMesh failed with: Connection refused", ". A peer has ended"),
         ("Connection was lost", ""),
         ("the parameter was reset", ""),
-        ("Timed out waiting 100ms for recv operation to complete", " A peer did not join in time"),
-        ("wait timeout after 3 s", " A peer did not join in time"),
+        ("Timed out waiting 100ms for recv operation to complete", ". A peer did not join in time"),
+        ("wait timeout after 3 s", ". A peer did not join in time"),
+        ("it timed out!", " A peer did not join in time"),
         ("no such thing", ""),
     ],
 )
