@@ -85,20 +85,24 @@ class AioConfig:
         return cls(**values)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+    def from_file(cls, path: str | os.PathLike[str], *, must_have_block: bool = False) -> Self:
         """Read a ds_config JSON file, or one that holds the ``"aio"`` block alone.
 
-        A ds_config without the block gives the defaults.
+        Args:
+            path: of the file.
+            must_have_block: refuse a ds_config without the block, which otherwise gives the defaults.
 
         Raises:
             OSError: it cannot be read.
-            UsageError: it is not JSON, or its ``"aio"`` block is wrong.
+            UsageError: it is not JSON, its ``"aio"`` block is wrong, or it has none and must have one.
         """
         try:
             loaded = json.loads(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{os.fspath(path)} is not a JSON ds_config: {error}") from error
         if isinstance(loaded, dict) and c.AIO not in loaded and not set(loaded) & set(KEYS):
+            if must_have_block:
+                raise UsageError(f'{os.fspath(path)} has no "aio" block: give a ds_config that has one')
             return cls()
         return cls.from_dict(loaded)
 

@@ -76,8 +76,8 @@ def _run(args: argparse.Namespace) -> int:
             _compare(*args.compare)
             return 0
         return _sweep_all(args)
-    except BrokenPipeError:  # the reader of a pipe has ended, as head does; the results are saved by now
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it flushes
+    except BrokenPipeError:  # the results are saved by now
+        _print_no_more()
         return 0
     except (OSError, UsageError) as error:
         print(f"dsexplore aio: {error}", file=sys.stderr)
@@ -99,8 +99,13 @@ def _sweep_all(args: argparse.Namespace) -> int:
         result = _sweep(args, path, axes)
         results.append(result)
         unsaved = _save(result, args, f"-{number}" if len(args.path) > 1 else "") or unsaved
-        if not args.json:
-            _print(result, args, heading=len(args.path) > 1)
+        try:
+            if not args.json:
+                _print(result, args, heading=len(args.path) > 1)
+        except BrokenPipeError:
+            if not (args.save or args.html):
+                raise
+            _print_no_more()
         if result.interrupted:
             break
     if args.json:
@@ -113,6 +118,13 @@ def _sweep_all(args: argparse.Namespace) -> int:
     return 130 if results[-1].interrupted else 0
 
 
+def _print_no_more() -> None:
+    """Let go of a pipe whose reader has ended, as head does: Python would fail again when it flushes."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
 def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
     """The values to try, as far as the command line names them."""
     given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
@@ -121,7 +133,7 @@ def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
         return given
     if given:
         raise UsageError(f"--config names one setting already: leave {_option(next(iter(given)))} out, or --config")
-    config = AioConfig.from_file(args.config)
+    config = AioConfig.from_file(args.config, must_have_block=True)
     return {name: [getattr(config, name)] for name in (*_AXES, *_SWITCHES)}
 
 

@@ -23,6 +23,8 @@ from dsexplore.units import format_bytes, format_rate
 if TYPE_CHECKING:
     import polars
 
+_MOST_OTHERS = 8
+"""How many settings beside the one to take are written out as text."""
 _WHOLE = 0.95
 """The part of a file that must hold data for its rates to be the disk's."""
 
@@ -288,12 +290,27 @@ class SweepResult(SavedJson, Displayable):
         return [*lines, f"{format_bytes(self.bytes_written)} written{overwritten} in {self.elapsed:.0f} s"]
 
     def _other_lines(self) -> Iterator[str]:
-        """The references' rates, and why an engine or a reference did not run."""
+        """The other settings of the finals, the references' rates, and why an engine or a reference did not run."""
+        if self.rounds:
+            yield from self._lines_of_others(self.best().config)
         for r in self.references:
             note = r.note if str(r.config) in r.note else f"{r.config}; {r.note}"
             yield f"{r.name}, {r.operation}: median {format_rate(r.rate)}, n {len(r.rates)}; {note}"
         for name, reason in sorted(self.conditions.unavailable.items()):
             yield f"{name} did not run: {' '.join(reason.split())}"
+
+    def _lines_of_others(self, taken: AioConfig) -> Iterator[str]:
+        """A line for each setting that stayed to the end beside the one to take, the fastest first."""
+        means = {config: ratio_interval(list(ratios.values())) for config, ratios in self._contenders().items()}
+        others = sorted(means.keys() - {taken}, key=lambda config: -means[config].value)
+        for config in others[:_MOST_OTHERS]:
+            samples = [m.sample for m in self.deciding if m.sample.config == config]
+            rates = {op: [s.rate for s in samples if s.operation == op] for op in self.operations}
+            given = ", ".join(f"{op} {format_rate(median(rates[op]))}" for op in rates)
+            beside = "the default" if config == self.control else f"{means[config]} × the default"
+            yield f"{config}: {given}; {beside}"
+        if len(others) > _MOST_OTHERS:
+            yield f"… and {len(others) - _MOST_OTHERS} slower settings"
 
 
 def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:

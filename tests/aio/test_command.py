@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from dsexplore.aio import AioConfig, SweepResult, command, sweeping
+from dsexplore.aio.statistics import median
+from dsexplore.units import format_rate
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -80,19 +82,23 @@ def test_the_command_prints_what_it_cannot_save(
     assert (tmp_path / "r.html").exists()
 
 
-def test_a_reader_that_ends_early_loses_nothing(tmp_path: Path) -> None:
-    """As ``dsexplore aio PATH --save FILE | head -0`` does."""
+@pytest.mark.parametrize("folders", [1, 2])
+def test_a_reader_that_ends_early_loses_nothing(tmp_path: Path, folders: int) -> None:
+    """As ``dsexplore aio PATH --save FILE | head -0`` does; of several paths each is measured and saved."""
     program = "import sys; from dsexplore.cli import main; sys.exit(main())"
-    words = ["aio", str(tmp_path), "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path / "r.json")]
+    paths = [str(tmp_path)] * folders
+    words = ["aio", *paths, "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path / "r.json")]
     command = [sys.executable, "-c", program, *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
     with process.stderr:
-        assert process.stderr.read() == f"dsexplore aio: this writes up to 64 GiB to {tmp_path} (--max-written)\n"
+        said = f"dsexplore aio: this writes up to 64 GiB to {tmp_path} (--max-written)\n"
+        assert process.stderr.read() == said * folders
     assert process.wait(60) == 0
-    assert SweepResult.load(tmp_path / "r.json").measured
+    for name in ["r.json"] if folders == 1 else ["r-1.json", "r-2.json"]:
+        assert SweepResult.load(tmp_path / name).measured
 
 
 ONE = ("--block-size", "256KiB", "--queue-depth", "4", "--thread-count", "1", "--single-submit", "false",
@@ -105,9 +111,20 @@ def settings_of(result: SweepResult) -> set[AioConfig]:
     return {m.sample.config for m in result.measured}
 
 
-def test_one_given_setting(tmp_path: Path) -> None:
+def test_one_given_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it gives is printed, whether it is taken or not."""
     assert run_command(str(tmp_path), *FAST, *ONE, "--save", str(tmp_path / "r.json")) == 0
-    assert settings_of(SweepResult.load(tmp_path / "r.json")) == {SETTING, AioConfig()}
+    result = SweepResult.load(tmp_path / "r.json")
+    assert settings_of(result) == {SETTING, AioConfig()}
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith("the default"))
+    other = SETTING if result.best().config == AioConfig() else AioConfig()
+    read, write = (
+        format_rate(
+            median([m.sample.rate for m in result.deciding if (m.sample.config, m.sample.operation) == (other, op)])
+        )
+        for op in ("read", "write")
+    )
+    assert line.startswith(f"{other}: read {read}, write {write}; ")
 
 
 def test_the_setting_of_a_ds_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +134,9 @@ def test_the_setting_of_a_ds_config(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert settings_of(SweepResult.load(tmp_path / "r.json")) == {SETTING, AioConfig()}
     assert run_command(*words, "--queue-depth", "2") == 1
     assert "--config names one setting already: leave --queue-depth out" in capsys.readouterr().err
+    (tmp_path / "without.json").write_text(json.dumps({"train_batch_size": 8}))
+    assert run_command(str(tmp_path), *FAST, "--config", str(tmp_path / "without.json")) == 1
+    assert f'{tmp_path}/without.json has no "aio" block: give a ds_config that has one' in capsys.readouterr().err
 
 
 def test_axes_to_sweep(tmp_path: Path) -> None:

@@ -297,9 +297,20 @@ def test_text(better: SweepResult) -> None:
     assert lines[-1] == "5 GiB written (overwrite) in 42 s"
     assert str(better).splitlines() == [
         *lines,
+        f"{CONTROL}: read 2.05 GB/s (1.91 GiB/s), write 1.05 GB/s (0.98 GiB/s); the default",
         "ring, read: median 3.20 GB/s (2.98 GiB/s), n 3; 1 MiB × depth 32 × 1 thread, block submit, overlap; ring",
         "io_uring did not run: forbidden",
     ]
+
+
+def test_text_of_many_settings_is_short() -> None:
+    many = {AioConfig(queue_depth=depth): (1 + depth / 100, 1.0) for depth in range(1, 13)}
+    text = str(result_of([many] * 2)).splitlines()
+    others = [line for line in text if "× the default" in line or line.endswith("; the default")]
+    depths = [int(line.split("depth ")[1].split()[0]) for line in others]
+    assert depths == sorted(depths, reverse=True)
+    assert len(others) == 8
+    assert "… and 3 slower settings" in text
 
 
 def test_a_result_without_a_complete_round() -> None:
