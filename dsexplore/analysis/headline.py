@@ -182,14 +182,15 @@ class Headline(Displayable):
         )
 
     def _spread(self) -> str:
-        """Over what the numbers are means, and how far the ranks are apart; empty for one rank and one step."""
-        of_steps = [f"{self.steps:,} steps"] if self.steps > 1 else []
-        if self.ranks == 1:
-            return f" (mean of {of_steps[0]})" if of_steps else ""
-        by_rank = self.step_events.group_by("rank").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
-        least, most = min(by_rank, default=0) / self.steps, max(by_rank, default=0) / self.steps
+        """Over what the numbers are means, and how far ranks and steps are apart; empty for one rank and one step."""
+        over = [f"{self.ranks:,} ranks"] if self.ranks > 1 else []
+        over += [f"{self.steps:,} steps"] if self.steps > 1 else []
+        if not over:
+            return ""
+        sent = self.step_events.group_by("rank", "step").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
+        least, most = min(sent, default=0), max(sent, default=0)
         range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
-        return f" (mean of {' and '.join([f'{self.ranks:,} ranks', *of_steps])}{range_})"
+        return f" (mean of {' and '.join(over)}{range_})"
 
     def _module(self) -> Iterator[Sentence]:
         """The place in the model that sends most, and why."""

@@ -242,6 +242,7 @@ class World:
             fake_tensors.patch_conversion(patches)
             fake_tensors.patch_initialisation(patches)
             fake_tensors.patch_reading(patches, self._inventor)
+            fake_tensors.patch_lists(patches)
             fake_tensors.patch_loaders(patches, self.remarks)
             fake_files.patch_files(patches, self.remarks)
             patch_reducer(patches)

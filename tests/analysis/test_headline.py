@@ -74,6 +74,15 @@ def test_several_ranks_and_steps_are_means_and_it_says_so() -> None:
     assert said(trace_of(*same))[0] == "A step sends 1 KiB on the wire per rank (mean of 2 ranks), all on tp."
 
 
+def test_steps_of_one_rank_that_are_unlike_show_how_far() -> None:
+    unlike = [row(i, step=i, wire_bytes=1024 * (1 + 2 * i)) for i in range(2)]
+    assert said(trace_of(*unlike))[0] == (
+        "A step sends 2 KiB on the wire per rank (mean of 2 steps, 1 KiB to 3 KiB), all on tp."
+    )
+    alike = [row(i, step=i, wire_bytes=1024) for i in range(2)]
+    assert said(trace_of(*alike))[0] == "A step sends 1 KiB on the wire per rank (mean of 2 steps), all on tp."
+
+
 def test_only_start_up_nothing_on_the_wire_and_nothing_at_all() -> None:
     assert said(trace_of(row(0, phase="start-up"))) == ["Start-up sends 1.5 KiB per rank; no step was recorded."]
     assert said(trace_of(row(0, group_size=1, wire_bytes=0))) == ["A step puts nothing on the wire."]

@@ -175,6 +175,20 @@ def _parse_to(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[
     return func(*args, **kwargs)
 
 
+@handles(torch.tensor, torch.as_tensor)
+def _of_numbers(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Numbers of tensors in a list are copied to the CPU unless a device is named; a tensor stays where it is."""
+    if kwargs.get("device") is not None:
+        return mode.on_device(func, args, kwargs)
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
+    made = func(*args, **kwargs)
+    data = args[0] if args else kwargs.get("data")
+    if isinstance(data, Tensor) and made is not data:
+        mark(made, mode.believed(data))
+    return made
+
+
 @handles(Tensor.cuda)
 def _cuda(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, *rest = args

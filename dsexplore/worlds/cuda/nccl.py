@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor._random as tensor_random
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.tensor import DTensor, _op_schema
+from torch.distributed.tensor.parallel import _data_parallel_utils
 
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.marks import CPU, mark, marked
@@ -55,6 +57,7 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
     for name in ("buffer", "gradients"):
         patches.attribute(GradBucket, name, _as_its_parameters(getattr(GradBucket, name)))
     patches.function(_op_schema._rebuild_tensor_from_dtensor_meta, _on_the_cpu)
+    patches.function(_data_parallel_utils._flatten_tensor, partial(_flattened_where_it_is, mode))
     to_local = DTensor.to_local
 
     def believed_local(tensor: DTensor, **kwargs: Any) -> Any:
@@ -75,6 +78,17 @@ def _as_its_parameters(method: Callable[[GradBucket], Any]) -> Callable[[GradBuc
         return made
 
     return believed
+
+
+def _flattened_where_it_is(mode: StandInMode, original: Any) -> Any:
+    """Make FSDP1 find the shards of tensor parallel parameters, which it flattens, where the DTensors are."""
+
+    def flattened(tensor: torch.Tensor) -> Any:
+        local, spec = original(tensor)
+        mark(local, mode.believed(tensor))
+        return local, spec
+
+    return flattened
 
 
 def _on_the_cpu(original: Any) -> Any:

@@ -15,9 +15,10 @@ from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
-from dsexplore.worlds.scripts.before_first_step import own_start_up
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
+from dsexplore.worlds.scripts.outside_steps import note_what_followed, own_start_up
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
+from dsexplore.worlds.scripts.remedies import remedy_for
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
@@ -160,6 +161,11 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
             try:
                 with _repeats(world.remarks) if setting.repeats and setting.fake else nullcontext():
                     _execute(execute, setting.steps, trace, world.remarks)
+            except BaseException as error:
+                alone = not setting.is_one_of_several
+                if remedy := remedy_for(error, device=setting.device, rank=setting.rank, is_alone=alone):
+                    world.remarks.note(remedy)
+                raise
             finally:
                 if setting.command:
                     world.remarks.note(f"made by: {setting.command}")
@@ -187,6 +193,7 @@ def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remar
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+        note_what_followed(trace, counter.taken, remarks)
         if limit is not None:
             remarks.note(f"the script came to its end after {_steps(counter.taken)}")
 

@@ -249,8 +249,9 @@ def written_by_several(ends: Sequence[RankEnd]) -> list[str]:
     if not shared:
         return []
     named = ", ".join(os.path.relpath(path) for path in shared[:_NAMED])
+    were = "was" if len(shared) == 1 else "were"
     more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
     return [
-        f"each of the {len(ends)} ranks runs the whole script, so {named}{more} was opened for writing by "
+        f"each of the {len(ends)} ranks runs the whole script, so {named}{more} {were} opened for writing by "
         f"{counts[shared[0]]} of them, and the last one's content stays: write where the rank is 0"
     ]

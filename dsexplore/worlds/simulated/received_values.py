@@ -1,6 +1,7 @@
 """Values of other ranks that a program reads: it may go another way on a real cluster, which is said once.
 
-What a simulated rank receives is what was in that memory before, or a copy of its own part. Where a line of the program
+What a simulated rank receives is what was in that memory before, zeros where only another rank sends, or a copy of its
+own part. Where a line of the program
 reads such a tensor (``if flag.item():``, ``int(count)``, ``if flag == 1:``), the value would come from another rank.
 Received tensors are known by their storage, so that views of them count too, and results of comparisons with them.
 Results of reductions are not followed, nor anything else that is computed from a received tensor.
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.capture.frame_kinds import USER, USER_HOOK, kind_of
 from dsexplore.worlds.patches import Patches
@@ -30,6 +33,8 @@ _FILLED = (
     *("allgather_into_tensor_coalesced", "gather", "alltoall", "alltoall_base", "all_to_all_single"),
 )
 """Methods of ``ProcessGroup`` whose first argument is filled with what other ranks send."""
+_FROM_ANOTHER = frozenset({"recv", "recv_anysource", "scatter"})
+"""Those of them that leave all that they fill to another rank, so that it would be memory nobody has written to."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _MANY = 1024
@@ -94,9 +99,18 @@ def _filling(method: Callable[..., Any], received: Received) -> Callable[..., An
         if options is None or options.rootRank != group.rank():
             for tensor in _tensors(filled):
                 received.add(tensor)
+                if method.__name__ in _FROM_ANOTHER:
+                    _clear(tensor)
         return work
 
     return collective
+
+
+def _clear(tensor: torch.Tensor) -> None:
+    """Write zeros, seen by no mode: what lies in new memory may be NaN, which ends scripts that look at their loss."""
+    if type(tensor) is not FakeTensor:
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+            tensor.zero_()
 
 
 def _tensors(filled: Any) -> Iterator[torch.Tensor]:

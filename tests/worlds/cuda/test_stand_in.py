@@ -36,6 +36,17 @@ class TestDevices:
             assert torch.zeros(2, device="cpu", pin_memory=True).device == CPU
             assert torch.empty(2, device="meta").device.type == "meta"
 
+    def test_numbers_of_tensors_in_lists_are_copied_to_the_cpu(self) -> None:
+        with cuda_stand_in():
+            loss = torch.ones((), device="cuda")
+            for make in (torch.tensor, torch.as_tensor):
+                assert make([loss, 2]).device == CPU
+                assert make([loss, 2], device="cuda").device == cuda(0)
+                assert make([1, 2]).device == make(torch.ones(2)).device == CPU
+            assert torch.as_tensor(loss) is loss
+            assert torch.tensor(loss.tolist(), pin_memory=True).device == CPU
+            assert torch.as_tensor(loss, dtype=torch.float64).device == cuda(0)
+
     def test_results_are_where_their_inputs_are(self) -> None:
         with cuda_stand_in():
             x = torch.randn(4, 4, device="cuda:2")

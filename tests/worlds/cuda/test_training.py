@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
@@ -50,6 +51,19 @@ def test_sharded_and_tensor_parallel_is_the_same_on_fake_tensors(monkeypatch: py
     assert {row for row in sent if row[0] == "reduce_scatter"} == {("reduce_scatter", 4 * layer, 16)}
     assert sent.count(("all_reduce", 2 * 8 * 64, 4)) == 2 * (3 + 2)  # the first layer's input has no gradient
     assert sent_by("fsdp2.py", monkeypatch, fake=True) == sent
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_fsdp1_flattens_tensor_parallel_parameters_where_they_are(fake: bool) -> None:
+    with dsexplore.commtrace(world_size=8, device="cuda", fake=fake) as trace, warnings.catch_warnings(action="error"):
+        mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
+        model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)).cuda()
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        sharded = FullyShardedDataParallel(model, device_mesh=mesh["dp"], use_orig_params=True)
+        sharded(torch.ones(2, 16, device="cuda")).sum().backward()
+    sent = trace.where(axis="dp").events
+    local = 4 * (16 * 32 // 2 + 32 // 2 + 32 * 16 // 2 + 16)
+    assert sent.select("op", "message_bytes").rows() == [("all_gather", local), ("reduce_scatter", local)]
 
 
 @pytest.mark.parametrize("fake", [False, True])

@@ -30,6 +30,40 @@ def fake() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fake")
+class TestLists:
+    """``torch.tensor([correct, total])``, as meters of examples make it before they reduce it."""
+
+    @pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+    @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+    def test_of_tensors_and_numbers_have_their_shape_and_values(
+        self, make: Callable[..., torch.Tensor], shape: tuple[int, ...]
+    ) -> None:
+        made = getattr(torch, make.__name__)([torch.ones(shape) * 3, 4])
+        assert made.shape == (2,)
+        assert made.dtype == torch.float32
+        assert made.tolist() == [3, 4]
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])
+    def test_have_the_dtype_of_their_tensors_or_the_one_asked_for(self, dtype: torch.dtype) -> None:
+        tensors = [torch.ones((), dtype=dtype), torch.ones((), dtype=dtype)]
+        assert torch.tensor(tensors).dtype == dtype
+        assert torch.tensor([tensors], dtype=torch.float16).dtype == torch.float16
+        assert torch.tensor([tensors]).shape == (1, 2)
+
+    def test_of_several_elements_each_are_an_error_as_they_are_on_real_tensors(self) -> None:
+        with pytest.raises(RuntimeError, match="2 elements cannot be converted"):
+            torch.tensor([torch.ones(2), torch.ones(2)])
+
+    def test_are_read_once_with_the_line(self) -> None:
+        with dsexplore.commtrace() as trace, pytest.warns(RuntimeWarning, match="invented"):
+            torch.tensor([torch.rand(()), 4])
+        assert any("test_invented_values.py" in note for note in trace.info.notes)
+
+    def test_of_numbers_alone_are_torchs_own(self) -> None:
+        assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.usefixtures("fake")
 class TestReads:
     @pytest.mark.parametrize(
         ("read", "expected"),

@@ -112,7 +112,7 @@ class TestProcesses:
 def test_files_of_one_rank_are_no_ones_business() -> None:
     assert written_by_several([RankEnd(0, written=("a",)), RankEnd(1, written=("b",))]) == []
     (note,) = written_by_several([RankEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
-    assert "and 1 more was opened for writing by 2 of them" in note
+    assert "and 1 more were opened for writing by 2 of them" in note
 
 
 def test_a_temporary_file_without_a_name_is_no_result(tmp_path: Path) -> None:

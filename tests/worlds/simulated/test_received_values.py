@@ -35,6 +35,20 @@ READS: list[Callable[[torch.Tensor], object]] = [
 ]
 
 
+@pytest.mark.parametrize(("way", "kept"), [("recv", False), ("scatter", False), ("broadcast", True)])
+def test_what_only_another_rank_sends_is_zeros(way: str, kept: bool) -> None:
+    with dsexplore.simulate(4), warnings.catch_warnings(action="ignore"):
+        assert received(way).tolist() == [float(kept)] * 8
+        dist.scatter(values := torch.ones(2), [torch.full((2,), 3.0) for _ in range(4)], src=0)
+        assert values.tolist() == [3, 3]  # this rank's own
+
+
+def test_received_gradients_of_a_leaf_and_inference_tensors() -> None:
+    with dsexplore.simulate(4), torch.inference_mode():
+        dist.recv(values := torch.ones(2), 1)
+    assert values.sum() == 0
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("way", ["recv", "broadcast", "all_gather", "scatter"])
 def test_is_said_for_each_way_of_receiving(way: str, device: str) -> None:

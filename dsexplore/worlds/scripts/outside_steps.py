@@ -1,8 +1,8 @@
-"""The bytes that calls outside any module send before a program's first step: noted, as their phase does not show it.
+"""Notes on bytes sent before a program's first step and after its last: phases and step numbers do not show them.
 
 What torch sends while it sets a model, a mesh or a group up has the phase ``start-up``. A call of the program itself,
 or of a framework, such as ``dist.broadcast(parameter, 0)`` in a loop or a barrier, has the phase ``other`` wherever it
-stands.
+stands. What an evaluation or a checkpoint after the last optimizer step sends has a step number of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def own_start_up(trace: Trace, remarks: Remarks) -> Iterator[None]:
 
     def first_call(_module: Any, _inputs: Any) -> None:
         _remove(handles)
-        early = trace.where(phase="other").events
+        early = trace.where(phase="other").events.filter(~pl.col("cause").fill_null("").str.starts_with("FSDP"))
         if not early.is_empty():
             remarks.note(_said(early))
 
@@ -53,11 +53,30 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 def _said(early: pl.DataFrame) -> str:
     """Worked example: ``before the first module ran, … sent 2 collectives (8 B; train.py:5): …``."""
-    lines = [line for line in early["source"].unique(maintain_order=True).to_list() if line]
-    named = named_lines(lines, _LINES)
-    size = format_bytes(int(early["message_bytes"].sum()))
-    count = f"{early.height:,} collective{'' if early.height == 1 else 's'}"
     return (
-        f"before the first module ran, calls outside any module sent {count} ({size}; {named}): they belong to the "
+        f"before the first module ran, calls outside any module sent {_what(early)}: they belong to the "
         "start, not to a step, and have the phase other"
     )
+
+
+def note_what_followed(trace: Trace, steps: int, remarks: Remarks) -> None:
+    """Note what a program sent after its last optimizer step.
+
+    Args:
+        trace: the recording of the program, which has come to its end.
+        steps: optimizer steps that it took.
+        remarks: where it is noted.
+    """
+    after = trace.where(step=steps).events if steps else pl.DataFrame()
+    if not after.is_empty():
+        remarks.note(
+            f"after the last optimizer step the script sent {_what(after)}: they count as one more step, and --steps "
+            f"{steps} leaves them out"
+        )
+
+
+def _what(events: pl.DataFrame) -> str:
+    lines = [line for line in events["source"].unique(maintain_order=True).to_list() if line]
+    size = format_bytes(int(events["message_bytes"].sum()))
+    count = f"{events.height:,} collective{'' if events.height == 1 else 's'}"
+    return f"{count} ({size}; {named_lines(lines, _LINES)})"

@@ -1,0 +1,45 @@
+"""Remedies for errors that end a script because its simulated world lacks something, where the error names none."""
+
+from __future__ import annotations
+
+_WITHOUT_CUDA = (
+    "not compiled with CUDA",
+    "not linked with support for cuda",
+    "has no attribute '_cuda_",
+    "NVIDIA driver",
+)
+"""Parts of what torch raises where a program asks for CUDA and there is none."""
+_EXTENSIONS = frozenset(
+    {"apex", "deep_ep", "deep_gemm", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers"}
+)
+"""Packages that are extensions for GPUs, each of which has a form in torch that scripts can be told to take."""
+
+
+def remedy_for(error: BaseException, *, device: str, rank: int, is_alone: bool) -> str:
+    """A note for the trace of a script that an error ended; empty where the error says all.
+
+    Args:
+        error: what the script raised.
+        device: of the world, ``"cuda"`` or ``"cpu"``.
+        rank: the one that was played.
+        is_alone: whether no other rank of the world is played.
+    """
+    if device == "cpu" and any(part in str(error) for part in _WITHOUT_CUDA):
+        return (
+            "the script asks for a GPU, and in this world there is none: leave out --gpu cpu (device='cpu'), or give "
+            "the script its own options for training on CPUs"
+        )
+    missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing == "triton":
+        return "torch's builds for CUDA bring triton, this one does not: pip install triton, which needs no GPU"
+    if missing in _EXTENSIONS:
+        return (
+            f"{missing} is an extension for GPUs, which cannot run here: give the script the option that takes torch's "
+            "own form in its place, such as attn_implementation='sdpa'"
+        )
+    if isinstance(error, FileNotFoundError) and rank and is_alone:
+        return (
+            f"the script looked for {error.filename or 'a file'}, which is not there: what rank 0 would write, nobody "
+            f"writes while rank {rank} is played alone; play --rank 0 first, in the same folder"
+        )
+    return ""
