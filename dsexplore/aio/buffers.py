@@ -60,7 +60,6 @@ class Buffer:
         """The memory, shape ``(nbytes,)``."""
         self.address: int = self._whole.ctypes.data
         self.nbytes = nbytes
-        self.locked = False
 
     def populate(self) -> Buffer:
         """Touch all pages, so that the kernel provides them now and not inside a measurement."""
@@ -75,14 +74,11 @@ class Buffer:
         """
         if _libc.mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(len(self))) != 0:
             raise _lock_error(ctypes.get_errno(), len(self))
-        self.locked = True
         return self
 
     def unlock(self) -> None:
         """Undo `lock`; harmless when it is not locked."""
-        if self.locked:
-            _munlock(self.address, len(self))
-            self.locked = False
+        _munlock(self.address, len(self))
 
     def __len__(self) -> int:
         """Bytes mapped: `nbytes` rounded up to whole huge pages."""

@@ -131,12 +131,14 @@ def _unit(units: list[str], module: str) -> str:
 def _what(event: dict[str, Any], module: str, unit: str) -> str:
     """The event's part in the parameter's day, as a word; empty for an event that has none."""
     op, cause, phase = event["op"], event["cause"], event["phase"]
+    is_inside = module == event["owner"] or module.startswith(f"{event['owner']}.")
     if phase == "start-up":
-        return "placed" if module in (event["owner"], event["trigger"]) else ""
+        is_sent = is_inside if cause == "model broadcast" else module in (event["owner"], event["trigger"])
+        return "placed" if is_sent else ""
     if cause.startswith("FSDP"):  # also of other modules, which FSDP gathers ahead while this one runs
         what = "gathered" if op == "all_gather" else "gradient reduced"
         return what if event["owner"] == unit else ""
-    if cause == "DDP gradient bucket" and (module == event["owner"] or module.startswith(f"{event['owner']}.")):
+    if cause == "DDP gradient bucket" and is_inside:
         return "gradient reduced"
     if module not in (event["owner"], event["trigger"]):
         return ""

@@ -113,6 +113,20 @@ def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> Non
     assert len(ratios[bad]) >= 2
 
 
+def test_two_rounds_give_up_only_what_is_far_behind() -> None:
+    """After two rounds 10 % behind is the limit: 9 % stay for a third, whatever the width, 11 % do not."""
+    best, near, far = (AioConfig(queue_depth=depth) for depth in (64, 32, 16))
+    rates = {best: 1.0, near: 0.91, far: 0.89}
+    rounds: list[list[AioConfig]] = []
+
+    def measure(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        rounds.append(sorted(configs, key=lambda config: -config.queue_depth))
+        return {config: rates[config] for config in configs}
+
+    search.finals([best, near, far], measure, lambda: len(rounds) < 3, random.Random(0), width=0.0)
+    assert rounds == [[best, near, far], [best, near, far], [best, near]]
+
+
 def test_half_of_the_finalists_are_the_cheapest_of_the_near() -> None:
     scores = {AioConfig(queue_depth=depth): 1.0 + depth / 1000 for depth in range(1, 65)}
     depths = [config.queue_depth for config in search.strongest(scores, CONTROL)]

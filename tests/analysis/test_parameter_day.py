@@ -53,6 +53,14 @@ def test_fsdp_gathers_frees_and_reduces(sharded: Trace) -> None:
     assert day.parameter["placements"] == "_S(0, 4), S(0)"
 
 
+def test_ddp_places_it_at_start_up() -> None:
+    with dsexplore.simulate(4), dsexplore.commtrace() as trace:
+        DistributedDataParallel(nn.Sequential(Block(), Block()))
+    assert trace.events.filter(cause="model broadcast").height == 1
+    placed = trace.parameter_day("1.up.weight").to_frame().filter(what="placed")
+    assert placed.select("phase", "op", "cause").rows() == [("start-up", "broadcast", "model broadcast")]
+
+
 def test_tensor_parallelism_uses_it(sharded: Trace) -> None:
     used = sharded.parameter_day("Sequential.1.down.weight").to_frame().filter(what="used")
     assert used.select("phase", "op", "axis").rows() == [("forward", "all_reduce", "tp")]

@@ -183,6 +183,8 @@ def test_quantities() -> None:
     assert parse_quantity("400 Gbit/s", BANDWIDTH) == 50e9
     for power, prefix in enumerate(("K", "M", "G", "T"), start=1):
         assert parse_quantity(f"1 {prefix}iB", SIZE) == 2.0 ** (10 * power)
+    for power, prefix in enumerate(("k", "M", "G", "T"), start=1):
+        assert parse_quantity(f"1 {prefix}B/s", BANDWIDTH) == 10.0 ** (3 * power)
     assert parse_quantity("1 GiB/s", BANDWIDTH) == 2**30
     assert parse_quantity("0.6us", TIME) == pytest.approx(6e-7)
 

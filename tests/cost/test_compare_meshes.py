@@ -57,6 +57,7 @@ def test_meshes_are_ranked_and_those_that_cannot_be_say_why(compared: MeshCompar
     frame = compared.to_frame()
     assert set(frame["mesh"]) == {"dp=8,tp=1", "dp=4,tp=2", "dp=2,tp=4", "dp=1,tp=8"}
     assert len(compared.ranking) == 3
+    assert len(compared) == 4
     assert frame["step"].drop_nulls().is_sorted()
     dropped = frame.filter(mesh="dp=1,tp=8")["dropped"].item()
     assert "Error" in dropped

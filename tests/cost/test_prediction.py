@@ -60,6 +60,8 @@ def test_sums_over_modules_are_the_totals(llama: Trace) -> None:
     assert modules["compute_low"].sum() == pytest.approx(prediction.compute.low)
     assert prediction.by_axis()["exposed"].sum() == pytest.approx(prediction.exposed.expected)
     assert set(prediction.by_axis()["axis"]) == {"dp", "tp"}
+    sent = llama.events.filter(pl.col("group_size") > 1).group_by("axis", "op").len()
+    assert sorted(prediction.by_axis().select("axis", "op", "count").rows()) == sorted(sent.rows())
 
 
 def test_one_gpu_neither_communicates_nor_waits_for_stages(alone: Trace) -> None:

@@ -160,13 +160,24 @@ def test_every_op_of_torchs_is_known() -> None:
         ("", 2, [1, 3, 5, 7]),
         ("[1, 3, 6, ...]", 2, []),
         ("[1, 3, 5, ...]", -1, []),
+        ("[1, 3, 5, ...]", "2", []),
     ],
 )
-def test_a_cut_text_of_ranks_is_filled_in_by_their_step(tmp_path: Path, text: str, step: int, ranks: list[int]) -> None:
+def test_a_cut_text_of_ranks_is_filled_in_by_their_step(
+    tmp_path: Path, text: str, step: int | str, ranks: list[int]
+) -> None:
     known = {"Process Group Name": "5", "Process Group Ranks": text, "Group size": 4}
     kernel = event("ncclDevKernel_AllGather_RING_LL(x)")
     kernel["args"] = {**NEW, **known, "Global rank start": 1, "Global rank stride": step}
     assert load(trace_of([kernel], tmp_path / "t")).groups["ranks"].to_list() == [ranks]
+
+
+@pytest.mark.parametrize(("given", "peer"), [(5, 5), ("5", 5), (1, 5), (9, None), (-1, None), (None, None)])
+def test_a_peer_is_a_rank_of_the_group_or_a_place_in_it(tmp_path: Path, given: object, peer: int | None) -> None:
+    kernel = event("ncclDevKernel_SendRecv(x)")
+    kernel["args"] = {**NEW, "Collective name": "send", "Process Group Ranks": "[3, 5]", "Group size": 2}
+    kernel["args"] |= {} if given is None else {"Dst Rank": given}
+    assert load(trace_of([kernel], tmp_path / "t")).events.select("op", "peer").rows() == [("send", peer)]
 
 
 def test_modules_steps_phases_and_fsdp(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ class TestReads:
         assert make().tolist() == expected
         assert np.asarray(make()).tolist() == expected
 
+    def test_one_known_element_is_its_item(self) -> None:
+        assert torch.tensor([7]).item() == torch.full((1, 1), 7).item() == 7
+        with pytest.raises(RuntimeError, match="2 elements"):
+            torch.tensor([7, 8]).item()
+
     def test_iterating_gives_each_value(self) -> None:
         assert [x.item() for x in torch.linspace(0, 3, 4)] == [0, 1, 2, 3]
         assert sorted(torch.randperm(20).tolist()) == list(range(20))

@@ -34,6 +34,24 @@ def test_normalises_as_batch_norm_does() -> None:
         assert torch.allclose(norm.running_mean, 0.1 * values.mean([0, 2]).cuda(), atol=1e-5)
 
 
+def test_the_running_variance_counts_the_values_of_all_ranks() -> None:
+    """Of n values on 4 ranks each, alike on a simulated group: the variance divided by 4 n - 1, not by 4 n."""
+    values = torch.randn(8, 5, 4)
+    with dsexplore.simulate(mesh="dp=4", device="cuda"):
+        norm = nn.SyncBatchNorm(5).cuda()
+        norm(values.cuda())
+        count = 4 * 8 * 4
+        unbiased = values.var([0, 2], correction=0) * count / (count - 1)
+        assert torch.allclose(norm.running_var, (0.9 + 0.1 * unbiased).cuda(), atol=1e-5)
+
+
+def test_without_running_statistics_it_normalises_all_the_same() -> None:
+    values = torch.randn(8, 5, 4)
+    with dsexplore.simulate(mesh="dp=4", device="cuda"):
+        found = nn.SyncBatchNorm(5, track_running_stats=False).cuda()(values.cuda())
+        assert torch.allclose(found, F.batch_norm(values.cuda(), None, None, training=True), atol=1e-5)
+
+
 def test_gradients_of_one_rank_are_those_of_batch_norm() -> None:
     patches = Patches()
     patch_sync_batch_norm(patches)
