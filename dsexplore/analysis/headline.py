@@ -168,7 +168,9 @@ class Headline(Displayable):
         before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts:
-            yield Sentence("axes", f"{what} puts nothing on the wire{before}.", rows)
+            got = float(self.step_events.filter(op="recv").select(weighed("message_bytes")).item())
+            received = f", and receives {format_bytes(got / self.ranks / self.steps)} in messages" if got else ""
+            yield Sentence("axes", f"{what} puts nothing on the wire{received}{before}.", rows)
             return
         shown = [f"{format_bytes(size)} on {axis}" for axis, size in parts[:_MOST_AXES]]
         if len(parts) > _MOST_AXES:
@@ -211,7 +213,7 @@ class Headline(Displayable):
         elif 2 * size > total:
             sent = f"Most, {part}, is for {where}{many}"
         else:
-            sent = f"No module sends more than {where}{many}, {part}"
+            sent = f"No module sends more of its own than {where}{many}, {part}"
         first = str(events["owner"][0])
         text = f"{sent}: {listed(doings(events, size))}."
         yield Sentence("module", text, _positions(events), first)
@@ -221,7 +223,7 @@ class Headline(Displayable):
         if not len(self.findings):
             return
         first, more = self.findings[0], len(self.findings) - 1
-        spared = f", {format_bytes(first.spare_bytes)} to spare" if first.spare_bytes else ""
+        spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
         rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
         where = "" if first.module == OUTSIDE else f"{first.module}: "
         module = str(self.tables.events["owner"][int(first.rows[0])])

@@ -11,6 +11,8 @@ TIES: dict[str, pl.DataType] = {
     "sent": pl.Float64(),  # the end of the send, in the unit of the timeline's order
     "to_lane": pl.String(),
     "received": pl.Float64(),  # the begin of what received it
+    "send": pl.Int64(),  # the events, as rows of the trace's; null where no event was recorded
+    "receive": pl.Int64(),
 }
 
 
@@ -38,8 +40,10 @@ def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
         .sort("rank", "seq")
     )
     sends, receives = (messages.filter(op=op) for op in ("send", "recv"))
-    sends = sends.select("channel", sender="rank", receiver="peer", from_lane="lane", sent="end")
-    receives = receives.select("channel", sender="peer", receiver="rank", to_lane="lane", received="begin")
+    sends = sends.select("channel", sender="rank", receiver="peer", from_lane="lane", sent="end", send="row")
+    receives = receives.select(
+        "channel", sender="peer", receiver="rank", to_lane="lane", received="begin", receive="row"
+    )
     channel = ("channel", "sender", "receiver")
     sends, receives = (part.with_columns(number=pl.int_range(pl.len()).over(channel)) for part in (sends, receives))
     return sends.join(receives, on=[*channel, "number"]).select(pl.col(name).cast(kind) for name, kind in TIES.items())

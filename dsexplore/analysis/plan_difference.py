@@ -156,7 +156,7 @@ class PlanDifference(Displayable):
                 sums[doing] = sums.get(doing, 0.0) + sign * size / (side.ranks * side.steps)
         ranked = sorted(sums.items(), key=lambda item: (-abs(item[1]), item[0]))
         changed = [(doing, size) for doing, size in ranked if abs(size) >= 0.5]  # bytes
-        return [f"{_amount(size)} of {doing}" for doing, size in changed[:3]] or ["other collectives"]
+        return [f"{doing}, {_amount(size)}" for doing, size in changed[:3]] or ["other collectives"]
 
     def _findings(self) -> Iterator[DifferenceSentence]:
         """The findings of the rules in one of the traces alone."""
@@ -165,7 +165,7 @@ class PlanDifference(Displayable):
             if not len(found):
                 continue
             first, more = found[0], len(found) - 1
-            spared = f", {format_bytes(first.spare_bytes)} to spare" if first.spare_bytes else ""
+            spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
             where = "" if first.module == OUTSIDE else f"{first.module}: "
             rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
             fewer = "1 finding of A is" if len(other) == 1 else f"{len(other):,} findings of A are"

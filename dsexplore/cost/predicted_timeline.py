@@ -171,5 +171,5 @@ def _ties(placed: list[Placed], lanes: tuple[str, ...]) -> pl.DataFrame:
         stage, kind, number = one.action
         later = at.get(Action(stage + onward[kind], kind, number)) if onward[kind] else None
         if later is not None and later.rank != one.rank:
-            rows.append((lanes[one.rank], one.end, lanes[later.rank], later.start))
+            rows.append((lanes[one.rank], one.end, lanes[later.rank], later.start, None, None))
     return pl.DataFrame(rows, schema=TIES, orient="row")

@@ -1,7 +1,8 @@
 """The collectives by torch's plain names, and what each one moves.
 
 Two sizes, both in bytes and per rank. *Message bytes* S is the whole buffer as nccl-tests counts it; *wire
-bytes* is the least that a rank must send, S × the bus factor (nccl-tests, ``doc/PERFORMANCE.md``):
+bytes* is the least that a rank must send, S × the bus factor (nccl-tests, ``doc/PERFORMANCE.md``); of a message, its
+sender sends all and its receiver nothing:
 
 | op | S | bus factor for n ranks |
 |---|---|---|
@@ -67,10 +68,10 @@ def bus_factor(op: str, group_size: int) -> float:
 
 
 def wire_bytes(op: str, message_bytes: int, group_size: int) -> int:
-    """`bus_factor` × S in whole bytes, rounded up.
+    """`bus_factor` × S in whole bytes, rounded up; 0 for a recv, whose bytes are those of the send at its other end.
 
     Raises:
         UsageError: a group size below 1.
     """
     numerator, denominator = _bus_fraction(op, group_size)
-    return -(-message_bytes * numerator // denominator)
+    return 0 if op == "recv" else -(-message_bytes * numerator // denominator)

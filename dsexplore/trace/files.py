@@ -232,7 +232,7 @@ def _read(file: Path) -> Tables:
     metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
     events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
-    events = _with_later_columns(events, version)
+    events = _with_nothing_sent_by_recv(_with_later_columns(events, version), version)
     side = {
         name: schema.empty(name)
         if schema.ADDED_TABLES.get(name, 0) > version
@@ -264,6 +264,14 @@ def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
     added = [pl.lit(None, dtype=schema.EVENTS[name]).alias(name) for name in sorted(later)]
     known = [name for name in schema.EVENTS if name in later or name in events.columns]
     return events.with_columns(added).select(*known, *(name for name in events.columns if name not in schema.EVENTS))
+
+
+def _with_nothing_sent_by_recv(events: pl.DataFrame, version: int) -> pl.DataFrame:
+    """The events of a file of that version: before format 6 a recv had the wire bytes of the send at its other end."""
+    if version >= schema.RECV_SENDS_NOTHING or not {"op", "wire_bytes"} <= set(events.columns):
+        return events
+    sent = pl.when(pl.col("op") == "recv").then(0).otherwise(pl.col("wire_bytes"))
+    return events.with_columns(sent.cast(events["wire_bytes"].dtype).alias("wire_bytes"))
 
 
 def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -39,7 +39,7 @@ EVENTS: dict[str, pl.DataType] = {
     "group": pl.String(),  # process group's name, key into the groups table
     "group_size": pl.Int32(),
     "message_bytes": pl.Int64(),  # S, as nccl-tests counts it: the whole buffer
-    "wire_bytes": pl.Int64(),  # the least that one rank must send
+    "wire_bytes": pl.Int64(),  # the least that one rank must send; 0 for a recv
     "dtype": pl.String(),  # torch's name without "torch."; "" where no tensor is sent
     "shape": pl.List(pl.Int64()),  # of the tensor that message_bytes counts; see collectives.py
     "implicit": pl.Boolean(),  # a DTensor redistribute that the program did not ask for
@@ -67,6 +67,9 @@ ADDED: dict[int, tuple[str, ...]] = {
     5: ("group_seq",),
 }
 """By format version: the columns of the events that files of earlier versions lack."""
+
+RECV_SENDS_NOTHING = 6
+"""The format version since which a recv has no wire bytes: before, it had those of the send at its other end."""
 
 PARAMETERS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),

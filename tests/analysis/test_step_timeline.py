@@ -97,7 +97,7 @@ def test_a_send_is_tied_to_its_receive() -> None:
         return trace
 
     ties = Trace.merge([of(0), of(1)]).timeline().ties
-    assert ties.rows() == [("rank 0", 1.0, "rank 1", 1.0), ("rank 0", 2.0, "rank 1", 2.0)]
+    assert ties.rows() == [("rank 0", 1.0, "rank 1", 1.0, 0, 2), ("rank 0", 2.0, "rank 1", 2.0, 1, 3)]
     assert of(0).timeline().ties.is_empty()
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+import dsexplore
 from dsexplore.trace.trace import Trace
 
 pytestmark = pytest.mark.browser
@@ -103,6 +106,30 @@ def test_a_range_and_a_sentence_filter_without_a_kernel(page: Any, tmp_path: Pat
     assert page.evaluate(CHOSEN) == [1]
     assert "train.py:10" in page.inner_text(".dsx-details")
     assert page.errors == []
+
+
+def messages(rank: int) -> Trace:
+    """Two ranks that send each other two messages of unlike size."""
+    with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
+        for size in (64, 256):
+            for sender in (0, 1):
+                act = dist.send if rank == sender else dist.recv
+                act(torch.ones(size), 1 - rank)
+    return trace
+
+
+def test_sends_are_tied_to_receives_where_both_are_shown(page: Any, tmp_path: Path) -> None:
+    trace = Trace.merge([messages(0), messages(1)])
+    explorer = trace.explore(opened=("timeline",))
+    show(page, trace, tmp_path)
+    tied = "globalThis.dsexplore.state.timeline.ties"
+    drawn = explorer.widget.timeline["ties"]
+    assert len(drawn) == 4
+    texts = dict(explorer.widget.lists)["op"]
+    assert sorted(page.evaluate(tied)) == [pytest.approx(tie, abs=1e-6) for tie in sorted(drawn)]
+    page.select_option("select[aria-label=op]", index=next(i for i, text in enumerate(texts) if "send" in text))
+    explorer.filter(op="send")
+    assert page.evaluate(tied) == explorer.widget.timeline["ties"] == []
 
 
 def test_many_events_are_drawn_in_columns_that_zoom(page: Any, tmp_path: Path, make_layered: Any) -> None:

@@ -188,7 +188,7 @@ def written(path: Path, tables: Tables, **changes: str | None) -> Path:
 
 def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
     path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
-    with pytest.raises(TraceFileError, match=r"has trace format 6, newer than format 5 .*: upgrade dsexplore"):
+    with pytest.raises(TraceFileError, match=r"has trace format 7, newer than format 6 .*: upgrade dsexplore"):
         dsexplore.load(path)
 
 
@@ -266,6 +266,16 @@ def test_files_have_costs_since_the_third_format(tmp_path: Path, make: Make, ver
     loaded = dsexplore.load(written(tmp_path / "t.parquet", tables, format=str(version))).tables
     for name, frame in frames.items():
         assert_frame_equal(getattr(loaded, name), frame if has_costs else schema.empty(name))
+
+
+@pytest.mark.parametrize(("version", "wire"), [(5, [512, 0]), (6, [512, 512])])
+def test_a_recv_of_an_older_file_sends_nothing(tmp_path: Path, make: Make, version: int, wire: list[int]) -> None:
+    tables = make(
+        [{"op": op, "seq": i, "message_bytes": 512, "wire_bytes": 512} for i, op in enumerate(["send", "recv"])]
+    )
+    loaded = dsexplore.load(written(tmp_path / "t.parquet", tables, format=str(version)))
+    assert loaded.events["wire_bytes"].to_list() == wire
+    assert loaded.events["message_bytes"].to_list() == [512, 512]
 
 
 def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ STYLE = """
 .dsx .prediction td{vertical-align:middle}
 .dsx .prediction .bar{width:220px;display:flex;height:14px}
 .dsx .prediction .bar span{display:block;height:14px}
+.dsx .prediction .part{display:inline-block;width:14px;height:11px;margin-right:5px;vertical-align:-1px}
 """
 
 
@@ -135,12 +136,17 @@ def bar(parts: Mapping[str, float], whole: float) -> str:
     return f'<div class="bar">{spans}</div>' if whole > 0 else ""
 
 
+def _key(name: str) -> str:
+    """The colour of a part in the bars; empty for the whole step."""
+    return f'<span class="part" style="background:{_HATCH[name]}{PARTS[name]}"></span>' if name in PARTS else ""
+
+
 def _totals(one: Prediction) -> str:
     """One row for each part of the step, with its range."""
     ranges = {"step": one.step, "compute": one.compute, "exposed": one.exposed, "idle": one.idle}
     rows = [
         (
-            name,
+            f"{_key(name)}{name}",
             format_seconds(value.expected),
             format_seconds(value.low),
             format_seconds(value.high),

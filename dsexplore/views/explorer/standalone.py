@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from dsexplore.analysis.headline import Headline
-from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.analysis.step_timeline import Timeline, timeline_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
@@ -130,12 +131,20 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
             "over": summed_over(tables) + (", start-up included" if START_UP in codes.facets["phase"].labels else ""),
             "outside": OUTSIDE,
             "columns": _columns(codes, predicted),
+            "ties": _ties(timeline),
         },
     }
 
 
 def _packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
     return {"type": kind, "packed": base64.b64encode(np.ascontiguousarray(values, _TYPES[kind]).tobytes()).decode()}
+
+
+def _ties(timeline: Timeline) -> dict[str, dict[str, str]]:
+    """The events between which lines are drawn, as rows: what was sent, and what received it."""
+    drawn = timeline.lanes[:MOST_LANES]
+    seen = timeline.ties.filter(pl.all_horizontal(pl.col(end).is_in(drawn) for end in ("from_lane", "to_lane")))
+    return {end: _packed(seen[end].to_numpy(), "i4") for end in ("send", "receive")}
 
 
 def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:

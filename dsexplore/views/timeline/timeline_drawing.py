@@ -113,7 +113,7 @@ def _ties(timeline: Timeline, lanes: int) -> str:
     lines = "".join(
         f"M{COLUMNS * (sent - first) / (last - first):.4g} {place_of[of] * row + _LANE // 2}"
         f"L{COLUMNS * (got - first) / (last - first):.4g} {place_of[to] * row + _LANE // 2}"
-        for of, sent, to, got in timeline.ties.iter_rows()
+        for of, sent, to, got, *_ in timeline.ties.iter_rows()
         if of in place_of and to in place_of
     )
     box = f'viewBox="0 0 {COLUMNS} {lanes * row - _GAP}" preserveAspectRatio="none"'

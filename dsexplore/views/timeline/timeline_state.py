@@ -37,6 +37,8 @@ class TimelineState:
         """The range that is chosen, in the unit of the timeline."""
         self.shown: Mask | None = None
         """(spans,) those that are drawn; None for all."""
+        self._kept: Mask | None = None
+        """(events,) the same of events."""
         self.boxes: Boxes
         self._columns, self._most = columns, most
         self._fixed = {
@@ -107,6 +109,7 @@ class TimelineState:
 
     def show_events(self, mask: Mask | None) -> None:
         """Draw only some of the events, and what is no event; None for all."""
+        self._kept = mask
         if mask is None or self.spans.in_order:
             self.shown = mask
         else:
@@ -161,15 +164,23 @@ class TimelineState:
         return [label or "" for label in labels.gather(found.span.tolist()).to_list()]
 
     def _ties(self) -> list[list[float]]:
-        """[begin, lane, end, lane] of the lines from sends to receives; none where they are too many to be seen."""
+        """[begin, lane, end, lane] of the lines from sends to receives; none where they are too many to be seen.
+
+        A line is drawn where both of its ends are.
+        """
         first, last = self.window
         ties = self.timeline.ties.filter((pl.col("received") >= first) & (pl.col("sent") <= last))
+        if self._kept is not None:
+            kept = self._kept.nonzero()[0]
+            ties = ties.filter(
+                pl.all_horizontal(pl.col(end).is_null() | pl.col(end).is_in(kept) for end in ("send", "receive"))
+            )
         if not 0 < ties.height <= _MOST_TIES:
             return []
         lanes = {name: i for i, name in enumerate(self.timeline.lanes[:MOST_LANES])}
         return [
             [round((sent - first) / (last - first), 6), lanes[of], round((got - first) / (last - first), 6), lanes[to]]
-            for of, sent, to, got in ties.iter_rows()
+            for of, sent, to, got, *_ in ties.iter_rows()
             if of in lanes and to in lanes
         ]
 

@@ -27,7 +27,7 @@ _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
 """Bytes of the view in a notebook and on a page of its own, and the least that its tree gets."""
 _SMALL = 16
 _MOST_FINDINGS = 4
-_WORD = {"module": "its row", "finding": "findings", "time": "in time"}
+_WORD = {"axes": "by module", "module": "its row", "finding": "findings", "time": "in time"}
 
 STYLE = (
     diff_tree.STYLE
@@ -76,7 +76,7 @@ class TraceDiffView(View):
         """
         column_of(sizes)
         head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff, self._difference), 0)}</p>"
-        names = {one: _anchor(one) for one in self._difference.sentences if one.about != "axes"}
+        names = {one: _anchor(one) for one in self._difference.sentences}
         places = {one.module: names[one] for one in names if one.about == "module"}
         both = self._predicted(cluster)
         head += _steps(both)
@@ -96,7 +96,8 @@ class TraceDiffView(View):
             if drawn.hidden or drawn.closed
             else "Modules that are the same in both are left out."
         )
-        return html.fragment(f'{head}{drawn.html}<p class="dim">{cut}</p>{below}', STYLE)
+        tree = f'<div id="{ids["axes"]}">{drawn.html}</div>' if "axes" in ids else drawn.html
+        return html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
 
     def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
         """A document with many more modules than a notebook's output holds.

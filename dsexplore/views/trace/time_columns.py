@@ -18,9 +18,10 @@ from dsexplore.views.trace.module_tree import ModuleTree
 from dsexplore.views.trace.pivot import Sizes
 
 SHOWN = {
-    "compute": "what its kernels take, and what the CPU makes them wait for",
+    "compute": "what its kernels take",
     "communication": "what its collectives take, hidden or not",
     "exposed": "of that, what no compute hides",
+    "idle": "in which the compute stream waits for the CPU, which launches kernels, or for other ranks",
 }
 """The columns of `Prediction.by_module` that a tree shows, and what they are."""
 
@@ -81,7 +82,7 @@ def measured_columns(codes: EventCodes) -> list[TimeColumn]:
 def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
     """The predicted seconds of the modules of a tree; what it has no row for counts to the module around it."""
     per = "per rank and step, with the modules inside"
-    frame = prediction.by_module().with_columns(compute=pl.col("compute") + pl.col("idle"))
+    frame = prediction.by_module()
     return [
         TimeColumn(
             f"{_SHORT.get(name, name)} (pred.)", f"predicted: {explanation}, {per}", with_inside(tree, frame, name)

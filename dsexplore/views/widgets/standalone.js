@@ -1,6 +1,6 @@
 // What answers the explorer's page in a file of its own, in the kernel's place: the events as columns, the filters, their
 // sums by module, and the boxes of the timeline. The numbers are those of the Python that answers in a notebook.
-const COLUMNS = 480, MOST = 800, LISTED = 12, SHARES = 4;
+const COLUMNS = 480, MOST = 800, LISTED = 12, SHARES = 4, MOST_TIES = 400;
 const TYPES = { i4: Int32Array, i2: Uint16Array, i1: Uint8Array, f8: Float64Array, f4: Float32Array };
 
 function unpacked(value) {
@@ -247,9 +247,18 @@ class Standalone {
       title: lanes.title, lanes: lanes.names, marks: lanes.marks, words: sized, axis: `${lanes.axis}; taller is more ${this.state.sizes} bytes`,
       boxes: { begin: take("begin", Float32Array), end: take("end", Float32Array), level: take("level", Float32Array), lane: take("lane", Uint16Array),
         mark: take("mark", Uint8Array), ...(one ? {} : { count: take("count", Uint32Array), bytes: take("bytes", Float32Array) }) },
-      texts: one ? inside.map((i) => this.said(i)) : [], labels: [], ties: [], zoomed: first !== this.whole[0] || last !== this.whole[1],
+      texts: one ? inside.map((i) => this.said(i)) : [], labels: [], ties: this.ties(mask), zoomed: first !== this.whole[0] || last !== this.whole[1],
       ticks: Array.from({ length: SHARES + 1 }, (_, k) => [k / SHARES, this.place(this.at(k / SHARES))]),
     });
+  }
+  // Lines from sends to receives, between events that are shown; none where they are too many to be seen.
+  ties(mask) {
+    const { events, lanes: { ties: { send, receive } } } = this, [first, last] = this.window, share = (at) => (at - first) / (last - first), found = [];
+    send.forEach((from, k) => {
+      const to = receive[k];
+      if (mask[from] && mask[to] && events.begin[to] >= first && events.end[from] <= last) found.push([share(events.end[from]), events.lane[from], share(events.begin[to]), events.lane[to]]);
+    });
+    return found.length > MOST_TIES ? [] : found;
   }
   single(inside) {
     const { events, size } = this, [first, last] = this.window, share = (at) => Math.min(1, Math.max(0, (at - first) / (last - first)));

@@ -4,6 +4,9 @@ const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 
 const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => value.toLocaleString("en") };
 
+// The title of a narrow column: a sign stands for the word, which its explanation has.
+const headed = (title) => title.replace(/^(.*) \(pred\.\)$/, "≈ $1");
+
 export function tree({ model, el }) {
   const made = new Tree(model, el);
   return { names: ["values", "columns", "folding", "selected"], show: (changed) => made.renew(changed), end: () => made.end(), clear: () => made.clear() };
@@ -73,8 +76,9 @@ class Tree {
     return this.port;
   }
   makeHead([title, , said], column) {
-    const header = element("span", "dsx-cell"), button = element("button", "", title);
+    const header = element("span", "dsx-cell"), button = element("button", "", headed(title));
     header.setAttribute("role", "columnheader");
+    if (headed(title) !== title) button.setAttribute("aria-label", title);
     header.setAttribute("aria-sort", "none");
     button.title = said ? `${said}; a click sorts by it` : `sort by ${title}`;
     button.addEventListener("click", () => this.sortBy(column));
@@ -257,7 +261,7 @@ class Tree {
     rows.sort = !again ? { ...by, down: true } : rows.sort.down ? { ...by, down: false } : null;
     [...this.head.querySelectorAll(".dsx-cell")].forEach((header, i) => {
       const on = rows.sort && rows.sort.shown === i;
-      header.firstChild.textContent = titles[i][0] + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
+      header.firstChild.textContent = headed(titles[i][0]) + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
       header.setAttribute("aria-sort", on ? (rows.sort.down ? "descending" : "ascending") : "none");
     });
     this.refresh();

@@ -48,13 +48,14 @@ def prediction(trace: Trace) -> Prediction:
 def test_seconds_of_a_module_hold_those_inside_it(trace: Trace, prediction: Prediction) -> None:
     tree = EventCodes(trace.tables).tree
     columns = {column.title: column.seconds for column in time_columns(tree, prediction)}
-    assert list(columns) == ["compute (pred.)", "comm. (pred.)", "exposed (pred.)"]
+    assert list(columns) == ["compute (pred.)", "comm. (pred.)", "exposed (pred.)", "idle (pred.)"]
     outside = prediction.by_module().filter(module="")["exposed"].sum()
     root = tree.row_of["Sequential"]
     assert columns["exposed (pred.)"][root] + outside == pytest.approx(prediction.exposed.expected)
-    inside = sum(columns["compute (pred.)"][tree.row_of[f"Sequential.{number}"]] for number in range(6))
-    own = prediction.by_module().filter(module="Sequential").select("compute", "idle").sum().sum_horizontal()[0]
-    assert columns["compute (pred.)"][root] == pytest.approx(inside + own)
+    for name in ("compute", "idle"):
+        inside = sum(columns[f"{name} (pred.)"][tree.row_of[f"Sequential.{number}"]] for number in range(6))
+        own = prediction.by_module().filter(module="Sequential")[name].sum()
+        assert columns[f"{name} (pred.)"][root] == pytest.approx(inside + own)
     everything = prediction.by_module().filter(module="").select("compute", "idle", "exposed").sum().sum_horizontal()[0]
     assert step_seconds(tree, prediction)[root] + everything == pytest.approx(prediction.step.expected)
 
@@ -90,7 +91,7 @@ def test_pages_show_predicted_seconds_and_say_so(trace: Trace, prediction: Predi
     assert "predicted" not in plain
     page = trace.to_html(tmp_path / "timed.html", cluster="dgx-h100").read_text()
     assert "All times here are predicted, not measured." in page
-    assert "compute (pred.) comm. (pred.) exposed (pred.)" in heads_of(page)
+    assert "compute (pred.) comm. (pred.) exposed (pred.) idle (pred.)" in heads_of(page)
     wider = trace.diff(trace_of(1024))
     assert "predicted" not in wider.to_html(tmp_path / "plain-diff.html").read_text()
     difference = wider.to_html(tmp_path / "diff.html", cluster="dgx-h100").read_text()
