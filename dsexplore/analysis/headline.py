@@ -299,8 +299,10 @@ def doings(events: pl.DataFrame, total: int) -> list[str]:
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     if ranked[0][1] >= 0.995 * total:
         return [ranked[0][0]]
-    shown = [f"{doing} ({100 * size / total:.0f} %)" for doing, size in ranked[:2] if size >= total / 100]
-    return [*shown, "others"] if len(ranked) > len(shown) else shown
+    named = [(doing, size) for doing, size in ranked if size >= total / 100]
+    most = named if len(named) == 3 else named[:2]
+    shown = [f"{doing} ({100 * size / total:.0f} %)" for doing, size in most]
+    return [*shown, "others"] if sum(size for _, size in most) < 0.995 * total else shown
 
 
 def _line(events: pl.DataFrame) -> str:

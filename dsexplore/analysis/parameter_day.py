@@ -1,7 +1,9 @@
 """`ParameterDay`: where one parameter lies, and what is sent for it in a step, in order.
 
 A trace has collectives, and not the computation between them. So "gathered", "gradient reduced" and the like are
-events; "freed" is concluded: what is gathered a second time in a step was freed after the first.
+events, and the rest is concluded: what is gathered a second time in a step was "freed" after the first; a module that
+was called has "used" its parameters in forward, and before their gradients in backward; and where the kernels of an
+optimizer were recorded (``costs=True``), they have "updated" it after all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dsexplore.trace.trace import Trace
 MOMENTS: dict[str, pl.DataType] = {
     "what": pl.String(),  # placed, gathered, freed, used, gradient reduced, updated
     "phase": pl.String(),
-    "op": pl.String(),  # "" of what is concluded
+    "op": pl.String(),  # null of what is concluded
     "axis": pl.String(),
     "with_parameters": pl.Int64(),  # of how many parameters the message is made; null where it is no parameter
     "message_bytes": pl.Int64(),  # of the whole message; null of what is concluded
@@ -90,7 +92,7 @@ def parameter_day(tables: Tables, parameter: str, sizes: Sizes = "wire") -> Para
             continue
         before = next((one for one in reversed(moments) if one["what"] in ("gathered", "gradient reduced")), None)
         if what == "gathered" and before is not None and before["what"] == "gathered":
-            moments.append({"what": "freed", "phase": before["phase"]})
+            moments.append(_silent("freed", before["phase"]))
         moments.append(
             {
                 "what": what,
@@ -99,7 +101,36 @@ def parameter_day(tables: Tables, parameter: str, sizes: Sizes = "wire") -> Para
                 "source": event["source"].partition(" ← ")[0],
             }
         )
+    called = tables.modules.filter(pl.col("module") == row["module"])["calls"].sum() > 0
+    computed = tables.kernels.filter((pl.col("rank") == row["rank"]) & (pl.col("step") == step))
+    updated = bool(row["requires_grad"]) and "optimizer" in computed["phase"]
+    _conclude(moments, called, updated)
     return ParameterDay(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS), sizes)
+
+
+def _conclude(moments: list[dict[str, Any]], called: bool, updated: bool) -> None:
+    """Insert the uses and the update for which nothing is sent.
+
+    Args:
+        moments: in order.
+        called: whether the parameter's module ran.
+        updated: whether the optimizer did.
+    """
+    known = {(one["what"], one["phase"]) for one in moments}
+    if called and ("used", "forward") not in known:
+        ends = (one["what"] == "freed" or one["phase"] not in ("start-up", "forward") for one in moments)
+        moments.insert(next((i for i, end in enumerate(ends) if end), len(moments)), _silent("used", "forward"))
+    if ("used", "backward") not in known:
+        reduced = next((i for i, one in enumerate(moments) if one["what"] == "gradient reduced"), None)
+        if reduced is not None:
+            moments.insert(reduced, _silent("used", "backward"))
+    if updated and ("updated", "optimizer") not in known:
+        moments.append(_silent("updated", "optimizer"))
+
+
+def _silent(what: str, phase: str) -> dict[str, Any]:
+    """A moment in which nothing is sent."""
+    return {"what": what, "phase": phase}
 
 
 def _find(tables: Tables, name: str) -> dict[str, Any]:

@@ -188,3 +188,18 @@ def test_a_rank_counts_as_often_as_it_stands_for_others() -> None:
     assert trace.info.ranks_stood_for == 4
     assert said(trace)[0] == "A step sends 4 KiB on the wire per rank (mean of 4 ranks, 1 KiB to 5 KiB), all on tp."
     assert trace.headline().to_frame().rows() == [("tp", 1.0, 1024.0, 4096.0, None)]
+
+
+def test_what_sends_nothing_is_not_among_the_others() -> None:
+    """A barrier and a recv have no bytes; of three doings all are named, of four two."""
+    sent = [row(0), row(1, op="broadcast"), row(2, op="barrier", wire_bytes=0), row(3, op="recv", wire_bytes=0)]
+    assert said(trace_of(*sent))[1] == "All of it is for Net: all_reduce (50 %) and broadcast (50 %)."
+    more = [*sent, row(4, op="reduce", wire_bytes=3072)]
+    assert said(trace_of(*more))[1].endswith(": reduce (50 %), all_reduce (25 %) and broadcast (25 %).")
+    many = [*more, row(5, op="send", wire_bytes=6144)]
+    assert said(trace_of(*many))[1].endswith(": send (50 %), reduce (25 %) and others.")
+
+
+def test_a_rank_that_only_receives_says_so() -> None:
+    received = trace_of(row(0, op="recv", wire_bytes=0), row(1, op="recv", wire_bytes=0))
+    assert said(received) == ["A step puts nothing on the wire, and receives 2 KiB in messages."]

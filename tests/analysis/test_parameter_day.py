@@ -63,7 +63,8 @@ def test_ddp_places_it_at_start_up() -> None:
 
 def test_tensor_parallelism_uses_it(sharded: Trace) -> None:
     used = sharded.parameter_day("Sequential.1.down.weight").to_frame().filter(what="used")
-    assert used.select("phase", "op", "axis").rows() == [("forward", "all_reduce", "tp")]
+    rows = [("forward", "all_reduce", "tp"), ("backward", None, None)]
+    assert used.select("phase", "op", "axis").rows() == rows
 
 
 def test_its_events_are_a_trace(sharded: Trace) -> None:
@@ -76,7 +77,29 @@ def test_ddp_reduces_its_gradient() -> None:
     with dsexplore.simulate(4), dsexplore.commtrace() as trace:
         step(DistributedDataParallel(Block()))
     found = trace.parameter_day("up.weight").to_frame()
-    assert found.filter(phase="backward").select("what", "op").rows() == [("gradient reduced", "all_reduce")]
+    rows = [("used", None), ("gradient reduced", "all_reduce")]
+    assert found.filter(phase="backward").select("what", "op").rows() == rows
+
+
+def test_a_step_is_followed_to_its_update_where_kernels_are_recorded() -> None:
+    """Gathered, used, freed, gathered, used, reduced and updated, in this order; without kernels no update is known."""
+    days = []
+    for costs in (False, True):
+        with dsexplore.simulate(4) as mesh, dsexplore.commtrace(costs=costs) as trace:
+            model = nn.Sequential(*(fully_shard(Block(), mesh=mesh) for _ in range(2)))
+            step(fully_shard(model, mesh=mesh))
+        days.append(trace.parameter_day("0.up.weight").to_frame()["what"].to_list())
+    whole = ["gathered", "used", "freed", "gathered", "used", "gradient reduced", "updated"]
+    assert days == [whole[:-1], whole]
+
+
+def test_a_module_that_did_not_run_uses_nothing() -> None:
+    with dsexplore.simulate(2), dsexplore.commtrace() as trace:
+        block = Block()
+        block.forward = block.up.forward  # type: ignore[method-assign]  # down is left out
+        block(torch.ones(4, 8))
+    assert trace.parameter_day("down.weight").to_frame().is_empty()
+    assert trace.parameter_day("up.weight").to_frame().is_empty()
 
 
 def test_an_unknown_name_is_refused_with_the_near_one(sharded: Trace) -> None:

@@ -14,7 +14,8 @@ from dsexplore.views.sharding.sharding_view import ShardingView
 from dsexplore.views.view import View
 
 _NOTE = (
-    "The computation between collectives is not recorded; freed is concluded from a second gather. "
+    "The computation between collectives is not recorded: moments without an op are concluded, used as its module ran, "
+    "freed as it is gathered again, and updated, with costs=True, as kernels of an optimizer ran. "
     "Bytes are {} of one rank in one step."
 )
 
@@ -61,7 +62,9 @@ def day_html(day: ParameterDay) -> str:
         for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
     ]
     head = ("", "what", "phase", "op", "axis", f"{day.sizes} bytes", "why", "source")
-    table = html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if rows else "<p>Nothing is sent for it.</p>"
+    table = (
+        html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(day.trace) else "<p>Nothing is sent for it.</p>"
+    )
     return f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_note(day), 0)}</p>'
 
 

@@ -31,7 +31,9 @@ def test_the_text_names_place_and_moments(day: ParameterDay) -> None:
     ).replace("FSDPSequential", day.name.partition(".")[0])
     assert [line.partition(",")[0] for line in lines] == [
         "  1. gathered in forward: all_gather over dp",
-        "  2. gradient reduced in backward: reduce_scatter over dp",
+        "  2. used in forward",
+        "  3. used in backward",
+        "  4. gradient reduced in backward: reduce_scatter over dp",
     ]
     assert "not recorded" in note
 
