@@ -69,6 +69,11 @@ class Timeline(Displayable):
     def __repr__(self) -> str:
         return f"<Timeline: {self.spans.height:,} spans in {len(self.lanes)} lanes, {self.order}>"
 
+    @property
+    def has_busy_lane(self) -> bool:
+        """Whether a lane is a stream that either computes or waits; stages of a pipeline have their warm-up besides."""
+        return WAITING in self.marks and WARM_UP not in self.marks
+
     def to_frame(self) -> pl.DataFrame:
         """The spans as a polars frame; columns: `SPANS`."""
         return self.spans

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from dsexplore.analysis.step_timeline import WAITING, WARM_UP
+from dsexplore.analysis.step_timeline import SPANS, WAITING, WARM_UP, Timeline
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
@@ -113,3 +113,17 @@ def test_stages_are_drawn_with_their_labels_and_lines() -> None:
 def test_what_cannot_be_drawn_is_refused(llama: Trace, options: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         llama.timeline(**options)  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_stream_that_is_busy_for_a_third_of_a_column_is_a_third_as_high() -> None:
+    """Kernels of 1 ms, each after 2 ms of waiting, and a long wait at the end: drawn in columns of 30 ms."""
+    kernels = [(3.0 * i, 3.0 * i + 1, "forward") for i in range(100)]
+    gaps = [(begin + 1, begin + (3 if i < 99 else 303), WAITING) for i, (begin, *_) in enumerate(kernels)]
+    rows = [{"lane": "compute", "begin": a, "end": b, "mark": mark} for a, b, mark in sorted(kernels + gaps)]
+    timeline = Timeline(
+        pl.DataFrame(rows, schema=SPANS), ("compute",), ("forward", WAITING), "predicted", "phase", Tables()
+    )
+    drawn = boxes(Coded(timeline), (0.0, 600.0), columns=20, most=0)
+    assert drawn.mark.tolist() == [0] * 9 + [1]
+    assert drawn.level.tolist() == pytest.approx([1 / 3] * 9 + [0.25])
+    assert drawn.end[-1] == 1

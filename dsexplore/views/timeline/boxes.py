@@ -87,6 +87,7 @@ class Coded:
         """(lanes, marks) that are drawn."""
         self.low = timeline.marks.index(WAITING) if WAITING in timeline.marks else -1
         """The mark of gaps."""
+        self.has_busy_lane = timeline.has_busy_lane
         self._cells: dict[tuple[float, float, int], _Cells] = {}
 
     def __len__(self) -> int:
@@ -189,10 +190,32 @@ def _in_columns(spans: Coded, window: tuple[float, float], columns: int, kept: M
     end = (column + 1) / columns
     if len(found.long):
         _reach(end, spans, window, kept, (found, held, marks))
-    flat = np.where(most == spans.low, _LOW, 1.0)
-    level = np.where(total > 0, _level(total / count, spans), flat if spans.flat.any() else 0.0)
+    if spans.has_busy_lane:
+        length = (spans.end[part] - spans.begin[part])[kept]
+        spent = np.bincount(cell, length, minlength=cells).reshape(shape)[held]
+        busiest, flat = _busy(spent, spans.low, (window[1] - window[0]) / columns)
+        most = np.where(total > 0, most, busiest)
+    else:
+        flat = np.where(most == spans.low, _LOW, 1.0) if spans.flat.any() else np.zeros(len(held))
+    level = np.where(total > 0, _level(total / count, spans), flat)
     none = np.full(len(held), -1, np.int64)
     return Boxes(column / columns, end, lane, most, level, count, total.astype(np.int64), none)
+
+
+def _busy(spent: Numbers, low: int, width: float) -> tuple[Indices, Numbers]:
+    """The mark and the height of columns of a lane that is busy or waits: as high as the part in which it is busy.
+
+    Args:
+        spent: (n, marks) how long the spans are that begin there.
+        low: the mark of gaps.
+        width: of a column.
+    """
+    gaps = spent[:, low].copy()
+    busy = spent.copy()
+    busy[:, low] = 0
+    share = busy.sum(axis=1) / width
+    waits = (share == 0) | (gaps > width)  # a gap that begins there reaches into other columns
+    return np.where(waits, low, busy.argmax(axis=1)), np.where(waits, _LOW, np.clip(share, _LOW, 1.0))
 
 
 def _reach(

@@ -56,6 +56,7 @@ def axis_text(timeline: Timeline) -> str:
     """The meaning of the horizontal axis and of the heights."""
     sized = timeline.spans["bytes"].null_count() < len(timeline.spans)
     tall = f"; taller is more {timeline.sizes} bytes" if sized else ""
+    tall += ", in the compute stream more of the time" if timeline.has_busy_lane else ""
     note = f"; {timeline.note}" if timeline.note else ""
     return f"left to right: {AXES[timeline.order]}{tall}{note}"
 

@@ -92,7 +92,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
 WIRE = {
     "all_reduce": (2 * (N - 1), N),
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (N - 1, N)),
-    **dict.fromkeys(("broadcast", "reduce", "send", "recv", "barrier"), (1, 1)),
+    **dict.fromkeys(("broadcast", "reduce", "send", "barrier"), (1, 1)),
+    "recv": (0, 1),
 }
 
 
