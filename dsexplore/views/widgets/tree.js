@@ -5,7 +5,7 @@ const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => value.toLocaleString("en") };
 
 // The title of a narrow column: a sign stands for the word, which its explanation has.
-const headed = (title) => title.replace(/^(.*) \(pred\.\)$/, "≈ $1");
+const headed = (title) => title.replace(/^(.*) \(pred\.\)$/, "≈$1");
 
 export function tree({ model, el }) {
   const made = new Tree(model, el);
