@@ -202,7 +202,7 @@ def _in_columns(spans: Coded, window: tuple[float, float], columns: int, kept: M
     return Boxes(column / columns, end, lane, most, level, count, total.astype(np.int64), none)
 
 
-def _busy(spent: Numbers, low: int, width: float) -> tuple[Indices, Numbers]:
+def _busy(spent: npt.NDArray[Any], low: int, width: float) -> tuple[Indices, Numbers]:
     """The mark and the height of columns of a lane that is busy or waits: as high as the part in which it is busy.
 
     Args:
