@@ -32,7 +32,7 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import digest, schema
-from dsexplore.trace.importers.foreign import foreign_files, load_foreign
+from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import Tables, TraceInfo
 
@@ -74,10 +74,16 @@ def load_several(paths: Sequence[Path]) -> Tables:
     """One trace of several files or directories of one recording.
 
     Raises:
+        FileNotFoundError: as `load`.
         TraceFileError: as `load`, or they do not belong to one recording.
+        UsageError: none is given.
     """
+    if not paths:
+        raise UsageError("no trace is given: give at least one file")
     if len(paths) == 1:
         return load(paths[0])
+    if all(path.exists() and not path.is_dir() and kind_of_file(path) for path in paths):
+        return load_foreign(paths)
     try:
         return merge_as_they_come(map(load, paths), "reading traces", len(paths))
     except UsageError as error:

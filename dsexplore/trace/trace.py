@@ -130,8 +130,9 @@ class Trace(Displayable):
         return files.save(self.tables, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Read a file, or a directory of one file per rank, which are merged; no code from a file is ever run.
+    def load(cls, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
+        """Read a file, a directory of one file per rank, or several files, which are merged; no code from a file is
+        ever run.
 
         Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
 
@@ -140,7 +141,9 @@ class Trace(Displayable):
             TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without
                 trace files, or with files that do not belong to one recording.
         """
-        return cls(files.load(path))
+        if isinstance(path, (str, os.PathLike)):
+            return cls(files.load(path))
+        return cls(files.load_several([Path(one) for one in path]))
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:
@@ -348,8 +351,8 @@ class Trace(Displayable):
         )
 
 
-def load(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace: one file, or a directory with one file per rank; see `Trace.load`."""
+def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
+    """Read a trace: one file, a directory with one file per rank, or several files; see `Trace.load`."""
     return Trace.load(path)
 
 

@@ -18,6 +18,11 @@ from dsexplore.trace.importers.recorder_dump import groups_of
 _SUFFIX = re.compile(r"(\.(json|pickle|pkl|pk|gz|txt|bin|dump|log|trace|pt))+$", re.IGNORECASE)
 _AFTER_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[^0-9a-z]{0,2}(\d+)", re.IGNORECASE)
 
+_PROCESS_AND_TIME = re.compile(r"(?<!\d)\d+\.\d{12,}$")
+"""Ends the name that torch's handler for TensorBoard gives a profile, ``host_1234.1712345678901234567``."""
+_TOO_MANY = 1 << 20
+"""A number from here on is no rank: it is a time, or the number of a job."""
+
 Guess = dict[Path, int]
 
 
@@ -31,12 +36,12 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
         TraceFileError: neither names nor contents say it, or all contents do and two say the same.
     """
     possible = {file: _possible(content) for file, content in contents.items()}
-    stems = {file: _SUFFIX.sub("", file.name) for file in contents}
+    stems = {file: _PROCESS_AND_TIME.sub("", _SUFFIX.sub("", file.name)) for file in contents}
     _check_written(contents, stems.values())
     most = max((len(re.findall(r"\d+", stem)) for stem in stems.values()), default=0)
     guesses: list[Callable[[Path], int | None]] = [
         lambda file: _written(contents[file]),
-        lambda file: _number(_AFTER_RANK.search(stems[file])),
+        lambda file: rank_in_name(stems[file]),
         lambda file: _number(re.search(r"(\d+)$", stems[file])),
         *(lambda file, at=at: _nth_number(stems[file], at) for at in range(-1, -most - 1, -1)),
         lambda file: next(iter(possible[file])) if len(possible[file]) == 1 else None,
@@ -44,7 +49,7 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
     found = []
     for guess in guesses:
         ranks = {file: guess(file) for file in contents}
-        known = {file: rank for file, rank in ranks.items() if rank is not None}
+        known = {file: rank for file, rank in ranks.items() if rank is not None and rank < _TOO_MANY}
         if len(known) == len(contents) and len(set(known.values())) == len(known):
             found.append(known)
     fitting = [ranks for ranks in found if all(not possible[f] or rank in possible[f] for f, rank in ranks.items())]
@@ -60,7 +65,7 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
 def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
     """Raise where all files say their rank, two the same one, and their names do not say "rank" and other numbers."""
     first: dict[int | None, Path] = {}
-    named = [_number(_AFTER_RANK.search(name)) for name in names]
+    named = [rank_in_name(name) for name in names]
     written = {file: _written(content) for file, content in contents.items()}
     if None in written.values() or (None not in named and len(set(named)) == len(named)):
         return
@@ -70,6 +75,20 @@ def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
                 f"{first[rank].name} and {file.name} are both of rank {rank}: give one file of each rank, recorded "
                 "together"
             )
+
+
+def rank_in_name(name: str) -> int | None:
+    """The number after "rank" in a file's name."""
+    return _number(_AFTER_RANK.search(name))
+
+
+def is_named_by_rank(files: Iterable[Path]) -> bool:
+    """Whether names tell the ranks of files that do not say them."""
+    try:
+        ranks_of_files(dict.fromkeys(files))
+    except TraceFileError:
+        return False
+    return True
 
 
 def _possible(content: Any) -> frozenset[int]:

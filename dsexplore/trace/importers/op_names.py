@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 _OPS = {
@@ -83,3 +84,44 @@ def plain_dtype(name: str) -> str:
     """``float32`` for ``Float``, ``float`` or ``torch.float32``."""
     known = name.removeprefix("torch.").removeprefix("c10::").lower()
     return _DTYPES.get(known, known)
+
+
+_REDUCED = re.compile(
+    r"_(?:Sum|Prod|Max|Min|MinMax|PreMulSum|SumPostDiv|Avg)_(\w+?)(?:_(?:RING|TREE|LL|SIMPLE|COLLNET|NVLS|PAT).*)?$"
+)
+_IN_KERNELS = {
+    "float": "float32",
+    "f32": "float32",
+    "half": "float16",
+    "f16": "float16",
+    "double": "float64",
+    "f64": "float64",
+    "__nv_bfloat16": "bfloat16",
+    "rccl_bfloat16": "bfloat16",
+    "hip_bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "int8_t": "int8",
+    "i8": "int8",
+    "uint8_t": "uint8",
+    "u8": "uint8",
+    "int32_t": "int32",
+    "i32": "int32",
+    "uint32_t": "uint32",
+    "u32": "uint32",
+    "int64_t": "int64",
+    "i64": "int64",
+    "uint64_t": "uint64",
+    "u64": "uint64",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
+
+
+@cache
+def dtype_in_kernel(name: str) -> str:
+    """What an NCCL kernel reduces, ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
+
+    Empty where the name does not say it: kernels that only move bytes are all named after ``int8_t``.
+    """
+    found = _REDUCED.search(name)
+    return _IN_KERNELS.get(found[1], "") if found and "reduce" in name.lower() else ""

@@ -53,6 +53,7 @@ class ProfilerGroups:
         self._rank = rank
         self._world = tuple(range(world_size))
         self._assumed = 0
+        self._of_unknown_size = 0
 
     def of(self, call: ProfilerCall) -> tuple[str, str, Ranks, int]:
         """Name, axis, ranks and size of the group of a collective."""
@@ -64,7 +65,9 @@ class ProfilerGroups:
         if not ranks and size == len(self._world):
             ranks = self._world
         description = str(arguments.get("Process Group Description") or known.description)
-        self._known[name] = _Group(description, known.backend, ranks, size or len(ranks) or known.size or 1)
+        size = size or len(ranks) or known.size
+        self._of_unknown_size += not size
+        self._known[name] = _Group(description, known.backend, ranks, size or 1)
         return name, axis_of(description), ranks, self._known[name].size
 
     def _unnamed(self, size: int) -> str:
@@ -92,6 +95,9 @@ class ProfilerGroups:
         """Assumptions about groups that are not in the file."""
         if self._assumed:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
+        if self._of_unknown_size:
+            found = f"{self._of_unknown_size:,} of its collectives"
+            yield f"{self._file} does not say how many ranks {found} have: their wire bytes count as 0"
 
 
 def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:

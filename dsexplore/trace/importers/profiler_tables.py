@@ -10,7 +10,7 @@ import torch
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
-from dsexplore.trace.importers.op_names import plain_dtype
+from dsexplore.trace.importers.op_names import dtype_in_kernel, plain_dtype
 from dsexplore.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call
 from dsexplore.trace.importers.profiler_file import ProfilerFile
 from dsexplore.trace.importers.profiler_groups import ProfilerGroups
@@ -33,9 +33,10 @@ def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables
     where = places.of([(call.thread, call.issued) for call in calls])
     named = ProfilerGroups(trace, rank, world_size)
     rows = [_row(rank, i, call, place, named) for i, (call, place) in enumerate(zip(calls, where, strict=True))]
-    notes = [*_notes(calls, trace), *named.notes()]
+    events = pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events")
+    notes = [*_notes(calls, trace), *named.notes(), *_unknown_sizes(events, trace)]
     return Tables(
-        events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events"),
+        events=events,
         modules=_modules(where),
         groups=pl.DataFrame(list(named.rows(calls)), schema=schema.GROUPS, orient="row"),
         info=TraceInfo(world_size=world_size, ranks=(rank,), notes=tuple(notes)),
@@ -53,6 +54,17 @@ def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile) -> Iterable[str]:
         yield f"{trace.file.name} has no kernels: its collectives have no durations"
     if trace.damaged:
         yield f"{trace.file.name}: {trace.damaged:,} events are damaged, and left out"
+
+
+def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
+    """What is to be said of collectives without bytes, other than those of a kind that nobody described."""
+    known = ~pl.col("op").str.starts_with("unknown:") & (pl.col("op") != "barrier")
+    unsized = events.filter(known & (pl.col("message_bytes") == 0) & pl.col("shape").list.len().eq(0))
+    untyped = events.filter(known & (pl.col("message_bytes") == 0) & pl.col("shape").list.sum().gt(0))
+    for found, what in ((unsized, "size"), (untyped, "dtype")):
+        if len(found):
+            many = f"{len(found):,} of its collectives"
+            yield f"{trace.file.name} does not say the {what} of {many}: they count as 0 bytes"
 
 
 def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: ProfilerGroups) -> tuple[Any, ...]:
@@ -90,6 +102,7 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     if call.op == "barrier":
         return 0, "", 0
     dtype = plain_dtype(str(call.arguments.get("dtype", ""))) or next((kind for _, kind in call.tensors if kind), "")
+    dtype = dtype or dtype_in_kernel(call.raw_op)
     ins, outs = (int(call.arguments.get(f"{way} msg nelems") or 0) for way in ("In", "Out"))
     if not ins and not outs:
         elements = max((count for count, _ in call.tensors), default=0)
@@ -104,7 +117,7 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     else:
         elements = (ins or outs) if call.op in _IN_WHOLE else max(ins, outs)
     kind = getattr(torch, dtype, None)
-    width = kind.itemsize if isinstance(kind, torch.dtype) else 1
+    width = kind.itemsize if isinstance(kind, torch.dtype) else 0
     return elements * width, dtype, elements
 
 

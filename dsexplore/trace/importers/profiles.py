@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsexplore.errors import TraceFileError
 from dsexplore.progress import track
-from dsexplore.trace.importers.dump_ranks import ranks_of_files
+from dsexplore.trace.importers.dump_ranks import is_named_by_rank, rank_in_name, ranks_of_files
 from dsexplore.trace.importers.many_objects import no_collection
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_groups import world_size_of_profile
@@ -32,11 +32,11 @@ def load_profiles(files: Sequence[Path]) -> tuple[Tables, list[str]]:
             work.advance()
     if not traces:
         raise TraceFileError(problems[0])
-    ranks = _ranks(traces)
+    ranks, guessed = _ranks(traces)
     world_size = max(max(map(world_size_of_profile, traces.values())), max(ranks.values()) + 1)
     parts = [tables_of_profile(trace, ranks[file], world_size) for file, trace in traces.items()]
     tables = merge_tables(parts)
-    notes = (*tables.info.notes, *late_records(tables))
+    notes = (*tables.info.notes, *guessed, *late_records(tables))
     return replace(tables, info=replace(tables.info, notes=notes)), problems
 
 
@@ -48,12 +48,20 @@ def _read(files: Sequence[Path], problems: list[str]) -> Iterator[ProfilerFile]:
             problems.append(str(error))
 
 
-def _ranks(traces: dict[Path, ProfilerFile]) -> dict[Path, int]:
-    """The rank of each file: what it says itself, else its name; one file that says nothing is rank 0's."""
+def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]]:
+    """The rank of each file, and what is to be said of it: what the file says itself, else its name.
+
+    Of one file alone only a number after "rank" is one. Files that say nothing, such as those that torch's handler for
+    TensorBoard names after process and time, are numbered in the order of their names.
+    """
     said = {file: {"rank": trace.distributed.get("rank")} for file, trace in traces.items()}
-    try:
-        return ranks_of_files(said)
-    except TraceFileError:
-        if len(traces) > 1:
-            raise
-        return dict.fromkeys(traces, 0)
+    if len(traces) == 1:
+        file, trace = next(iter(traces.items()))
+        rank = trace.distributed.get("rank")
+        known = rank if isinstance(rank, int) else rank_in_name(file.name)
+        notes = [] if known is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
+        return {file: known or 0}, notes
+    if all(one["rank"] is None for one in said.values()) and not is_named_by_rank(traces):
+        note = "the files do not say their ranks: they are numbered in the order of their names"
+        return {file: rank for rank, file in enumerate(sorted(traces))}, [note]
+    return ranks_of_files(said), []

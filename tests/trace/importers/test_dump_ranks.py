@@ -48,3 +48,11 @@ def test_the_dump_itself_counts_first() -> None:
 def test_says_what_to_do_where_nothing_says_it() -> None:
     with pytest.raises(TraceFileError, match=r"2 dumps, one first, do not say which rank .* such as trace_3"):
         ranks_of_files({Path("one"): groups([0, 1]), Path("two"): groups([0, 1])})
+
+
+def test_a_time_in_a_name_is_no_rank() -> None:
+    names = ["dump_1712345678901", "dump_1712345678902"]
+    with pytest.raises(TraceFileError, match="do not say which rank each is from"):
+        ranks_of_files({Path(name): {} for name in names})
+    with_ranks = [f"3_{names[0]}", f"4_{names[1]}"]
+    assert list(ranks_of_files({Path(name): {} for name in with_ranks}).values()) == [3, 4]

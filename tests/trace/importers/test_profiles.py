@@ -367,7 +367,7 @@ def op_and_works(
             ("reduce_scatter", 2048, 175),
         ),
         ("c10d::scatter_", ([64],), [("scatter", 120, 64)], ("scatter", 2048, 35)),
-        ("c10d::broadcast_", ([64],), [("all_reduce", 120, 64)], ("broadcast", 64, None)),  # of no known dtype
+        ("c10d::broadcast_", ([64],), [("all_reduce", 120, 64)], ("broadcast", 0, None)),  # of no known dtype
     ],
 )
 def test_gloos_works_end_the_op_that_they_are_for(
@@ -427,3 +427,48 @@ def test_damaged_events_are_said(tmp_path: Path) -> None:
     trace = load(folder)
     assert len(trace) == 3
     assert "trace.0.json: 1 events are damaged, and left out" in trace.info.notes
+
+
+def test_profiles_named_after_process_and_time_are_numbered(tmp_path: Path) -> None:
+    """As torch's handler for TensorBoard names them; old ones do not say their ranks."""
+    for process in (77, 78):
+        folder = trace_of([event("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)")], tmp_path / "t", None)
+        (folder / "trace.0.json").rename(folder / f"node01_{process}.17123456789012{process}.pt.trace.json")
+    trace = load(folder)
+    assert (trace.info.ranks, trace.info.world_size) == ((0, 1), 2)
+    assert "the files do not say their ranks: they are numbered in the order of their names" in trace.info.notes
+    assert load(sorted(folder.iterdir())).events.equals(trace.events)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("resnet50_workers_4.json", 0),
+        ("node01_1234.1712345678901234567.pt.trace.json", 0),
+        ("trace_rank3_step10.json", 3),
+    ],
+)
+def test_one_profile_has_the_rank_that_it_says(tmp_path: Path, name: str, rank: int) -> None:
+    folder = trace_of([event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)")], tmp_path / "t", None)
+    (folder / "trace.0.json").rename(folder / name)
+    trace = load(folder / name)
+    assert trace.info.ranks == (rank,)
+    assert (f"{name} does not say its rank: it is taken for rank 0" in trace.info.notes) == (rank == 0)
+
+
+def test_what_is_not_known_of_a_message_counts_as_nothing_and_is_said(tmp_path: Path) -> None:
+    op = event("record_param_comms", "cpu_op", ts=1, External_id=7)
+    op["args"] |= {"Input Dims": [[[64, 2]]], "Input type": ["TensorList"]}
+    generic = event("c10d::allreduce_", "cpu_op", ts=0.5, dur=3)
+    folder = trace_of(
+        [generic, op, event("ncclKernel_Generic(x)", External_id=7), event("ncclKernel_Broadcast(x)")], tmp_path / "t"
+    )
+    trace = load(folder)
+    assert trace.events.select("op", "message_bytes", "shape").rows() == [
+        ("all_reduce", 0, [128]),
+        ("broadcast", 0, []),
+    ]
+    for what in ("dtype", "size"):
+        assert (
+            f"trace.0.json does not say the {what} of 1 of its collectives: they count as 0 bytes" in trace.info.notes
+        )
