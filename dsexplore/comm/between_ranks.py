@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dsexplore.capture.groups import own_rank
+import torch.distributed as td
+
+from dsexplore.capture.groups import describe_group, own_rank
 from dsexplore.comm import compare
+from dsexplore.comm.compare import GroupKey, Made
 from dsexplore.comm.earlier_calls import Earlier
-from dsexplore.comm.meeting import exchange, meet
+from dsexplore.comm.meeting import exchange, meet, store_of_world
 from dsexplore.comm.rank_logs import rank_log
 from dsexplore.comm.records import Record
 from dsexplore.comm.straggler import StragglerReport, bounded, straggler_report
@@ -25,10 +28,11 @@ def stragglers(records: Sequence[Record], earlier: Earlier) -> StragglerReport:
     Raises:
         TimeoutError: some ranks have not made the call; the error names them.
     """
-    meet("log_summary(show_straggler=True)")
-    logs = exchange(rank_log(records, own_rank(), earlier.matched))
+    made = compare.calls_made(records, earlier.compared)
+    by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(made))
+    logs = exchange(rank_log(records, own_rank(), earlier.matched), by_store)
     found = straggler_report(list(logs.values()))
-    return replace(found, differences=(*_differences(records, earlier), *found.differences))
+    return replace(found, differences=(*_differences(made, by_store), *found.differences))
 
 
 def check(records: Sequence[Record], earlier: Earlier) -> None:
@@ -38,18 +42,27 @@ def check(records: Sequence[Record], earlier: Earlier) -> None:
         records: see `stragglers`.
         earlier: see `stragglers`.
     """
-    meet("check()")
-    if not any(exchange(bool(records)).values()):
+    made = compare.calls_made(records, earlier.compared)
+    by_store = not meet("check()", made=_made_on_world(made))
+    if not any(exchange(bool(records), by_store).values()):
         raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
-    found = _differences(records, earlier)
+    found = _differences(made, by_store)
     if found:
         raise MismatchError("the ranks did not make the same calls: " + "; ".join(bounded(found)))
 
 
-def _differences(records: Sequence[Record], earlier: Earlier) -> list[str]:
+def _made_on_world(made: Mapping[GroupKey, Made]) -> int:
+    """How many collectives this rank has made on the world."""
+    if store_of_world() is None:
+        return 0
+    world = describe_group(td.group.WORLD)
+    on_world = made.get((world.name, world.ranks))
+    return on_world.end if on_world is not None else 0
+
+
+def _differences(made: Mapping[GroupKey, Made], by_store: bool) -> list[str]:
     """Texts on where the ranks' calls differ; see `compare`."""
-    made = compare.calls_made(records, earlier.compared)
-    chunks = compare.chunks_to_compare(exchange(compare.digests(made)))
+    chunks = compare.chunks_to_compare(exchange(compare.digests(made), by_store))
     if not chunks:
         return []
-    return compare.differences(chunks, exchange(compare.calls_of_chunk(made, chunks)))
+    return compare.differences(chunks, exchange(compare.calls_of_chunk(made, chunks), by_store))

@@ -3,7 +3,8 @@ values.
 
 Compared is, call by call, what all ranks of a group must agree on: op, message bytes, dtype, reduction, root. Each rank
 first sends a digest of every `CHUNK` calls; of the first chunk that differs in a group the calls themselves are sent.
-Both are gathers of what every rank has, whatever it is, so ranks that differ get a report and cannot hang.
+Both are gathers of what every rank has, whatever it is; where ranks have made unequal numbers of calls they go by the
+world's store. So ranks that differ get a report and cannot hang.
 """
 
 from __future__ import annotations

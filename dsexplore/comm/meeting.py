@@ -8,6 +8,7 @@ answers.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -54,39 +55,45 @@ def register() -> None:
         store.set(f"{_PREFIX}process/{td.get_rank()}", f"{os.getpid()} {socket.gethostname()}")
 
 
-def meet(call: str, timeout: timedelta | None = None) -> None:
+def meet(call: str, timeout: timedelta | None = None, made: int = 0) -> bool:
     """Wait until every rank of the world has made a call.
 
     Args:
         call: its name, for the error.
         timeout: how long to wait; None for the time that a collective of the world may take.
+        made: how many collectives this rank has made on the world.
+
+    Returns:
+        Whether that is the same number on all ranks. Where it is not, a further collective on the world would meet an
+        earlier one of another rank.
 
     Raises:
         TimeoutError: some ranks have not; it names them.
     """
     store = store_of_world()
     if store is None:
-        return
+        return True
     register()
     rank, size = td.get_rank(), td.get_world_size()
     patience = timeout or _timeout_of_world()
     number = store.add(f"{_PREFIX}meetings/{rank}", 1)
     here, all_here = f"{_PREFIX}{number}/here/", f"{_PREFIX}{number}/all"
-    store.set(f"{here}{rank}", "")
+    store.set(f"{here}{rank}", str(made))
     if store.add(f"{_PREFIX}{number}/count", 1) == size:
-        store.set(all_here, "")
+        store.set(all_here, str(len(set(store.multi_get([f"{here}{other}" for other in range(size)])))))
     try:
         store.wait([all_here], patience)
     except Exception as error:
         missing = [other for other in range(size) if not store.check([f"{here}{other}"])]
         if not missing:
-            return
+            return bool(store.get(all_here) == b"1")
         verb = "has" if len(missing) == 1 else "have"
         states = " ".join(state for other in missing[:4] if (state := state_of(other)))
         raise TimeoutError(
             f"{call}: {ranks_text(missing)} of {size} {verb} not made this call after {patience.total_seconds():g} s,"
             f" and every rank of the world must. {states}".rstrip()
         ) from error
+    return bool(store.get(all_here) == b"1")
 
 
 def _timeout_of_world() -> timedelta:
@@ -153,13 +160,23 @@ def _in_time(ask: Callable[[], Value]) -> Value | None:
     return answers[0] if answers else None
 
 
-def exchange(value: Value) -> dict[int, Value]:
+def exchange(value: Value, by_store: bool = False) -> dict[int, Value]:
     """One value of each rank of the world, by rank; every rank must make this call, after `meet`. Not in the log.
 
     Without a world, and in a simulated one, that of this rank alone.
+
+    Args:
+        value: this rank's.
+        by_store: send it by the world's store, which one rank serves, instead of by a collective.
     """
-    if store_of_world() is None:
+    store = store_of_world()
+    if store is None:
         return {td.get_rank() if td.is_available() and td.is_initialized() else 0: value}
+    if by_store:
+        rank = td.get_rank()
+        values_at = f"{_PREFIX}exchange/{store.add(f'{_PREFIX}exchanges/{rank}', 1)}/"
+        store.set(f"{values_at}{rank}", pickle.dumps(value))
+        return {other: pickle.loads(store.get(f"{values_at}{other}")) for other in range(td.get_world_size())}
     values: list[Any] = [None] * td.get_world_size()
     with unlogged():
         td.all_gather_object(values, value)

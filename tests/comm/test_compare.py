@@ -82,6 +82,42 @@ def test_what_differs_between_ranks_is_named_with_their_lines(
     assert of_second.count("test_compare.py:") == 1
 
 
+def checked_before_the_last_call(by_summary: bool) -> str:
+    """What a comparison says while rank 0 waits for a call that rank 1 has not made."""
+    import torch
+
+    import dsexplore.comm as dist
+
+    dist.configure(enabled=True)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    handle = dist.all_reduce(tensor, async_op=True) if dist.get_rank() == 0 else None
+    said = ""
+    if by_summary:
+        said = "; ".join(dist.comms_logger.stragglers().differences)
+    else:
+        try:
+            dist.check()
+        except MismatchError as error:
+            said = str(error)
+    if handle is None:
+        dist.all_reduce(tensor)
+    else:
+        handle.wait()
+    dist.check()
+    assert tensor.tolist() == [4.0] * 4
+    return said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("by_summary", [False, True])
+def test_a_call_that_one_rank_has_not_made_is_named_while_the_other_waits(ranks: Ranks, by_summary: bool) -> None:
+    told = ranks(2, checked_before_the_last_call, by_summary)
+    assert told[0] == told[1]
+    _, _, differs = told[0].partition("call 1 on group 0 differs: rank 0 all_reduce SUM of 16 B float32 at ")
+    assert ", rank 1 made no such call" in differs
+
+
 @pytest.mark.processes
 def test_ranks_that_agree_are_left_alone(ranks: Ranks) -> None:
     assert ranks(2, checked, "nothing") == ["", ""]
