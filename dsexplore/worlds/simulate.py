@@ -35,6 +35,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
+from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.real_integers import patch_reducer
 from dsexplore.worlds.patches import Patches
@@ -55,6 +56,7 @@ from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.takeover import Takeover
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
+from dsexplore.worlds.simulated.zero_optimizers import patch_zero_optimizers
 from dsexplore.worlds.world_settings import WorldSettings, resolve
 
 _numbers = count(1)
@@ -213,6 +215,8 @@ class World:
         self._meshes, _ = self._watch.made
         if self.fake:
             self._exit.enter_context(fake_mode(self._inventor))
+            if self.device != "cuda":  # the mode of a GPU that is not there reads lists itself
+                self._exit.enter_context(ListMode())
         return mesh
 
     def expect_set_up(self) -> None:
@@ -242,7 +246,6 @@ class World:
             fake_tensors.patch_conversion(patches)
             fake_tensors.patch_initialisation(patches)
             fake_tensors.patch_reading(patches, self._inventor)
-            fake_tensors.patch_lists(patches)
             fake_tensors.patch_loaders(patches, self.remarks)
             fake_files.patch_files(patches, self.remarks)
             patch_reducer(patches)
@@ -259,6 +262,7 @@ class World:
         patch_reads_of_received(patches, received, self.remarks)
         patch_checkpoints(patches, objects, self.remarks)
         patch_fsdp1_optimizers(patches)
+        patch_zero_optimizers(patches)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
 
     def _cuda(self) -> AbstractContextManager[object]:

@@ -23,6 +23,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from dsexplore.worlds.cuda.marks import CPU, device_of, mark, marked
 from dsexplore.worlds.cuda.mixed_devices import refuse_mixed
+from dsexplore.worlds.fake.fake_lists import with_numbers
 from dsexplore.worlds.patches import Patches
 
 Handler = Callable[["StandInMode", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -178,6 +179,8 @@ def _parse_to(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[
 @handles(torch.tensor, torch.as_tensor)
 def _of_numbers(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Numbers of tensors in a list are copied to the CPU unless a device is named; a tensor stays where it is."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        args, kwargs = with_numbers(func, args, kwargs)
     if kwargs.get("device") is not None:
         return mode.on_device(func, args, kwargs)
     if kwargs.get("pin_memory"):

@@ -215,46 +215,6 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
     patches.function(_flat_param._same_storage, lambda _original: _share_storage)
 
 
-def patch_lists(patches: Patches) -> None:
-    """Make ``torch.tensor`` and ``torch.as_tensor`` read fake tensors in lists, whose memory they copy from.
-
-    Scripts make such lists of what they counted: ``torch.tensor([correct, total], device="cuda")``.
-    """
-    for name in ("tensor", "as_tensor"):
-        patches.attribute(torch, name, _reads_lists(getattr(torch, name)))
-
-
-def _reads_lists(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @wraps(original)
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if args and isinstance(args[0], (list, tuple)) and _holds_tensors(args[0]):
-            numbers = _real(args[0])
-            with unset_fake_temporarily():
-                values = original(numbers)
-            args = (values.tolist(), *args[1:])
-            kwargs.setdefault("dtype", values.dtype)
-        return original(*args, **kwargs)
-
-    return made
-
-
-def _holds_tensors(data: Sequence[Any]) -> bool:
-    return any(
-        isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _holds_tensors(one)) for one in data
-    )
-
-
-def _real(data: Any) -> Any:
-    """Lists of real tensors and numbers, in place of lists of fake tensors."""
-    if isinstance(data, (list, tuple)):
-        return [_real(one) for one in data]
-    if not isinstance(data, torch.Tensor):
-        return data
-    value = data.item()
-    with unset_fake_temporarily():
-        return torch.full((), value, dtype=data.dtype)
-
-
 def _address(tensor: FakeTensor) -> int:
     """An address that no other tensor has but those that share its memory; 0 where there is none.
 
@@ -265,9 +225,9 @@ def _address(tensor: FakeTensor) -> int:
     return storage._cdata + tensor.storage_offset() * tensor.element_size() if storage.nbytes() else 0
 
 
-def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """FSDP1's question for the memory of two tensors, which asks storages for addresses: torch warns of that."""
-    one, other = (getattr(each, "_local_tensor", each) for each in (one, other))
+    one, other = (getattr(each, "_local_tensor", each) for each in (a, b))
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 

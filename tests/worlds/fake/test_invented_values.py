@@ -29,6 +29,11 @@ def fake() -> Iterator[None]:
         yield
 
 
+def numbers() -> torch.Tensor:
+    """A function that a compiler is to understand."""
+    return torch.tensor([1, 2])
+
+
 @pytest.mark.usefixtures("fake")
 class TestLists:
     """``torch.tensor([correct, total])``, as meters of examples make it before they reduce it."""
@@ -38,7 +43,7 @@ class TestLists:
     def test_of_tensors_and_numbers_have_their_shape_and_values(
         self, make: Callable[..., torch.Tensor], shape: tuple[int, ...]
     ) -> None:
-        made = getattr(torch, make.__name__)([torch.ones(shape) * 3, 4])
+        made = make([torch.ones(shape) * 3, 4])
         assert made.shape == (2,)
         assert made.dtype == torch.float32
         assert made.tolist() == [3, 4]
@@ -61,6 +66,7 @@ class TestLists:
 
     def test_of_numbers_alone_are_torchs_own(self) -> None:
         assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+        torch.jit.script(numbers)  # the compiler knows torch's functions alone
 
 
 @pytest.mark.usefixtures("fake")

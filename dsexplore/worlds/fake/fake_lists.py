@@ -1,0 +1,61 @@
+"""`ListMode`: ``torch.tensor`` and ``torch.as_tensor`` of lists that hold fake tensors.
+
+torch copies such tensors from their memory, which fake ones have not. Scripts make such lists of what they counted:
+``torch.tensor([correct, total], device="cuda")``. A function mode reads the tensors first; replaced functions would be
+others than those that torch's compilers know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+
+
+class ListMode(TorchFunctionMode):
+    """Reads fake tensors in lists of which a tensor is made."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch, with numbers in place of fake tensors where it makes a tensor of a list."""
+        kwargs = kwargs or {}
+        if func is torch.tensor or func is torch.as_tensor:
+            args, kwargs = with_numbers(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of ``torch.tensor`` with the numbers that fake tensors in its list are read as.
+
+    Args:
+        func: ``torch.tensor`` or ``torch.as_tensor``.
+        args: its positional arguments.
+        kwargs: its other arguments; ``dtype`` is added, the one that torch finds for the list, unless it is given.
+    """
+    if not args or not isinstance(args[0], (list, tuple)) or not _holds_tensors(args[0]):
+        return args, kwargs
+    read = _real(args[0])
+    with unset_fake_temporarily():
+        values = func(read)
+    return (values.tolist(), *args[1:]), {"dtype": values.dtype, **kwargs}
+
+
+def _holds_tensors(data: Sequence[Any]) -> bool:
+    return any(
+        isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _holds_tensors(one)) for one in data
+    )
+
+
+def _real(data: Any) -> Any:
+    """Lists of real tensors and numbers, in place of lists of fake tensors."""
+    if isinstance(data, (list, tuple)):
+        return [_real(one) for one in data]
+    if not isinstance(data, torch.Tensor):
+        return data
+    value = data.item()
+    with unset_fake_temporarily():
+        return torch.full((), value, dtype=data.dtype)
