@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import planted
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -59,6 +61,13 @@ def test_an_oddity_is_found_and_its_change_silences_the_finding(name: str) -> No
     assert rows.events["message_bytes"].sum() == first.message_bytes
     if name in EXACT:
         assert sent(trace) - sent(changed) == sum(one.spare_bytes for one in found) > 0
+
+
+def test_what_the_optimizer_may_reduce_once_is_sought_in_the_optimizer_alone() -> None:
+    tables = planted.trace_of("optimizer_reduces", True).tables
+    in_forward = tables.events.with_columns(phase=pl.lit("forward"))
+    rules = {one.rule for one in dsexplore.Trace(replace(tables, events=in_forward)).findings()}
+    assert "optimizer_reduces" not in rules
 
 
 def test_findings_are_a_table_and_text() -> None:

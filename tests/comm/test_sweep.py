@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as td
 
 import dsexplore
 from dsexplore import UsageError
 from dsexplore.comm.nccl_tests_file import read_nccl_tests
-from dsexplore.comm.sweep_ops import IN_PLACE, SWEPT
+from dsexplore.comm.sweep_ops import IN_PLACE, SWEPT, Ranks, prepare
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 
 CONDITIONS = SweepConditions("nccl", "cuda", 1, 8, "float32", "torch 2.13", "2026-11-23T10:00:00", ("a remark",))
@@ -70,12 +71,22 @@ def of_a_subgroup() -> dict[str, Any] | str:
     return sweep(group, sizes=["4KiB"], rounds=1, seconds=0.0).to_json()
 
 
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_the_expected_sum_is_that_of_all_ranks_inputs(size: int) -> None:
+    ranks = Ranks(None, 1, size, torch.device("cpu"), torch.float32)
+    prepared = prepare("all_reduce", 4 * 300, True, ranks)
+    places = torch.arange(300)
+    of_ranks = [places % 97 + rank for rank in range(size)]
+    assert torch.equal(prepared.expected(places), sum(of_ranks).to(torch.float32))  # type: ignore[union-attr]
+
+
 @pytest.mark.processes
 def test_all_ops_on_real_ranks() -> None:
     run = dsexplore.run_ranks(lambda: on_each_rank(sizes=[8, "4KiB"], rounds=2, seconds=0.0055), 2, timeout=120).check()
     assert run.values[0] == run.values[1]
     result = CommSweep.from_json(run.values[0])
     assert result.ops == list(SWEPT)
+    assert "do not fit" not in str(result)
     assert (result.conditions.backend, result.conditions.ranks) == ("gloo", 2)
     assert {(p.op, p.in_place) for p in result.points if p.in_place} == {(op, True) for op in IN_PLACE}
     for point in result.points:
