@@ -41,7 +41,7 @@ from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
-from dsexplore.capture.timing import Clock, Stopwatch
+from dsexplore.capture.timing import Clock, Stopwatch, fail
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
@@ -217,6 +217,12 @@ class Recorder:
     def end_call(self, issued: Issued) -> None:
         """The call has returned, and what it issued is over."""
         issued.end = self._stopwatch.now()
+        for recording in self._recordings:
+            recording.add(issued)
+
+    def fail_call(self, issued: Issued, error: BaseException) -> None:
+        """The call has raised while torch made it; what it issued has no end."""
+        fail(issued, error)
         for recording in self._recordings:
             recording.add(issued)
 

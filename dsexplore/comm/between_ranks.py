@@ -51,13 +51,15 @@ def check(records: Sequence[Record], earlier: Earlier) -> None:
         raise MismatchError("the ranks did not make the same calls: " + "; ".join(bounded(found)))
 
 
-def _made_on_world(made: Mapping[GroupKey, Made]) -> int:
-    """How many collectives this rank has made on the world."""
+def _made_on_world(made: Mapping[GroupKey, Made]) -> int | None:
+    """How many collectives this rank has made on the world; None where one of them failed."""
     if store_of_world() is None:
         return 0
     world = describe_group(td.group.WORLD)
     on_world = made.get((world.name, world.ranks))
-    return on_world.end if on_world is not None else 0
+    if on_world is None:
+        return 0
+    return None if any(record.failed for record in on_world.records) else on_world.end
 
 
 def _differences(made: Mapping[GroupKey, Made], by_store: bool) -> list[str]:

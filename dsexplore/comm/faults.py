@@ -85,6 +85,7 @@ def _advice(text: str, group: Any) -> str:
         return (
             " A peer did not join in time: see that every rank of the group makes this call, in the same order; with"
             " TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment, torch compares the ranks' calls and names the first"
-            f" that differs.{_peers_that_cannot(group)}"
+            " that differs; where calls are logged, dsexplore.comm.check() does so after it."
+            f"{_peers_that_cannot(group)}"
         )
     return ""

@@ -130,7 +130,10 @@ def _issue_past_kernel(
     try:
         result = pass_kernels_by(spelling.call, *args)
     except Exception as error:
-        comms_logger.fail(comms_logger.begin(spelling, log_name), error, args, live)
+        if isinstance(error, RuntimeError):  # the backend's; torch refuses arguments by a ValueError or a TypeError
+            recorder.fail_call(issued, error)
+        else:
+            comms_logger.fail(comms_logger.begin(spelling, log_name), error, args, live)
         explain(error, spelling.name, live)
         raise
     if is_async and result is not None:

@@ -55,17 +55,17 @@ def register() -> None:
         store.set(f"{_PREFIX}process/{td.get_rank()}", f"{os.getpid()} {socket.gethostname()}")
 
 
-def meet(call: str, timeout: timedelta | None = None, made: int = 0) -> bool:
+def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> bool:
     """Wait until every rank of the world has made a call.
 
     Args:
         call: its name, for the error.
         timeout: how long to wait; None for the time that a collective of the world may take.
-        made: how many collectives this rank has made on the world.
+        made: how many collectives this rank has made on the world; None where one of them failed.
 
     Returns:
         Whether that is the same number on all ranks. Where it is not, a further collective on the world would meet an
-        earlier one of another rank.
+        earlier one of another rank, or connections that a failed one has left broken.
 
     Raises:
         TimeoutError: some ranks have not; it names them.
@@ -78,7 +78,7 @@ def meet(call: str, timeout: timedelta | None = None, made: int = 0) -> bool:
     patience = timeout or _timeout_of_world()
     number = store.add(f"{_PREFIX}meetings/{rank}", 1)
     here, all_here = f"{_PREFIX}{number}/here/", f"{_PREFIX}{number}/all"
-    store.set(f"{here}{rank}", str(made))
+    store.set(f"{here}{rank}", str(made) if made is not None else f"failed on {rank}")
     if store.add(f"{_PREFIX}{number}/count", 1) == size:
         store.set(all_here, str(len(set(store.multi_get([f"{here}{other}" for other in range(size)])))))
     try:

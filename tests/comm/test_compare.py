@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -25,7 +26,6 @@ SUM = Agreed("all_reduce", 16, "float32", "SUM", None)
 
 def checked(which: str) -> str:
     """What `check` says after calls that differ between the ranks in one thing."""
-    import contextlib
     import io
 
     import torch
@@ -116,6 +116,40 @@ def test_a_call_that_one_rank_has_not_made_is_named_while_the_other_waits(ranks:
     assert told[0] == told[1]
     _, _, differs = told[0].partition("call 1 on group 0 differs: rank 0 all_reduce SUM of 16 B float32 at ")
     assert ", rank 1 made no such call" in differs
+
+
+def checked_after_a_time_out(layer: str) -> str:
+    """What `check` says after calls of several kinds for which the ranks waited in vain."""
+    import torch
+    import torch.distributed as td
+
+    import dsexplore.comm as dist
+    from dsexplore.capture.record import record
+
+    dist.configure(enabled=True)
+    called = dist if layer == "ours" else td
+    called.all_reduce(torch.ones(4))
+    with record() as trace, contextlib.suppress(RuntimeError):
+        if dist.get_rank() == 0:
+            called.all_reduce(torch.ones(4))
+        else:
+            called.broadcast(torch.ones(4), 0)
+    assert trace.events["state"].to_list() == ["failed"]
+    try:
+        dist.check()
+    except MismatchError as error:
+        return str(error)
+    return "no difference"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("layer", ["ours", "torch's"])
+def test_after_a_time_out_the_calls_that_differ_are_named(layer: str) -> None:
+    told = run_ranks(checked_after_a_time_out, 2, args=(layer,), timeout=100, group_timeout=2).values
+    assert told[0] == told[1]
+    _, _, differs = told[0].partition("call 1 on group 0 differs: ")
+    assert differs.startswith("rank 0 all_reduce SUM of 16 B float32 at ")
+    assert ", rank 1 broadcast of 16 B float32 root 0 at " in differs
 
 
 @pytest.mark.processes
