@@ -10,6 +10,10 @@ were chosen with them at hand, but for those that are held out, which are report
 that drives all GPUs of a node, as ``nccl-tests -g 8`` does: up to some size they show how long its CPU needs to launch
 them. These rows are told from the others by their own shortest time, and counted apart.
 
+Then the times of ``data/nccl_perf.csv``, of 2, 4 and 8 GPUs of nine kinds. Cluster files have one version of the
+library for each of seven machines. All were predicted before any was in a file; "left out" repeats that, as nothing
+else was changed. The versions and machines that no file has say what the points of the files are worth elsewhere.
+
 Then gloo on one machine: of the sweeps ``data/gloo-2.json`` and ``gloo-4.json`` a part calibrates a cluster, which
 predicts the other part. What repeats itself between rounds of the same sweep is the least error that is possible.
 Others of your own: ``dsexplore comm --real 4 -e 16MiB --rounds 8 --save mine.json``, then ``--sweeps mine.json``.
@@ -18,6 +22,7 @@ Others of your own: ``dsexplore comm --real 4 -e 16MiB --rounds 8 --save mine.js
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import tomllib
 from collections import defaultdict
@@ -35,6 +40,22 @@ DATA = Path(__file__).with_name("data") / "collectives.toml"
 UNSEEN = DATA.with_name("unseen_collectives.toml")
 CLUSTERS = {"dgx-b200": "b200", "hgx-h20": "hgx-h200", "gb200-nvl4": "gb200-nvl72", "rtx-4090": "rtx4090"}
 """The cluster file by which a table is predicted, where it is not called as the table's machine."""
+NCCL_PERF = DATA.with_name("nccl_perf.csv")
+"""From NVIDIA's aiconfigurator-core 0.12.0 (PyPI, Apache-2.0), systems/data/*/comm/nccl: half precision, the median of
+the runs of a version."""
+PERF_SOURCE = "NVIDIA aiconfigurator-core"
+PERF_MACHINES = {
+    "a100-sxm": "dgx-a100",
+    "b200-sxm": "b200",
+    "b300-sxm": "b200",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb200-nvl72",
+    "h100-sxm": "dgx-h100",
+    "h200-sxm": "hgx-h200",
+    "l40s": "8xl40s",
+    "rtx-pro-6000-server": "8xrtx-pro-6000",
+}
+"""The cluster file by which each machine is predicted."""
 LAUNCHED = 1.2
 """Times the shortest time of a table made by one process, from where on a time counts as that of the collective."""
 SMALL = 64 << 10
@@ -194,6 +215,57 @@ def report_unseen() -> None:
             print(f"{rows_of:34}{_line(part)}")
 
 
+def perf_rows(path: Path = NCCL_PERF) -> Iterator[tuple[Row, Row, bool]]:
+    """Each time of a file of columns machine, library, op, ranks, bytes, microseconds: predicted without the points of
+    its source, and with them, and whether a cluster file has times of that machine and library."""
+    clusters = {
+        name: (_without(Cluster.load(name), PERF_SOURCE), Cluster.load(name)) for name in PERF_MACHINES.values()
+    }
+    with path.open(encoding="utf-8", newline="") as lines:
+        for each in csv.DictReader(lines):
+            machine, name = each["machine"], PERF_MACHINES[each["machine"]]
+            table = {"op": each["op"], "nodes": 1, "ranks_per_node": int(each["ranks"])}
+            size, seconds = int(each["bytes"]), float(each["microseconds"]) * 1e-6
+            label = f"{machine} {each['library']}"
+            folder = f"{machine.replace('-', '_')}/comm/{each['library'].replace(' ', '/')}:"
+            known = any(folder in one.source for one in clusters[name][1].measured)
+            without, with_it = (
+                _row(table, name, cluster, size, seconds)._replace(cluster=label) for cluster in clusters[name]
+            )
+            yield without, with_it, known
+
+
+def report_perf() -> None:
+    """Errors on `NCCL_PERF`, by machine and version and by op."""
+    found = list(perf_rows())
+    print("\n2, 4 and 8 GPUs of nine kinds: median / 90th percentile of the error, and in range")
+    print(f"{'':40}{'n':>5}   {'left out':22}{'with points of the files':22}")
+    for label in dict.fromkeys(row.cluster for row, _, _ in found):
+        part = [each for each in found if each[0].cluster == label]
+        print(f"{label:32}{'in a file' if part[0][2] else '':10}{_perf_line(part)}")
+    for title, kinds in (
+        ("H100", ("h100",)),
+        ("A100", ("a100",)),
+        ("switched", ("a100", "h", "b", "gb")),
+        ("PCIe", ("l40s", "rtx")),
+    ):
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            part = [each for each in found if each[0].op == op and each[0].cluster.startswith(kinds)]
+            print(f"{title + ' ' + op:42}{_perf_line(part)}")
+    print(f"{'all':42}{_perf_line(found)}")
+    print(f"{'of versions and machines in no file':42}{_perf_line([each for each in found if not each[2]])}")
+
+
+def _perf_line(part: list[tuple[Row, Row, bool]]) -> str:
+    cells = [f"{len(part):4}"]
+    for which in (0, 1):
+        rows = [each[which] for each in part]
+        cells.append(
+            f"{_errors([(row.ours, row.seconds) for row in rows])}{statistics.mean(row.inside for row in rows):7.0%}"
+        )
+    return "   ".join(cells)
+
+
 def _line(part: list[Row]) -> str:
     cells = [f"{len(part):4}", _errors([(row.ours, row.seconds) for row in part])]
     cells.append(f"{statistics.mean(row.inside for row in part):8.0%}")
@@ -263,6 +335,7 @@ def main() -> None:
             print(f"\n{title}: median / 90th percentile of the error, 512 B to 512 MiB")
             report(list(rows(leave_out)))
         report_unseen()
+        report_perf()
     for path in sweeps or SWEEPS:
         report_sweep(path)
 
