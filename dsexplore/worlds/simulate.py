@@ -244,6 +244,7 @@ class World:
         fake_tensors.patch_sharding(patches)
         if self.fake:
             fake_tensors.patch_conversion(patches)
+            fake_tensors.patch_waits(patches)
             fake_tensors.patch_initialisation(patches)
             fake_tensors.patch_reading(patches, self._inventor)
             fake_tensors.patch_loaders(patches, self.remarks)

@@ -10,7 +10,9 @@ Measured on torch 2.13, where under ``FakeTensorMode``
   ranks: here it does so once;
 * ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks
   are made when asked for;
-* ``nn.init.trunc_normal_`` draws until all values lie between its bounds, for ever: here it draws once.
+* ``nn.init.trunc_normal_`` draws until all values lie between its bounds, for ever: here it draws once;
+* a functional collective is waited for at once, as in a program that is compiled: here where its result is first
+  used, as on real tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ import torch.distributed.fsdp._flat_param as _flat_param
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.data import DataLoader
 
 from dsexplore.worlds.fake.invented_values import Inventor, known_of
@@ -74,6 +78,31 @@ def patch_meshes(patches: Patches) -> None:
     assert isinstance(table, property)
     assert table.fget is not None
     patches.attribute(DeviceMesh, "mesh", property(outside_fake_mode(table.fget), doc=table.__doc__))
+
+
+def patch_waits(patches: Patches) -> None:
+    """Make functional collectives return tensors that wait at their first use."""
+    original: Callable[[torch.Tensor], torch.Tensor] = _functional_collectives._maybe_wrap_tensor
+
+    def wrapped(tensor: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+            return original(tensor)
+        awaited: torch.Tensor = _Awaited.apply(tensor)  # type: ignore[no-untyped-call]  # torch types none of it
+        return awaited
+
+    patches.attribute(_functional_collectives, "_maybe_wrap_tensor", wrapped)
+
+
+class _Awaited(torch.autograd.Function):
+    """What torch's own op does on real tensors, whose rule for fake ones returns a plain tensor."""
+
+    @staticmethod
+    def forward(_context: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return _functional_collectives.AsyncCollectiveTensor(tensor)
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
 
 
 def _copied(mesh: DeviceMesh, memo: dict[int, Any]) -> Any:

@@ -1,0 +1,37 @@
+"""Programs on fake tensors do what they do on real ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore.worlds.simulate import simulate
+from dsexplore.worlds.tracing import commtrace
+
+
+def waits_late(mesh: DeviceMesh) -> None:
+    """A gather, a product that does not need it, and one that does."""
+    x = torch.ones(8, 8, requires_grad=True)
+    gathered = functional.all_gather_single(x, 0, mesh)
+    own = x @ x
+    (gathered.T @ gathered + own).sum().backward()
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_functional_collective_is_waited_for_where_it_is_used(fake: bool) -> None:
+    with simulate(mesh="tp=2", fake=fake) as mesh, commtrace(costs=True) as trace:
+        waits_late(mesh)
+    rows = trace.tables.kernels.sort("segment", maintain_order=True).filter(phase="other")
+    assert rows.filter(rows["kind"].is_in(["matmul", "wait"]))["kind"].to_list() == ["matmul", "wait", "matmul"]
+    assert trace.events["op"].to_list()[:1] == ["all_gather"]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_gradients_pass_through_what_is_waited_for_late(fake: bool) -> None:
+    with simulate(mesh="tp=2", fake=fake) as mesh:
+        x = torch.ones(4, 4, requires_grad=True)
+        functional.all_gather_single(x * 2, 0, mesh).sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == x.shape
