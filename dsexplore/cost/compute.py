@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from dsexplore.cost.cluster import Cluster
 
@@ -30,13 +30,18 @@ class Generation:
         attention: the part of the stated bf16 FLOP/s that FlashAttention-2 reaches forward, on long sequences.
         attention_backward: the same backward.
         channels: multiprocessors that the communication library's kernels hold while a collective runs.
+        cudnn: what cuDNN's attention reaches forward and backward; None where nobody published that it is faster.
     """
 
     multiprocessors: int
     attention: float
     attention_backward: float
     channels: int
+    cudnn: tuple[float, float] | None = None
 
+
+Attention = Literal["flash-2", "cudnn"]
+"""Whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster."""
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {
@@ -47,10 +52,10 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
         "ampere": Generation(108, 0.61, 0.55, 24),
         # L40S datasheet: 142; attention as FlashAttention-2 on Ampere.
         "ada": Generation(142, 0.55, 0.48, 16),
-        # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, which show FlashAttention-2 on
-        # H100 SXM: 370 of 989 TFLOP/s forward, 300 backward, head width 128, causal, 8k to 16k. NCCL on 8 H100: 16
+        # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100 SXM, head width 128, 16k, of
+        # 989 TFLOP/s: FlashAttention-2 has 335 forward, causal, and 322 backward; cuDNN 539 and 516. NCCL on 8 H100: 16
         # channels with NVLS, 24 with rings.
-        "hopper": Generation(132, 0.37, 0.30, 20),
+        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52)),
         # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it.
         "blackwell": Generation(148, 0.50, 0.42, 20),
         # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
@@ -96,7 +101,9 @@ SPEEDS = (Speed(0.88, 0.70, 0.90), Speed(), Speed(1.22, 1.25, 1.35))
 cuDNN or FlashAttention-3 against FlashAttention-2. Memory: ops that fit into the cache against strided ones."""
 
 
-def kernel_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
+def kernel_seconds(
+    row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool, attention: Attention = "flash-2"
+) -> float:
     """Seconds that the compute stream is busy with one row of `schema.KERNELS`.
 
     Args:
@@ -104,6 +111,7 @@ def kernel_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compi
         cluster: whose GPU.
         speed: factors on the times.
         compiled: whether ops are fused as a compiler fuses them.
+        attention: whose attention kernels run.
     """
     kind, count = row["kind"], int(row["count"])
     if kind in ("dispatch", "wait"):
@@ -116,7 +124,7 @@ def kernel_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compi
             count = -(-count // OPTIMIZER_TENSORS)
         return speed.memory * (_memory_seconds(traffic, cluster) + count * _fixed(cluster))
     if kind == "attention":
-        arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster)
+        arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
     else:
         arithmetic = speed.matmul * int(row["flops"]) / _product_rate(row["dtype"], tuple(row["shape"]), cluster)
     return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
@@ -167,9 +175,12 @@ def _product_rate(dtype: str, shape: tuple[int, ...], cluster: Cluster) -> float
     return best * _ORDINARY * shape_efficiency(shape, cluster.generation)
 
 
-def _attention_rate(row: Mapping[str, Any], cluster: Cluster) -> float:
+def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
     generation = GENERATIONS[cluster.generation]
-    part = generation.attention_backward if "backward" in row["op"] else generation.attention
+    parts = generation.attention, generation.attention_backward
+    if kernels == "cudnn" and generation.cudnn is not None:
+        parts = generation.cudnn
+    part = parts["backward" in row["op"]]
     batch, heads, queries, _, width = map(int, row["shape"])
     blocks = batch * heads * -(-queries // 128)
     waves = -(-blocks // generation.multiprocessors)

@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import get_args
 
 import polars as pl
 
+from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import slowed_by_communication
+from dsexplore.cost.compute import Attention, slowed_by_communication
 from dsexplore.cost.estimate import Range
 from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
@@ -61,6 +63,8 @@ class Prediction(Displayable):
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
         self.tables, self.cluster, self.options = tables, cluster, options
         read = programs(tables, cluster, options)
+        if options.async_tp:
+            read = [replace(program, items=in_pieces(program.items)) for program in read]
         # Ranks of one machine send with the processors that they compute with: nothing is hidden.
         overlap = options.overlap and cluster.topology != "host"
         slowdown = slowed_by_communication(cluster) if overlap else 0.0
@@ -235,6 +239,8 @@ class Prediction(Displayable):
         ranks_per_node: int | None = None,
         overlap: bool | None = None,
         compiled: bool | None = None,
+        async_tp: bool | None = None,
+        attention: Attention | None = None,
         batch: float = 1,
         sequence: float = 1,
     ) -> Prediction:
@@ -245,6 +251,8 @@ class Prediction(Displayable):
             ranks_per_node: another number; 0 for the cluster's own.
             overlap: whether communication may run beside compute.
             compiled: whether modules run compiled.
+            async_tp: whether collectives of tensor parallelism run in pieces beside their products.
+            attention: whose attention kernels run, ``"flash-2"`` or ``"cudnn"``.
             batch: times as many samples: of a 1F1B pipeline so many times as many microbatches, which are repeated; of
                 anything else a new trace is needed.
             sequence: times as long sequences; anything but 1 needs a new trace.
@@ -260,6 +268,8 @@ class Prediction(Displayable):
             ranks_per_node=self.options.ranks_per_node if ranks_per_node is None else ranks_per_node or None,
             overlap=self.options.overlap if overlap is None else overlap,
             compiled=self.options.compiled if compiled is None else compiled,
+            async_tp=self.options.async_tp if async_tp is None else async_tp,
+            attention=self.options.attention if attention is None else _known_attention(attention),
         )
         return Prediction(tables, self.cluster if cluster is None else as_cluster(cluster), options)
 
@@ -331,15 +341,24 @@ def predict(
     compiled: bool | None = None,
     overlap: bool = True,
     step: int | None = None,
+    async_tp: bool = False,
+    attention: Attention = "flash-2",
 ) -> Prediction:
     """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
 
     Raises:
-        UsageError: the trace has no costs, no such step, or no such cluster.
+        UsageError: the trace has no costs, no such step, or no such cluster, or there are no such kernels.
     """
     if ranks_per_node is not None and ranks_per_node < 1:
         raise UsageError(f"ranks_per_node={ranks_per_node} is no number of ranks: give 1 or more")
-    return Prediction(tables, as_cluster(cluster), Options(ranks_per_node, compiled, overlap, step))
+    options = Options(ranks_per_node, compiled, overlap, step, async_tp, _known_attention(attention))
+    return Prediction(tables, as_cluster(cluster), options)
+
+
+def _known_attention(name: Attention) -> Attention:
+    if name not in get_args(Attention):
+        raise UsageError(f"attention={name!r} is not known: name one of {', '.join(map(repr, get_args(Attention)))}")
+    return name
 
 
 def _needs_trace(name: str, factor: float) -> UsageError:

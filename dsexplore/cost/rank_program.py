@@ -9,7 +9,7 @@ from typing import Any, Literal
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import SPEEDS, host_seconds, kernel_seconds
+from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds
 from dsexplore.cost.duration import collective_time
 from dsexplore.errors import UsageError
 from dsexplore.trace.collectives import OPS
@@ -32,6 +32,7 @@ class Kernels:
         module: that runs.
         phase: of the step.
         kind: see `dsexplore.capture.op_costs.Kind`.
+        shape: of a product: batch, m, n, k, where it is known.
     """
 
     seconds: Times
@@ -39,6 +40,7 @@ class Kernels:
     module: str
     phase: str
     kind: str
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Collective:
         axis: of the mesh.
         message_bytes: as nccl-tests counts them.
         peer: of a send or recv.
+        ranks: of its group.
     """
 
     seq: int
@@ -70,6 +73,7 @@ class Collective:
     axis: str
     message_bytes: int
     peer: int | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +124,16 @@ class Options:
         compiled: whether modules run compiled; None for as the program asked.
         overlap: whether communication may run beside compute.
         step: which step of the trace; None for the last that computes most.
+        async_tp: whether collectives of tensor parallelism run in pieces beside their products; see `in_pieces`.
+        attention: which kernels compute attention; see `dsexplore.cost.compute.Generation`.
     """
 
     ranks_per_node: int | None = None
     compiled: bool | None = None
     overlap: bool = True
     step: int | None = None
+    async_tp: bool = False
+    attention: Attention = "flash-2"
 
 
 def _fullest_step(kernels: pl.DataFrame) -> int:
@@ -179,7 +187,8 @@ class _Reader:
                     items.append(Wait(waits_for))
             else:
                 seconds, host = self._cost(cost)
-                items.append(Kernels(seconds, host, module, phase, kind))
+                shape = tuple(cost[_COSTS.index("shape")] or ()) if kind == "matmul" else ()
+                items.append(Kernels(seconds, host, module, phase, kind, shape))
         return Program(rank, step, [*items, *collectives[position:]], list(self.notes))
 
     def _cost(self, row: tuple[Any, ...]) -> tuple[Times, float]:
@@ -188,7 +197,9 @@ class _Reader:
         if key not in self._costs:
             named = dict(zip(_COSTS, row, strict=True))
             compiled = self.options.compiled if self.options.compiled is not None else named["compiled"]
-            low, expected, high = (kernel_seconds(named, self.cluster, speed, compiled) for speed in SPEEDS)
+            low, expected, high = (
+                kernel_seconds(named, self.cluster, speed, compiled, self.options.attention) for speed in SPEEDS
+            )
             self._costs[key] = (low, expected, high), host_seconds(named, self.cluster, compiled)
         return self._costs[key]
 
@@ -207,6 +218,7 @@ class _Reader:
             axis=row["axis"],
             message_bytes=row["message_bytes"],
             peer=row["peer"],
+            ranks=row["group_size"],
         )
 
     def _ranks_on_node(self, ranks: list[int], row: Mapping[str, Any], rank: int) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
@@ -279,6 +279,8 @@ class Trace(Displayable):
         compiled: bool | None = None,
         overlap: bool = True,
         step: int | None = None,
+        async_tp: bool = False,
+        attention: Literal["flash-2", "cudnn"] = "flash-2",
     ) -> Prediction:
         """How long one step of this program would take on a cluster, and what memory it would need, with ranges.
 
@@ -288,6 +290,9 @@ class Trace(Displayable):
             compiled: whether modules run compiled; None for as the program asked.
             overlap: whether communication may run beside compute.
             step: which step of the trace; None for the last that computes most.
+            async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
+                tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
+            attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
 
         Raises:
             UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such cluster.
@@ -295,7 +300,14 @@ class Trace(Displayable):
         from dsexplore.cost.prediction import predict  # the second door upward; see `dsexplore.display`
 
         return predict(
-            self.tables, cluster, ranks_per_node=ranks_per_node, compiled=compiled, overlap=overlap, step=step
+            self.tables,
+            cluster,
+            ranks_per_node=ranks_per_node,
+            compiled=compiled,
+            overlap=overlap,
+            step=step,
+            async_tp=async_tp,
+            attention=attention,
         )
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:

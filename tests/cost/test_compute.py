@@ -94,3 +94,11 @@ def test_long_attention_reaches_the_published_rate() -> None:
 @pytest.mark.parametrize("name", known_clusters())
 def test_every_cluster_has_a_generation(name: str) -> None:
     assert kernel_seconds(product(4096, 4096, 4096), Cluster.load(name), SPEEDS[1], False) > 0
+
+
+@pytest.mark.parametrize(("op", "faster"), [("flash", 539 / 335), ("flash_backward", 516 / 322)])
+def test_attention_of_cudnn_is_as_much_faster_as_was_published(op: str, faster: float) -> None:
+    """FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: H100, head width 128, 16k."""
+    attention = row(kind="attention", op=op, shape=[1, 32, 16384, 16384, 128], flops=10**15)
+    flash, cudnn = (kernel_seconds(attention, H100, Speed(), False, kernels) for kernels in ("flash-2", "cudnn"))
+    assert flash / cudnn == pytest.approx(faster, rel=0.01)

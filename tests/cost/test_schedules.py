@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.cost.schedules import Schedule, gpipe, one_forward_one_backward, place, read_schedule
+from dsexplore.cost.schedules import (
+    Schedule,
+    gpipe,
+    interleaved_1f1b,
+    one_forward_one_backward,
+    place,
+    read_schedule,
+)
 from dsexplore.errors import UsageError
 
 
@@ -51,6 +58,16 @@ def test_interleaved_stages_have_a_smaller_bubble() -> None:
     interleaved = read("ScheduleInterleaved1F1B", 4, 4, **order)
     assert interleaved.stages_per_rank == 2
     assert end(interleaved, 0.5, 1.0) < end(read("Schedule1F1B", 2, 4))
+
+
+@given(ranks=st.integers(2, 6), parts=st.integers(1, 4), groups=st.integers(1, 4))
+def test_interleaved_stages_divide_the_bubble(ranks: int, parts: int, groups: int) -> None:
+    """(p − 1) / v of the time of one microbatch, as Megatron's paper on it says (arXiv 2104.04473, 2.2.2)."""
+    count = groups * ranks
+    order = tuple(interleaved_1f1b(rank, ranks, parts, count) for rank in range(ranks))
+    schedule = Schedule("interleaved", ranks * parts, count, order)
+    assert all(len(set(actions)) == len(actions) == 2 * parts * count for actions in order)
+    assert end(schedule, 1.0 / parts, 2.0 / parts) == pytest.approx(3.0 * (count + (ranks - 1) / parts))
 
 
 def test_halves_of_a_backward_run_one_after_the_other() -> None:

@@ -1,0 +1,119 @@
+"""Tensor parallelism whose collectives run in pieces beside the products that make or use what they move.
+
+Torch does so for compiled modules with symmetric memory (``torch._inductor.config._micro_pipeline_tp``), Megatron with
+``--tp-comm-overlap``. A product begins on the rank's own part while the others' are under way, so of an all_gather
+before it only the first of as many pieces as ranks is waited for; of a reduce_scatter behind it only the last.
+
+Pieces of an all_gather run beside the products on the same input: those of the same rows and depth, or of the same
+module. Pieces of a reduce_scatter run beside the last product before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dsexplore.cost.rank_program import Collective, Item, Kernels, Times, Wait
+
+_OPS = ("all_gather", "reduce_scatter")
+_SMALL = ("memory", "dispatch")
+"""Kinds of kernels that may stand between a collective and its products."""
+
+
+def in_pieces(items: Sequence[Item]) -> list[Item]:
+    """A program whose functional collectives inside a node are played in pieces, where products stand beside them."""
+    made = list(items)
+    seq = max((item.seq for item in made if isinstance(item, Collective)), default=0)
+    position = 0
+    while position < len(made):
+        item = made[position]
+        if isinstance(item, Collective) and _may_be_divided(item):
+            seq += 1
+            divided = _gathered if item.op == "all_gather" else _scattered
+            position = divided(made, position, item, seq)
+        position += 1
+    return made
+
+
+def _may_be_divided(item: Collective) -> bool:
+    return item.op in _OPS and item.rule in ("wait", "async") and item.link == "node" and item.ranks > 1
+
+
+def _gathered(made: list[Item], position: int, item: Collective, seq: int) -> int:
+    """Divide an all_gather; the position from which on the program is as it was."""
+    awaited = _position_of_wait(made, position, item)
+    last = _last_product(made, awaited) if awaited is not None else None
+    if awaited is None or last is None:
+        return position
+    first, rest = _divided(item, seq, 1)
+    made[position] = first
+    made.insert(last + 1, Wait(seq))
+    made.insert(awaited + 1, rest)
+    return last + 2
+
+
+def _scattered(made: list[Item], position: int, item: Collective, seq: int) -> int:
+    """Divide a reduce_scatter; the position from which on the program is as it was."""
+    before = position - 1
+    while before >= 0 and _is_small(made[before]):
+        before -= 1
+    product = made[before] if before >= 0 else None
+    if not isinstance(product, Kernels) or product.kind != "matmul" or product.phase != item.phase:
+        return position
+    rest, last = _divided(item, seq, item.ranks - 1)
+    made[position] = replace(last, seq=item.seq, rule=item.rule)
+    made.insert(position, Wait(seq))
+    made.insert(before, replace(rest, seq=seq, rule="async"))
+    return position + 2
+
+
+def _divided(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collective]:
+    """So many of a collective's pieces, as it was, and the others as one that is waited for later."""
+    part = pieces / item.ranks
+    first = replace(item, seconds=_times(item.seconds, part), message_bytes=round(item.message_bytes * part))
+    left = item.message_bytes - first.message_bytes
+    return first, replace(item, seq=seq, seconds=_times(item.seconds, 1 - part), message_bytes=left, rule="async")
+
+
+def _times(seconds: Times, part: float) -> Times:
+    low, expected, high = seconds
+    return low * part, expected * part, high * part
+
+
+def _position_of_wait(made: list[Item], position: int, item: Collective) -> int | None:
+    """Where the program waits for a collective, if nothing that takes long stands before."""
+    if item.rule == "wait":
+        return position
+    for later in range(position + 1, len(made)):
+        found = made[later]
+        if isinstance(found, Wait):
+            return later if found.seq == item.seq else None
+        if not _is_small(found):
+            return None
+    return None
+
+
+def _last_product(made: list[Item], awaited: int) -> int | None:
+    """The last of the products on what was gathered."""
+    first: Kernels | None = None
+    last = None
+    for later in range(awaited + 1, len(made)):
+        found = made[later]
+        if _is_small(found):
+            continue
+        if not isinstance(found, Kernels) or found.kind != "matmul":
+            break
+        first = first or found
+        if found.module != first.module and _rows_and_depth(found.shape) != _rows_and_depth(first.shape):
+            break
+        last = later
+    return last
+
+
+def _rows_and_depth(shape: Iterable[int]) -> tuple[int, ...]:
+    """m and k of a product's batch, m, n, k."""
+    return tuple(shape)[1::2]
+
+
+def _is_small(item: Item) -> bool:
+    return isinstance(item, Kernels) and item.kind in _SMALL
