@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import Cluster, known_clusters
 from dsexplore.cost.collective_mechanism import Group, mechanism_time
 from dsexplore.cost.estimate import Range
 from dsexplore.cost.interpolation import interpolated
@@ -187,11 +187,19 @@ def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
     return tuple(math.exp(mean) for mean, _, count in blocks for _ in range(count))
 
 
+@lru_cache
+def _is_shipped(name: str) -> bool:
+    """Whether a cluster's points, if any, are of somebody else's machine: over PCIe these say little about another."""
+    return name in known_clusters()
+
+
 def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size: float) -> Uncertainty:
     """The known error of a prediction."""
     inside = found is not None and found.reach[0] / BEYOND <= size <= found.reach[1] * BEYOND
     if found is not None and cluster.topology == "host" and found.distance < 0.9:
         return SHARED if found.distance == 0 and inside else SHARED_RELATED
+    if cluster.topology == "pcie" and group.nodes == 1 and _is_shipped(cluster.name):
+        return PCIE
     if found is not None and found.distance == 0 and inside:
         return MEASURED if group.nodes == 1 else MEASURED_NETWORK
     if found is not None and found.distance == 0 and group.nodes == 1:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, collective_time, known_clusters
-from dsexplore.cost.collective_curve import MEASURED, NETWORK, ascending, curve
+from dsexplore.cost.collective_curve import MEASURED, NETWORK, PCIE, ascending, curve
 from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
 from dsexplore.cost.interpolation import interpolated
 from dsexplore.trace.collectives import OPS
@@ -137,6 +137,13 @@ def test_the_range_is_wider_where_less_is_known() -> None:
         collective_time("all_reduce", 1 << 26, 8, cluster=which) for which in (cluster, Cluster.load("8xl40s"))
     )
     assert known.high / known.low < guessed.high / guessed.low
+
+
+def test_what_others_measured_over_pcie_says_little_of_a_machine() -> None:
+    """L40S of one server pass messages ten times slower than such servers can; what was measured on one's own holds."""
+    others = Cluster.load("8xl40s")
+    assert curve(others, "all_gather", Group(1, 4)).error == PCIE
+    assert curve(replace(others, name="mine"), "all_gather", Group(1, 4)).error == MEASURED
 
 
 def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -> None:
