@@ -66,8 +66,9 @@ class Run:
         checkpointing: what is computed again in backward.
         compiled: whether the layers are compiled.
         stages_per_rank: of an interleaved pipeline.
-        sharding: ``"fsdp"``; or ``"zero1"``: whole parameters and gradients in bf16, which are reduced over all of the
-            axis dp once a step, and the optimizer's state in fp32, in parts over the ranks of a node.
+        sharding: ``"fsdp"``; or whole parameters and gradients in bf16, which are reduced over the axes dp and cp once
+            a step, and the optimizer's state in fp32: ``"zero1"`` in parts over the ranks of a node, ``"zero1 of all"``
+            over all of these ranks, as Megatron's distributed optimizer.
     """
 
     sequence: int
@@ -76,14 +77,18 @@ class Run:
     checkpointing: Checkpointing = "none"
     compiled: bool = False
     stages_per_rank: int = 1
-    sharding: Literal["fsdp", "zero1"] = "fsdp"
+    sharding: Literal["fsdp", "zero1", "zero1 of all"] = "fsdp"
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions, for as many heads as the projections return."""
+    """Causal grouped-query attention with rotary positions, for as many heads as the projections return.
 
-    def __init__(self, model: Model) -> None:
+    Keys and values are repeated, as in torchtitan; where ``grouped`` the kernel takes them as they are, as in Megatron.
+    """
+
+    def __init__(self, model: Model, grouped: bool) -> None:
         super().__init__()
+        self.grouped = grouped
         self.head_width = model.width // model.heads
         self.repeats = model.heads // model.kv_heads
         kv = model.kv_heads * self.head_width
@@ -96,8 +101,9 @@ class Attention(nn.Module):
         """x: [batch, sequence, width]; angles: [sequence, head_width // 2]."""
         q, k, v = (self._heads(projection(x)) for projection in (self.wq, self.wk, self.wv))
         q, k = rotated(q, angles), rotated(k, angles)
-        k, v = (part.repeat_interleave(self.repeats, dim=1) if self.repeats > 1 else part for part in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.repeats > 1 and not self.grouped:
+            k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return self.wo(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
@@ -123,10 +129,10 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One decoder layer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, grouped: bool) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(model.width)
-        self.attention = Attention(model)
+        self.attention = Attention(model, grouped)
         self.feed_forward_norm = nn.RMSNorm(model.width)
         self.feed_forward = FeedForward(model)
 
@@ -139,11 +145,11 @@ class Block(nn.Module):
 class Part(nn.Module):
     """Consecutive layers of a model: with the embedding where they are the first, with the output where the last."""
 
-    def __init__(self, model: Model, layers: range) -> None:
+    def __init__(self, model: Model, layers: range, grouped: bool) -> None:
         super().__init__()
         self.model = model
         self.embedding = nn.Embedding(model.vocabulary, model.width) if layers.start == 0 else None
-        self.layers = nn.ModuleList(Block(model) for _ in layers)
+        self.layers = nn.ModuleList(Block(model, grouped) for _ in layers)
         is_last = layers.stop == model.layers
         self.norm = nn.RMSNorm(model.width) if is_last else None
         self.output = nn.Linear(model.width, model.vocabulary, bias=False) if is_last else None
@@ -230,14 +236,18 @@ def shard_parameters(part: Part, mesh: DeviceMesh, keep_gathered: bool) -> None:
 
 
 class ZeroOne:
-    """ZeRO's first stage: one flat buffer per layer, reduced when its last gradient is there, beside backward."""
+    """ZeRO's first stage: one flat buffer per layer, reduced when its last gradient is there, beside backward.
 
-    def __init__(self, parts: list[Part], mesh: DeviceMesh) -> None:
-        own = dist.get_rank()
-        self.group = mesh["dp"].get_group()
-        near = [rank for rank in dist.get_process_group_ranks(self.group) if rank // 8 == own // 8]
-        self.node, self.shards = dist.new_group(near), len(near)
-        self.reduces = True
+    The stages of a pipeline reduce them when all microbatches are through.
+    """
+
+    def __init__(self, parts: list[Part], mesh: DeviceMesh, of_all: bool) -> None:
+        self.group = data_ranks(mesh).get_group()
+        everyone, own = dist.get_process_group_ranks(self.group), dist.get_rank()
+        near = everyone if of_all else [rank for rank in everyone if rank // 8 == own // 8]
+        self.of_all = of_all
+        self.sharers, self.shards = self.group if of_all else dist.new_group(near), len(near)
+        self.reduces = in_backward = mesh["pp"].size() == 1
         units: list[list[nn.Parameter]] = []
         for part in parts:
             in_layers = [list(layer.parameters()) for layer in part.layers]
@@ -245,10 +255,10 @@ class ZeroOne:
             units += [[one for one in part.parameters() if id(one) not in seen], *in_layers]
         self.units = [unit for unit in units if unit]
         self.running: dict[int, tuple[torch.Tensor, Any]] = {}
-        sizes = [sum(_local(one).numel() for one in unit) // self.shards for unit in self.units]
+        sizes = [-(-sum(_local(one).numel() for one in unit) // self.shards) for unit in self.units]
         self.masters = [nn.Parameter(torch.zeros(size, dtype=torch.float32)) for size in sizes]
         self.adam = torch.optim.AdamW(self.masters, fused=True)
-        for number, unit in enumerate(self.units):
+        for number, unit in enumerate(self.units if in_backward else ()):
             left = set(map(id, unit))
             for one in unit:
                 one.register_post_accumulate_grad_hook(partial(self._there, number, left, len(unit)))
@@ -258,22 +268,33 @@ class ZeroOne:
             return
         left.discard(id(parameter))
         if not left:
-            unit = self.units[number]
-            left.update(map(id, unit))
-            flat = torch.cat([_local(one.grad).flatten() for one in unit])
+            left.update(map(id, self.units[number]))
+            self._reduce(number)
+
+    def _reduce(self, number: int) -> None:
+        flat = torch.cat([_local(one.grad).flatten() for one in self.units[number]])
+        if not self.of_all:
             self.running[number] = flat, dist.all_reduce(flat, group=self.group, async_op=True)
+            return
+        size = self.masters[number].numel()
+        whole = F.pad(flat, (0, size * self.shards - flat.numel()))
+        own = torch.empty(size, dtype=flat.dtype)
+        self.running[number] = own, dist.reduce_scatter_tensor(own, whole, group=self.group, async_op=True)
 
     def step(self) -> None:
-        """Update the own part of each buffer, and gather the others' of the node."""
+        """Update the own part of each buffer, and gather the others'."""
+        if not self.reduces:
+            for number in range(len(self.units)):
+                self._reduce(number)
         for number, (flat, work) in self.running.items():
             work.wait()
             size = self.masters[number].numel()
-            self.masters[number].grad = flat[:size].float()
+            self.masters[number].grad = F.pad(flat[:size], (0, size - flat[:size].numel())).float()
         self.adam.step()
         for number in self.running:
             part = self.masters[number].detach().to(torch.bfloat16)
             gathered = torch.empty(part.numel() * self.shards, dtype=torch.bfloat16)
-            dist.all_gather_into_tensor(gathered, part, group=self.node)
+            dist.all_gather_into_tensor(gathered, part, group=self.sharers)
             at = 0
             for one in self.units[number]:
                 local = _local(one.detach())
@@ -288,6 +309,11 @@ class ZeroOne:
         for unit in self.units:
             for one in unit:
                 one.grad = None
+
+
+def data_ranks(mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks among which parameters or gradients are divided: those of dp and cp."""
+    return mesh["dp", "cp"]._flatten("dp_cp") if mesh["cp"].size() > 1 else mesh["dp"]
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -314,13 +340,14 @@ def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
         if run.compiled:
             for layer in part.layers:
                 layer.compile()
-        data = mesh["dp", "cp"]._flatten("dp_cp") if mesh["cp"].size() > 1 else mesh["dp"]
+        data = data_ranks(mesh)
         if data.size() > 1 and run.sharding == "fsdp":
             shard_parameters(part, data, keep_gathered=mesh["pp"].size() > 1)
         else:
             part.to(torch.bfloat16)
     parameters = [parameter for part in stages.values() for parameter in part.parameters()]
-    zero1 = ZeroOne(list(stages.values()), mesh) if run.sharding == "zero1" else None
+    of_all = run.sharding == "zero1 of all"
+    zero1 = ZeroOne(list(stages.values()), mesh, of_all) if run.sharding != "fsdp" else None
     optimizer = zero1 or torch.optim.AdamW(parameters, fused=True)
     sequence = run.sequence // mesh["cp"].size()
     tokens = torch.randint(model.vocabulary, (run.batch, sequence))
@@ -347,7 +374,8 @@ def _stages(model: Model, run: Run, mesh: DeviceMesh) -> dict[int, Part]:
     size, own = mesh["pp"].size(), mesh["pp"].get_local_rank()
     stages = size * run.stages_per_rank
     bounds = [round(model.layers * stage / stages) for stage in range(stages + 1)]
-    return {stage: Part(model, range(bounds[stage], bounds[stage + 1])) for stage in range(own, stages, size)}
+    grouped = run.sharding == "zero1 of all"
+    return {stage: Part(model, range(bounds[stage], bounds[stage + 1]), grouped) for stage in range(own, stages, size)}
 
 
 def _plain(part: Part, run: Run, tokens: torch.Tensor, zero1: ZeroOne | None) -> Callable[[], None]:

@@ -20,6 +20,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from parallel_llama import (
     LLAMA_2_7B,
@@ -33,7 +34,9 @@ from parallel_llama import (
     build,
 )
 
+from dsexplore.cost import collective_time
 from dsexplore.cost.prediction import Prediction
+from dsexplore.cost.schedules import Schedule, interleaved_1f1b, place
 from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.trace.trace import Trace
 
@@ -54,6 +57,11 @@ MODELS = {
     "mpt-13b": Model(40, 5120, 40, 40, 20480, 50368, gated=False),
     "mpt-30b": Model(48, 7168, 56, 56, 28672, 50368, gated=False),
     "mpt-70b": Model(80, 8192, 64, 64, 32768, 50368, gated=False),
+    # The first layers of Llama-3-405B, with GPT-2's vocabulary, as its recipe for few nodes runs them.
+    **{f"llama-3-405b-{layers}": replace(LLAMA_3_405B, layers=layers, vocabulary=50304) for layers in (7, 21, 42, 126)},
+    "gpt-3-175b": Model(96, 12288, 96, 96, 49152, 50304, gated=False),
+    "nemotron-4-15b": Model(32, 6144, 48, 8, 24576, 256000, gated=False),
+    "nemotron-4-340b": Model(96, 18432, 96, 8, 73728, 256000, gated=False),
 }
 
 
@@ -68,6 +76,9 @@ class Row:
     sizes: dict[str, int]
     tokens_per_second: float
     memory: float | None
+    stages_per_rank: int = 1
+    async_tp: bool = False
+    attention: Literal["flash-2", "cudnn"] = "flash-2"
 
     @property
     def step(self) -> float:
@@ -89,12 +100,15 @@ def read_rows(path: Path) -> list[Row]:
                 each["compiled"] == "True",
                 sharding=each["sharding"] or "fsdp",  # type: ignore[arg-type] # likewise
             )
+            interleaved = int(each.get("stages_per_rank") or 1)
             sizes = {axis: int(each[axis]) for axis in ("pp", "dp", "cp", "tp")}
             cluster = each["cluster"]
             where = str(DATA / cluster) if cluster.endswith(".toml") else cluster
             memory = float(each["memory_gib"]) * 2**30 if each["memory_gib"] else None
             speed = float(each["tokens_per_second_per_gpu"])
-            rows.append(Row(each["source"], each["model"], where, run, sizes, speed, memory))
+            rows.append(Row(each["source"], each["model"], where, run, sizes, speed, memory, interleaved))
+            async_tp, attention = each.get("async_tp") == "True", each.get("attention") or "flash-2"
+            rows[-1] = replace(rows[-1], async_tp=async_tp, attention=attention)  # type: ignore[arg-type] # one of its words
     return rows
 
 
@@ -116,23 +130,59 @@ def trace_of(row: Row, kept: Path | None) -> Trace:
     return merged
 
 
-def predicted(row: Row, kept: Path | None) -> Prediction:
-    """The prediction of a row; of accumulated microbatches two are traced, as the others repeat the first."""
+def predicted(row: Row, kept: Path | None) -> tuple[Prediction, float]:
+    """The prediction of a row, and the seconds of its step.
+
+    Of accumulated microbatches few are traced, as each but the last repeats the first.
+    """
     count = row.run.microbatches
-    if row.sizes["pp"] > 1 or count <= 2 or row.run.sharding == "zero1":
-        return trace_of(row, kept).predict(row.cluster)
-    return trace_of(replace(row, run=replace(row.run, microbatches=2)), kept).predict(row.cluster)
+    if row.sizes["pp"] > 1:
+        prediction = predicted_of(row, kept)
+        return prediction, interleaved(row, prediction) if row.stages_per_rank > 1 else prediction.step.expected
+    if count <= (2 if row.run.sharding == "fsdp" else 4):
+        prediction = predicted_of(row, kept)
+        return prediction, prediction.step.expected
+    two = with_microbatches(row, 2, kept)
+    if row.run.sharding == "fsdp":
+        columns = two.by_module().filter(phase="optimizer").select("compute", "exposed", "idle")
+        optimizer = columns.sum().sum_horizontal()[0]
+        return two, (two.step.expected - optimizer) * count / 2 + optimizer
+    three = with_microbatches(row, 3, kept)
+    one_more = three.step.expected - two.step.expected
+    return three, two.step.expected + (count - 2) * one_more
 
 
-def step_seconds(row: Row, prediction: Prediction) -> float:
-    """Predicted seconds of the row's step."""
-    count = row.run.microbatches
-    if row.sizes["pp"] > 1 or count <= 2 or row.run.sharding == "zero1":
-        return prediction.step.expected
-    optimizer = (
-        prediction.by_module().filter(phase="optimizer").select("compute", "exposed", "idle").sum().sum_horizontal()[0]
-    )
-    return (prediction.step.expected - optimizer) * count / 2 + optimizer
+def predicted_of(row: Row, kept: Path | None) -> Prediction:
+    """The prediction of a row's program, as it is."""
+    return trace_of(row, kept).predict(row.cluster, async_tp=row.async_tp, attention=row.attention)
+
+
+def with_microbatches(row: Row, count: int, kept: Path | None) -> Prediction:
+    """The prediction of a row's program with so many microbatches."""
+    return predicted_of(replace(row, run=replace(row.run, microbatches=count)), kept)
+
+
+def interleaved(row: Row, prediction: Prediction) -> float:
+    """Seconds of the step with several stages on each rank, from that of the same layers as one stage of 1F1B.
+
+    Each stage takes its part of what the rank's one stage takes; only the order of the actions, and so the bubble, is
+    another.
+    """
+    placed, parts, count = prediction.stages(), row.stages_per_rank, row.run.microbatches
+    ranks = row.sizes["pp"]
+    seconds = {(one.rank, one.action.kind): (one.end - one.start) / parts for one in placed}
+    stages = range(ranks * parts)
+    forward, backward = ({stage: seconds[stage % ranks, kind] for stage in stages} for kind in ("F", "B"))
+    order = tuple(interleaved_1f1b(rank, ranks, parts, count) for rank in range(ranks))
+    schedule = Schedule("interleaved 1F1B", ranks * parts, count, order)
+    hop = collective_time("send", 2 * hidden_numbers(row), 2, 1, row.cluster).expected
+    pipeline = max(one.end for one in place(schedule, forward, backward, hop))
+    return prediction.step.expected - max(one.end for one in placed) + pipeline
+
+
+def hidden_numbers(row: Row) -> int:
+    """Numbers that one rank sends to the next stage."""
+    return row.run.batch * row.run.sequence * MODELS[row.model].width // (row.sizes["cp"] * row.sizes["tp"])
 
 
 def rank_correlation(published: list[float], ours: list[float]) -> float:
@@ -159,8 +209,7 @@ def main() -> None:
     inside = 0
     rows = [row for row in read_rows(options.file) if options.only in f"{row.source} {row.model}"]
     for row in rows:
-        prediction = predicted(row, options.traces)
-        ours = step_seconds(row, prediction)
+        prediction, ours = predicted(row, options.traces)
         by_source[row.source].append((row.step, ours))
         scale = ours / prediction.step.expected
         inside += prediction.step.low * scale <= row.step <= prediction.step.high * scale
