@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dsexplore.worlds.tracing import commtrace
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.tracing import commtrace
 
 
 def waits_late(mesh: DeviceMesh) -> None:
