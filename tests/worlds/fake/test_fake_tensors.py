@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dsexplore.worlds.tracing import commtrace
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
+from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
 
 
