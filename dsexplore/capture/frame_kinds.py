@@ -52,8 +52,9 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 _INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 _OWN = str(Path(__file__).parents[1]) + os.sep
-_ENGINES = ("deepspeed", "megatron.core")
-"""Packages that call the user's model and communicate for it: like torch's own, their lines are not the user's."""
+_ENGINES = ("deepspeed", "megatron.core", "numpy")
+"""Packages whose lines are not the user's, like torch's own: they call the user's model and communicate for it, or, as
+numpy, read tensors for it, such as those that index an array."""
 
 _BY_NAME: dict[tuple[str, str], int] = {
     ("nn/modules/module.py", "_call_impl"): MODULE_CALL,

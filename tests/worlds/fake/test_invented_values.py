@@ -64,6 +64,15 @@ class TestLists:
             torch.tensor([torch.rand(()), 4])
         assert any("test_invented_values.py" in note for note in trace.info.notes)
 
+    def test_an_index_into_numpys_files_is_read_on_the_line_of_the_script(self, tmp_path: Path) -> None:
+        np.zeros(8, np.uint16).tofile(tmp_path / "train.bin")
+        data = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
+        with dsexplore.commtrace() as trace, pytest.warns(RuntimeWarning, match="invented"):
+            data[torch.randint(4, (1,))[0] :]
+        (note,) = trace.info.notes
+        assert "test_invented_values.py" in note
+        assert "memmap" not in note
+
     def test_of_numbers_alone_are_torchs_own(self) -> None:
         assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
         torch.jit.script(numbers)  # the compiler knows torch's functions alone
