@@ -215,13 +215,13 @@ class World:
         self._meshes, _ = self._watch.made
         if self.fake:
             self._exit.enter_context(fake_mode(self._inventor))
-            if self.device != "cuda":  # the mode of a GPU that is not there reads lists itself
-                self._exit.enter_context(ListMode())
         return mesh
 
     def expect_set_up(self) -> None:
         """Make the process group be there only for a program that initialises it, as for one that torchrun starts."""
         self._takeover.expect_set_up()
+        if self.fake and self.device != "cuda":  # the mode of a GPU that is not there reads lists itself
+            self._exit.enter_context(ListMode())
 
     @property
     def used(self) -> Use:

@@ -34,7 +34,13 @@ def numbers() -> torch.Tensor:
     return torch.tensor([1, 2])
 
 
-@pytest.mark.usefixtures("fake")
+@pytest.fixture
+def fake_gpu() -> Iterator[None]:
+    with simulate(4, fake=True, device="cuda"):
+        yield
+
+
+@pytest.mark.usefixtures("fake_gpu")
 class TestLists:
     """``torch.tensor([correct, total])``, as meters of examples make it before they reduce it."""
 
@@ -76,6 +82,13 @@ class TestLists:
     def test_of_numbers_alone_are_torchs_own(self) -> None:
         assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
         torch.jit.script(numbers)  # the compiler knows torch's functions alone
+
+
+def test_lists_are_read_in_scripts_for_cpus_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nmade = torch.tensor([torch.rand(()), 4])\nassert made.tolist() == [1, 4], made\n"
+    )
+    dsexplore.run(tmp_path / "train.py", world_size=2, fake=True, device="cpu")
 
 
 @pytest.mark.usefixtures("fake")
