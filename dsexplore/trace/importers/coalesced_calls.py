@@ -11,6 +11,7 @@ Such a call differs from one in flight by the record that is missing behind its 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
     for at, entry in found.items():
         if entry.is_p2p and entry.sequence <= ended_messages.get(entry.group, -1):
             found[at] = replace(entry, state="completed")
-    return _completed_by_later([found[at] for at in sorted(found)])
+    return _without_messages(_completed_by_later([found[at] for at in sorted(found)]))
 
 
 def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
@@ -134,4 +135,20 @@ def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
         and (not entry.is_p2p or shared[entry.group, entry.numbers] > 1)
         else entry
         for i, entry in enumerate(entries)
+    ]
+
+
+def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
+    """The entries, collectives numbered without the calls of messages that torch up to 2.8 counts among them: ranks of
+    a pipeline make unlike numbers of these."""
+    counted: dict[str, set[int]] = defaultdict(set)
+    for entry in entries:
+        if entry.is_p2p and not entry.numbers[1] and entry.numbers[0]:
+            counted[entry.group].add(entry.numbers[0])
+    ordered = {group: sorted(numbers) for group, numbers in counted.items()}
+    return [
+        entry
+        if entry.is_p2p or entry.group not in ordered
+        else replace(entry, sequence=entry.sequence - bisect_left(ordered[entry.group], entry.sequence))
+        for entry in entries
     ]

@@ -71,3 +71,14 @@ def test_the_lost_end_of_a_coalesced_call_follows_from_what_ended_after_it() -> 
     lost = entry("nccl:_broadcast_oop", 0, state="scheduled", time_discovered_completed_ns=None)
     assert [one.state for one in entries(dump(lost, entry(record=1)))] == ["completed", "completed"]
     assert [one.state for one in entries(dump(lost))] == ["scheduled"]
+
+
+@pytest.mark.parametrize(("of_torch_2_8", "number"), [(True, 3), (False, 1)])
+def test_messages_do_not_count_among_collectives(of_torch_2_8: bool, number: int) -> None:
+    """Stages of a pipeline make unlike numbers of calls before the collective of all."""
+    calls = [
+        *messages_together(0, 1, "completed", of_torch_2_8=of_torch_2_8),
+        *messages_together(3, 2, "completed", of_torch_2_8=of_torch_2_8, count=1),
+        entry("nccl:all_reduce", 5, collective_seq_id=number),
+    ]
+    assert [one.sequence for one in entries(dump(*calls)) if not one.is_p2p] == [1]
