@@ -8,13 +8,14 @@ In this order:
    called one too many. Named with them are ranks without evidence that nothing held up, and ranks that wait in nothing
    but what another rank has in flight too, which went on past it.
 2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
-3. *No evidence*: ranks that others wait for and of which nothing is known.
-4. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
+3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
-5. *Order*: ranks that wait for each other in a circle. Named are the ranks that did not call what they
+4. *Order*: ranks that wait for each other in a circle. Named are the ranks that did not call what they
    called before at that place, or that call more or fewer collectives of a group before the next one than most.
-6. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
+5. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
    others have, or that alone have not issued what follows.
+6. *No evidence*: ranks that others wait for and of which nothing is known. They come last, as the file of a rank that
+   did come may be lost: whatever does not end without it goes first.
 
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
 """
@@ -65,12 +66,11 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
     attempts = (
         _missing(job, front, expected, harmful),
         *(_mismatch(job, found, expected) for found in harmful),
-        _without_evidence(job, front),
         _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
         *(_device(front, instance) for instance in front.together if instance.id not in parted),
     )
-    answers = [found for found in attempts if found is not None]
+    answers = [found for found in attempts if found is not None] or _without_evidence(job, front)
     sure = next((found for found in answers if found.culprits), None)
     return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted(front.heads))))
 
@@ -127,16 +127,16 @@ def _last_together(job: Job, instance: Instance) -> dict[int, int]:
     return before
 
 
-def _without_evidence(job: Job, front: Wavefront) -> Blame | None:
+def _without_evidence(job: Job, front: Wavefront) -> list[Blame]:
     awaited = {rank for ranks in front.waits_for.values() for rank in ranks}
     unknown = tuple(sorted(rank for rank in awaited if not has_evidence(job, rank)))
     if not unknown:
-        return None
+        return []
     known = sum(1 for rank in job.ranks if has_evidence(job, rank))
     instances = _instances(front, unknown)
     if len(unknown) > known:
-        return Blame("no evidence", suspects=unknown, instances=instances)
-    return Blame("no evidence", tuple(sorted({*unknown, *_left_behind(job, front)})), instances=instances)
+        return [Blame("no evidence", suspects=unknown, instances=instances)]
+    return [Blame("no evidence", tuple(sorted({*unknown, *_left_behind(job, front)})), instances=instances)]
 
 
 def _left_behind(job: Job, front: Wavefront) -> set[int]:

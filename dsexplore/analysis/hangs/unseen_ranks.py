@@ -26,7 +26,11 @@ def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
     return {
         rank
         for rank in awaited
-        if any(_came_near(job, rank, instance, ended, of_kind) for instance in front.awaited[rank])
+        if any(
+            _came_near(job, rank, instance, ended, of_kind)
+            for instance in front.awaited[rank]
+            if not any(has_evidence(job, other) for other in instance.absent)  # it may have come, and wait for that one
+        )
     }
 
 

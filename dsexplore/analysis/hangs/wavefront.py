@@ -47,20 +47,29 @@ class Wavefront:
 
     def _held_up_by(self, call: Call) -> set[int]:
         instance = self.job.instance_of(call)
-        if instance.absent:
+        if not self._unseen.issuperset(instance.absent):
             return set(instance.absent)
-        return {rank for rank, other in instance.calls.items() if other.is_pending and not self._is_head(rank, other)}
+        return set(instance.absent) | {
+            rank for rank, other in instance.calls.items() if other.is_pending and not self._is_head(rank, other)
+        }
 
     def _is_head(self, rank: int, call: Call) -> bool:
         return any(call is head for head in self.heads.get(rank, ()))
 
     @cached_property
+    def _unseen(self) -> set[int]:
+        """The ranks that left no record."""
+        return {rank for rank, known in self.job.ranks.items() if not known.has_left_evidence}
+
+    @cached_property
     def circles(self) -> list[set[int]]:
-        """Ranks that wait for each other and for nobody else: each a set of two or more."""
-        parts = strongly_connected(self.waits_for)
-        return [
-            part for part in parts if len(part) > 1 and all(self.waits_for.get(rank, set()) <= part for rank in part)
-        ]
+        """Ranks that wait for each other and for nobody else of whom a record is left: each a set of two or more.
+
+        Of a rank without a record it is not known whether it came.
+        """
+        waits = {rank: awaited - self._unseen for rank, awaited in self.waits_for.items()}
+        parts = strongly_connected(waits)
+        return [part for part in parts if len(part) > 1 and all(waits.get(rank, set()) <= part for rank in part)]
 
     @cached_property
     def together(self) -> list[Instance]:

@@ -232,3 +232,13 @@ def test_a_device_that_stops_is_named_where_the_recorder_took_times(name: str, k
     found = report(come_to_rest(programs, devices={culprit: late(programs[culprit], draw)}), groups, **DUMPS[kept])
     assert found.culprits in ((), (culprit,))
     assert found.culprits or culprit in found.suspects
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str) -> None:
+    """Of a rank without a file it is not known whether it came: it is not blamed where another one is missing, too."""
+    draw = random.Random(name)
+    programs, groups = JOBS[name]()
+    culprit, other = draw.sample(RANKS, 2)
+    job = come_to_rest(programs, {culprit: late(programs[culprit], draw)})
+    assert report(job, groups, only_active=True, lost=[other]).culprits == (culprit,)
