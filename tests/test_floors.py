@@ -39,8 +39,8 @@ FLOORS = (
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views"), ("trace", "cost"), ("sharding", "analysis")}
-"""`display` imports from above when something is shown, `Trace.predict` when something is predicted, and
-`Sharding.redistribute` when a way to other placements is planned."""
+"""`display` imports from above when something is shown, and `Sharding.redistribute` when a way to other placements is
+planned; `Trace` names types of `cost`, whose functions it calls by the table in `trace/passes.py`."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()

@@ -18,6 +18,7 @@ PASSES = {
     "headline": "dsexplore.analysis.headline:headline",
     "world_map": "dsexplore.analysis.world_map:world_map",
     "predicted_world_map": "dsexplore.cost.predicted_map:predicted_world_map",
+    "predict": "dsexplore.cost.prediction:predict",
     "parameter_day": "dsexplore.analysis.parameter_day:parameter_day",
     "timeline": "dsexplore.analysis.step_timeline:timeline_of",
     "predicted_timeline": "dsexplore.cost.predicted_timeline:predicted_timeline",

@@ -297,11 +297,10 @@ class Trace(Displayable):
         Raises:
             UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such cluster.
         """
-        from dsexplore.cost.prediction import predict  # the second door upward; see `dsexplore.display`
-
-        return predict(
+        prediction: Prediction = run_pass(
+            "predict",
             self.tables,
-            cluster,
+            cluster=cluster,
             ranks_per_node=ranks_per_node,
             compiled=compiled,
             overlap=overlap,
@@ -309,6 +308,7 @@ class Trace(Displayable):
             async_tp=async_tp,
             attention=attention,
         )
+        return prediction
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""

@@ -119,6 +119,17 @@ def test_gathers_hide_behind_the_layer_before(traced_layers: Callable[..., Trace
     assert exposed["module"].to_list() == ["Sequential.0"]
 
 
+def test_the_last_of_the_steps_that_compute_most_is_predicted() -> None:
+    with dsexplore.commtrace(world_size=1, fake=True, costs=True) as trace:
+        model = nn.Linear(256, 256, bias=False)
+        for rows in (4000, 4096, 64):
+            model(torch.randn(rows, 256)).sum().backward()
+            trace.step()
+    computed = [trace.predict(step=step).compute.expected for step in range(3)]
+    assert trace.predict().compute.expected == computed[1]
+    assert computed[1] not in (computed[0], computed[2])
+
+
 def test_a_step_is_whole_beside_steps_of_its_kind() -> None:
     """The step that is predicted is the last whole one, and begins with the optimizer's state in memory."""
     with dsexplore.commtrace(world_size=1, fake=True, costs=True) as trace:

@@ -298,6 +298,13 @@ dist.all_gather_into_tensor(kept.new_empty(2 * len(kept)), kept)
 
 
 class TestReport:
+    def test_a_known_value_is_not_said_to_be_invented(self) -> None:
+        with simulate(2, fake=True), dsexplore.commtrace() as trace:
+            assert torch.arange(3)[1].item() == 1
+            assert trace.info.notes == ()
+            torch.randn(()).item()
+            assert READ in "".join(trace.info.notes)
+
     def test_reads_are_said_once_with_their_lines_and_can_be_given(self, tmp_path: Path) -> None:
         path = tmp_path / "train.py"
         path.write_text(SCRIPT)

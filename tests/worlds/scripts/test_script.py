@@ -168,8 +168,9 @@ class TestErrors:
         assert inside == [str(path)] * 2
         assert not dist.is_initialized()
 
-    def test_an_exit_without_an_error_is_an_end(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "import sys\nsys.exit()")
+    @pytest.mark.parametrize("status", ["", "0"])
+    def test_an_exit_without_an_error_is_an_end(self, tmp_path: Path, status: str) -> None:
+        path = write(tmp_path, f"import sys\nsys.exit({status})")
         assert len(dsexplore.run(path, world_size=1)) == 0
 
     def test_a_syntax_error_is_the_scripts(self, tmp_path: Path) -> None:
