@@ -156,7 +156,7 @@ class PlanDifference(Displayable):
                 sums[doing] = sums.get(doing, 0.0) + sign * size / (side.ranks * side.steps)
         ranked = sorted(sums.items(), key=lambda item: (-abs(item[1]), item[0]))
         changed = [(doing, size) for doing, size in ranked if abs(size) >= 0.5]  # bytes
-        return [f"{doing}, {_amount(size)}" for doing, size in changed[:3]] or ["other collectives"]
+        return [f"{doing} ({_amount(size)})" for doing, size in changed[:3]] or ["other collectives"]
 
     def _findings(self) -> Iterator[DifferenceSentence]:
         """The findings of the rules in one of the traces alone."""

@@ -17,17 +17,20 @@ from dsexplore.trace.tables import Tables
 def predicted_world_map(
     tables: Tables,
     cluster: Cluster | str | os.PathLike[str],
-    ranks_per_node: int = 8,
+    ranks_per_node: int | None = None,
     sizes: Sizes = "wire",
     axis: str | None = None,
     shade: Shade = "seconds",
 ) -> WorldMap:
     """The map of a trace's world with the seconds of one predicted step; see `Trace.world_map`.
 
+    The step is predicted with as many ranks on a node as the map draws: those of the cluster unless given.
+
     Raises:
         UsageError: as of `dsexplore.analysis.world_map.world_map`, no such cluster, or a trace without costs.
     """
-    return world_map(tables, ranks_per_node, sizes, axis, shade, times_of(predict(tables, cluster)))
+    prediction = predict(tables, cluster, ranks_per_node=ranks_per_node)
+    return world_map(tables, prediction.ranks_per_node, sizes, axis, shade, times_of(prediction))
 
 
 def times_of(prediction: Prediction) -> RunningTimes:
@@ -40,6 +43,5 @@ def times_of(prediction: Prediction) -> RunningTimes:
     ]
     schema = {"rank": pl.Int32, "seq": pl.Int64, "begin": pl.Float64, "until": pl.Float64}
     spans = pl.DataFrame(rows, schema=schema, orient="row").unique(["rank", "seq"], keep="first", maintain_order=True)
-    per_node = prediction.options.ranks_per_node or prediction.cluster.ranks_per_node
-    words = f"predicted on {prediction.cluster.title} with {per_node} ranks on a node, of one step"
+    words = f"predicted on {prediction.cluster.title} with {prediction.ranks_per_node} ranks on a node, of one step"
     return predicted_times(prediction.tables, spans, words)

@@ -93,6 +93,11 @@ class Prediction(Displayable):
         return self._range_of(lambda end: _exposed(self._slowest.played(end)))
 
     @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node: the cluster's own number unless another was given."""
+        return self.options.ranks_per_node or self.cluster.ranks_per_node
+
+    @property
     def idle(self) -> Range:
         """Seconds that the compute stream waits for the CPU that launches kernels, or for other stages."""
         return self._range_of(lambda end: self._slowest.played(end).idle + self._slowest.bubble(end))
@@ -349,8 +354,8 @@ def predict(
     Raises:
         UsageError: the trace has no costs, no such step, or no such cluster, or there are no such kernels.
     """
-    if ranks_per_node is not None and ranks_per_node < 1:
-        raise UsageError(f"ranks_per_node={ranks_per_node} is no number of ranks: give 1 or more")
+    if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
+        raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
     options = Options(ranks_per_node, compiled, overlap, step, async_tp, _known_attention(attention))
     return Prediction(tables, as_cluster(cluster), options)
 

@@ -106,8 +106,8 @@ def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
     """
     if not isinstance(pattern, str):
         raise UsageError(f"{method}(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
-    known = _names(tables, "module")
-    if not pattern or not known or modules_inside(known, [pattern]):
+    known = _names(tables, "module") if pattern else set()
+    if not known or modules_inside(known, [pattern]):
         return
     parts = {part for name in known for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
     raise UsageError(

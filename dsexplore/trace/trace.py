@@ -225,7 +225,7 @@ class Trace(Displayable):
 
     def world_map(
         self,
-        ranks_per_node: int = 8,
+        ranks_per_node: int | None = None,
         *,
         sizes: str = "wire",
         axis: str | None = None,
@@ -235,7 +235,7 @@ class Trace(Displayable):
         """Which ranks the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
 
         Args:
-            ranks_per_node: ranks on each node; consecutive ones share a node.
+            ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8.
             sizes: which bytes it shows, ``wire`` or ``message``.
             axis: the mesh axis whose groups are outlined.
             shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with a cluster.
@@ -246,6 +246,7 @@ class Trace(Displayable):
         """
         options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
         if cluster is None or shade == "bytes":
+            options |= {"ranks_per_node": 8} if ranks_per_node is None else {}
             return run_pass("world_map", self.tables, **options, shade=shade or "bytes")
         return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", cluster=cluster)
 

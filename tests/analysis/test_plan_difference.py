@@ -71,12 +71,12 @@ def test_it_names_the_place_that_changes_most() -> None:
     after = trace_of(*parts, row(3, owner="Net.head", wire_bytes=1537))
     sentence = difference(before, after).sentences[1]
     assert sentence.text == (
-        "The largest change, 2.3 KiB less, is in Net.layers.*.up (×3): all_reduce (P→R), 4.5 KiB less and "
-        "reduce_scatter (P→S(0)), 2.3 KiB more."
+        "The largest change, 2.3 KiB less, is in Net.layers.*.up (×3): all_reduce (P→R) (4.5 KiB less) and "
+        "reduce_scatter (P→S(0)) (2.3 KiB more)."
     )
     assert sentence.module == "Net.layers.0.up"
     alone = said(trace_of(row(0)), trace_of(row(0, wire_bytes=1)))[1]
-    assert alone == "All of it is in Net.a: all_reduce, 1.5 KiB less."
+    assert alone == "All of it is in Net.a: all_reduce (1.5 KiB less)."
 
 
 def test_equal_programs_differ_in_nothing_however_many_ranks_and_steps_were_recorded() -> None:

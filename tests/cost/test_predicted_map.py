@@ -38,6 +38,18 @@ def test_another_cluster_has_other_seconds_and_the_same_bytes(llama: Trace) -> N
     assert llama.world_map(cluster="dgx-h100", shade="bytes").shade == "bytes"
 
 
+def test_the_step_is_predicted_with_the_nodes_that_are_drawn(llama: Trace) -> None:
+    """Between nodes a collective takes longer than inside one: seconds over links of nodes of two are of such nodes."""
+    narrow, whole = (llama.world_map(ranks, cluster="dgx-h100") for ranks in (2, None))
+    assert (narrow.ranks_per_node, whole.ranks_per_node) == (2, 8)
+    assert narrow.to_shades().max() > whole.to_shades().max()
+    assert "with 2 ranks on a node" in narrow._repr_mimebundle_()["text/html"]
+    assert llama.world_map(cluster="gb200-nvl72").ranks_per_node == 72
+    assert llama.world_map().ranks_per_node == 8
+    with pytest.raises(UsageError, match="ranks_per_node='2'"):
+        llama.world_map("2", cluster="dgx-h100")  # type: ignore[arg-type]  # what is refused
+
+
 def test_what_cannot_be_is_refused(llama: Trace) -> None:
     with pytest.raises(UsageError, match="no such shade"):
         llama.world_map(cluster="dgx-h100", shade="hours")

@@ -40,15 +40,14 @@ class MapPanel:
     Args:
         codes: the events.
         prediction: whose seconds may shade it.
-        ranks_per_node: ranks on each node.
     """
 
-    def __init__(self, codes: EventCodes, prediction: Prediction | None = None, ranks_per_node: int = 8) -> None:
+    def __init__(self, codes: EventCodes, prediction: Prediction | None = None) -> None:
         self._codes = codes
         self._prediction = prediction
         self._times: dict[str, RunningTimes | None] = {}
         self._shade = BYTES
-        self._per_node = ranks_per_node
+        self._per_node = 8 if prediction is None else prediction.ranks_per_node
         self._shown: WorldMap | None = None
         self._tops: dict[str, float] = {}
         self._ranks: tuple[int, ...] = ()

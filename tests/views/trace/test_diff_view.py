@@ -128,7 +128,7 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
         "TraceDiff: 24 → 16 collectives (-8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
         "  B sends 32 KiB less on the wire per rank and step than A, 72 KiB instead of 104 KiB (−31 %), all on dp, in "
         "16 collectives instead of 24.",
-        "  All of it is in Net.layers.* (×8): all_gather, 32 KiB less.",
+        "  All of it is in Net.layers.* (×8): all_gather (32 KiB less).",
         "  Changes per rank and step, in collectives and wire bytes:",
         "  all_gather       dp                -8  −32 KiB",
     ]
