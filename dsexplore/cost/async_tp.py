@@ -68,7 +68,13 @@ def _scattered(made: list[Item], position: int, item: Collective, seq: int) -> i
 
 
 def _divided(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collective]:
-    """So many of a collective's pieces, as it was, and the others as one that is waited for later."""
+    """One collective as two: some of its pieces, waited for as before, and the others, waited for later.
+
+    Args:
+        item: the collective.
+        seq: the number of the second one.
+        pieces: how many of its pieces, of which it has one per rank, the first one keeps.
+    """
     part = pieces / item.ranks
     first = replace(item, seconds=_times(item.seconds, part), message_bytes=round(item.message_bytes * part))
     left = item.message_bytes - first.message_bytes

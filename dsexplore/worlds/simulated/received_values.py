@@ -34,7 +34,7 @@ _FILLED = (
 )
 """Methods of ``ProcessGroup`` whose first argument is filled with what other ranks send."""
 _FROM_ANOTHER = frozenset({"recv", "recv_anysource", "scatter"})
-"""Those of them that leave all that they fill to another rank, so that it would be memory nobody has written to."""
+"""Methods of ``ProcessGroup`` that fill their whole argument with what another rank sends: unwritten memory here."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _MANY = 1024
