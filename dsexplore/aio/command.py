@@ -119,7 +119,7 @@ def _sweep_all(args: argparse.Namespace) -> int:
 
 
 def _print_no_more() -> None:
-    """Let go of a pipe whose reader has ended, as head does: Python would fail again when it flushes."""
+    """Close a pipe whose reader has ended, as head does: Python would fail again when it flushes."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -66,7 +66,7 @@ def numbered(records: Iterable[Record], dropped: Mapping[Key, int] | None = None
 
 
 def rank_log(records: Iterable[Record], rank: int, dropped: Mapping[Key, int] | None = None) -> RankLog:
-    """This rank's log in the form that the other ranks get.
+    """The log of this rank in the form that the other ranks get.
 
     Args:
         records: see `numbered`.
