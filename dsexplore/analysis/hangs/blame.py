@@ -5,8 +5,9 @@ In this order:
 1. *Missing*: ranks that others wait for and that wait for nothing themselves. In a program whose ranks call in one
    order, such a rank is stopped by something else than a collective: it left, it slept, it was in other code. Where
    they are most of the ranks, and their earlier steps do not have the collective that the others wait in, those others
-   called one too many. Named with them are ranks without evidence that nothing held up, and ranks that wait in nothing
-   but what another rank has in flight too, which went on past it.
+   called one too many. Named with them are ranks without a record that nothing held up, and ranks that wait in nothing
+   but what another rank has in flight too, which went on past it. Other ranks without a record that are missing in the
+   same collectives may have come: they are suspects.
 2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
@@ -14,8 +15,10 @@ In this order:
    called before at that place, or that call more or fewer collectives of a group before the next one than most.
 5. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
    others have, or that alone have not issued what follows.
-6. *No evidence*: ranks that others wait for and of which nothing is known. They come last, as the file of a rank that
-   did come may be lost: whatever does not end without it goes first.
+6. *No evidence*: ranks that others wait for and of which nothing is known, where those others are all that is known to
+   take part. They come last, as the file of a rank that did come may be lost: whatever does not end without it goes
+   first. Such a loss beside a device that stands still leaves the same evidence as one rank that died; the report says
+   so, and takes one cause to be likelier than two.
 
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
 """
@@ -29,7 +32,7 @@ from typing import Literal
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
-from dsexplore.analysis.hangs.unseen_ranks import has_evidence, stopped_unseen
+from dsexplore.analysis.hangs.unseen_ranks import stopped_unseen
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.analysis.hangs.went_past import went_past
 
@@ -44,7 +47,8 @@ class Blame:
     culprits: tuple[int, ...] = ()
     """Empty where the evidence does not say."""
     suspects: tuple[int, ...] = ()
-    """The ranks among which the cause is, where the evidence does not say which."""
+    """The ranks among which the cause is, where the evidence does not say which; beside culprits, ranks without a
+    record of which it is not known whether they came."""
     instances: tuple[Instance, ...] = ()
     """The collectives in which the others wait for the culprits, or in which the ranks parted."""
     mismatch: Mismatch | None = None
@@ -68,7 +72,8 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
         *(_mismatch(job, found, expected) for found in harmful),
         _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
-        *(_device(front, instance) for instance in front.together if instance.id not in parted),
+        *(_device(job, front, instance) for instance in front.together if instance.id not in parted),
+        *(_not_begun(instance, job) for instance in front.for_unseen),
     )
     answers = [found for found in attempts if found is not None] or _without_evidence(job, front)
     sure = next((found for found in answers if found.culprits), None)
@@ -87,8 +92,14 @@ def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[
         return Blame("extra", tuple(waiting), instances=instances)
     odd = {rank for found in harmful for rank in found.minority} - set(idle)
     first = next((found for found in harmful if found.minority), None)
-    others = _left_behind(job, front) | stopped_unseen(job, front)
-    return Blame("missing", tuple(sorted({*idle, *odd, *others})), instances=instances, mismatch=first)
+    culprits = {*idle, *odd, *_left_behind(job, front), *stopped_unseen(job, front)}
+    suspects = _unseen_with(front, instances) - culprits
+    return Blame("missing", tuple(sorted(culprits)), tuple(sorted(suspects)), instances, mismatch=first)
+
+
+def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
+    """The ranks without a record that are missing where the culprits are: they may have come, or not."""
+    return {rank for instance in instances for rank in instance.absent} & front.unseen
 
 
 def _is_idle(job: Job, rank: int) -> bool:
@@ -128,11 +139,10 @@ def _last_together(job: Job, instance: Instance) -> dict[int, int]:
 
 
 def _without_evidence(job: Job, front: Wavefront) -> list[Blame]:
-    awaited = {rank for ranks in front.waits_for.values() for rank in ranks}
-    unknown = tuple(sorted(rank for rank in awaited if not has_evidence(job, rank)))
-    if not unknown:
+    unknown = tuple(sorted(front.unseen & front.awaited.keys()))
+    if not front.for_unseen:
         return []
-    known = sum(1 for rank in job.ranks if has_evidence(job, rank))
+    known = len(job.ranks) - len(front.unseen)
     instances = _instances(front, unknown)
     if len(unknown) > known:
         return [Blame("no evidence", suspects=unknown, instances=instances)]
@@ -168,7 +178,11 @@ def _place(call: Call) -> tuple[str, ...]:
 
 def _behind(job: Job, front: Wavefront) -> Blame | None:
     behind = sorted(_left_behind(job, front))
-    return Blame("missing", tuple(behind), instances=_instances(front, behind)) if behind else None
+    if not behind:
+        return None
+    instances = _instances(front, behind)
+    suspects = _unseen_with(front, instances)
+    return Blame("missing", tuple(behind), tuple(sorted(suspects)), instances)
 
 
 def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
@@ -180,17 +194,26 @@ def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCall
     return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
 
 
-def _device(front: Wavefront, instance: Instance) -> Blame:
-    calls = list(instance.calls.values())
-    pending = {call.rank for call in instance.pending}
-    begun = {call.rank for call in instance.pending if call.state == "started"}
+def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:
+    calls, pending = list(instance.calls.values()), {call.rank for call in instance.pending}
     odd: set[int] = set()
-    if begun and begun != pending:
-        odd = pending - begun
-    elif len(pending) < len(calls) and len(pending) <= len(calls) // 2:
+    if any(call.state == "started" for call in instance.pending) and (found := _not_begun(instance, job)):
+        return found
+    if len(pending) < len(calls) and len(pending) <= len(calls) // 2:
         odd = pending
     elif len(behind := pending & front.awaited.keys()) <= len(calls) // 2:
         odd = behind
     if odd:
         return Blame("device", tuple(sorted(odd)), instances=(instance,))
     return Blame("unknown", suspects=tuple(sorted(instance.calls)), instances=(instance,))
+
+
+def _not_begun(instance: Instance, job: Job) -> Blame | None:
+    """The ranks whose device has not begun what it could, where it is recorded what devices begin."""
+    begun = {call.rank for call in instance.pending if call.state == "started"}
+    others = tuple(sorted({call.rank for call in instance.pending} - begun))
+    if not others or not job.has_begins:
+        return None
+    if begun or len(others) == 1:
+        return Blame("device", others, instances=(instance,))
+    return Blame("device", suspects=others, instances=(instance,))

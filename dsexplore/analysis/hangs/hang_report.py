@@ -56,7 +56,8 @@ class HangReport(Displayable):
     reason: Reason
     """The evidence that the blame rests on, see `dsexplore.analysis.hangs.blame`; ``none`` where nothing hangs."""
     suspects: tuple[int, ...] = ()
-    """The ranks among which the cause is, where the evidence does not say which of them it is."""
+    """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
+    without a record of which it is not known whether they came."""
     lines: Mapping[int, str] = field(default_factory=dict)
     """By culprit: the ``file:line`` of the call that parted from the others', or of its last one."""
     stacks: Mapping[int, str] = field(default_factory=dict)

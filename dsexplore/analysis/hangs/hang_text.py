@@ -53,10 +53,17 @@ def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
     if found.reason == "no evidence":
         text += f"; {format_ranks(accused)} left no record, which does not say where"
         if not found.culprits:
-            text += " nor, as they are most of the ranks, which of them stopped first"
-        return text
+            return text + " nor, as they are most of the ranks, which of them stopped first"
+        return text + " nor whether a device of those that wait stands still instead"
     lasts = [_last_text(job, rank) for rank in accused[:3]]
-    return "; ".join([text, *filter(None, lasts)])
+    return "; ".join([text, *filter(None, lasts), *_suspects_text(found)])
+
+
+def _suspects_text(found: Blame) -> list[str]:
+    if not found.suspects:
+        return []
+    who = "it" if len(found.suspects) == 1 else "they"
+    return [f"{format_ranks(found.suspects)} left no record, which does not say whether {who} came"]
 
 
 def _number(instance: Instance) -> str:

@@ -168,8 +168,13 @@ class Job:
         for instance in found.values():
             if instance.id.pair is None:
                 instance.absent = tuple(self._absent(instance))
-        _find_missing_ends(self, found)
+        _join_ends(self, found)
         return found
+
+    @cached_property
+    def has_begins(self) -> bool:
+        """Whether it is recorded which calls the devices have begun: the recorder does so where torch takes times."""
+        return any(call.state == "started" for known in self.ranks.values() for call in known.pending)
 
     def knows_all(self, ranks: Iterable[int]) -> bool:
         """Whether all calls of these ranks are known, from the first on."""
@@ -226,8 +231,8 @@ def _identities(job: Job, rank: RankCalls) -> Iterable[tuple[Call, InstanceId]]:
             yield call, InstanceId(call.group, (call.rank, -1), call.position)
 
 
-def _find_missing_ends(job: Job, instances: Mapping[InstanceId, Instance]) -> None:
-    """Fill in who has not issued the other end of each pending message.
+def _join_ends(job: Job, instances: dict[InstanceId, Instance]) -> None:
+    """Join the two ends of each pending message, or fill in who has not issued the other one.
 
     Where both ranks' calls are known from the first on, message n of a pair has n-th calls at both ends. Else the first
     pending ones of both are taken to be the same messages.
@@ -243,5 +248,8 @@ def _find_missing_ends(job: Job, instances: Mapping[InstanceId, Instance]) -> No
     for (group, pair, rank), ours in counted.items():
         other = pair[1] if pair[0] == rank else pair[0]
         theirs = counted.get((group, pair, other), [])
+        for message, same in zip(ours, theirs, strict=False):
+            if rank < other:
+                message.calls |= instances.pop(same.id).calls
         for message in ours[len(theirs) :]:
             message.absent = (other,)

@@ -19,25 +19,15 @@ from dsexplore.analysis.hangs.wavefront import Wavefront
 
 def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
     """The ranks without a record that others wait for, and that were held up by nobody."""
-    awaited = [rank for rank in front.awaited if not has_evidence(job, rank)]
-    if not awaited:
+    if not front.for_unseen:
         return set()
     ended, of_kind = _ended(job), _groups_by_kind(job)
     return {
         rank
-        for rank in awaited
-        if any(
-            _came_near(job, rank, instance, ended, of_kind)
-            for instance in front.awaited[rank]
-            if not any(has_evidence(job, other) for other in instance.absent)  # it may have come, and wait for that one
-        )
+        for instance in front.for_unseen
+        for rank in instance.absent
+        if _came_near(job, rank, instance, ended, of_kind)
     }
-
-
-def has_evidence(job: Job, rank: int) -> bool:
-    """Whether a rank left a record."""
-    known = job.ranks.get(rank)
-    return known is not None and known.has_left_evidence
 
 
 def _ended(job: Job) -> dict[GroupId, int]:

@@ -47,7 +47,7 @@ class Wavefront:
 
     def _held_up_by(self, call: Call) -> set[int]:
         instance = self.job.instance_of(call)
-        if not self._unseen.issuperset(instance.absent):
+        if not self.unseen.issuperset(instance.absent):
             return set(instance.absent)
         return set(instance.absent) | {
             rank for rank, other in instance.calls.items() if other.is_pending and not self._is_head(rank, other)
@@ -57,29 +57,53 @@ class Wavefront:
         return any(call is head for head in self.heads.get(rank, ()))
 
     @cached_property
-    def _unseen(self) -> set[int]:
+    def unseen(self) -> set[int]:
         """The ranks that left no record."""
         return {rank for rank, known in self.job.ranks.items() if not known.has_left_evidence}
 
     @cached_property
     def circles(self) -> list[set[int]]:
-        """Ranks that wait for each other and for nobody else of whom a record is left: each a set of two or more.
+        """Ranks that wait for each other, and for nobody else but ranks that wait for one without a record: each a set
+        of two or more.
 
-        Of a rank without a record it is not known whether it came.
+        Of a rank without a record it is not known whether it came, nor for whom it waits.
         """
-        waits = {rank: awaited - self._unseen for rank, awaited in self.waits_for.items()}
-        parts = strongly_connected(waits)
-        return [part for part in parts if len(part) > 1 and all(waits.get(rank, set()) <= part for rank in part)]
+        waits = {rank: awaited - self.unseen for rank, awaited in self.waits_for.items()}
+        open_ends = self._waiting_for_unseen()
+        parts = [part for part in strongly_connected(waits) if len(part) > 1]
+        return [part for part in parts if all(waits.get(rank, set()) <= part | open_ends for rank in part)]
+
+    def _waiting_for_unseen(self) -> set[int]:
+        """The ranks that wait for ranks without a record alone, or for those that do."""
+        found: set[int] = set()
+        while True:
+            more = {
+                rank for rank, awaited in self.waits_for.items() if awaited and awaited <= self.unseen | found
+            } - found
+            if not more:
+                return found
+            found |= more
 
     @cached_property
     def together(self) -> list[Instance]:
         """Instances in which all ranks wait, each in its first call that has not ended: nobody is missing there."""
-        found = []
-        for instance in self.job.waiting:
-            is_whole = instance.id.pair is None and not instance.absent
-            if is_whole and all(self._is_head(call.rank, call) for call in instance.pending):
-                found.append(instance)
-        return found
+        return [one for one in self._unexplained if one.id.pair is None and not one.absent]
+
+    @cached_property
+    def for_unseen(self) -> list[Instance]:
+        """Instances in which only ranks without a record are missing, as far as is known: all others wait there, each
+        in its first call that has not ended."""
+        return [one for one in self._unexplained if one.absent]
+
+    @cached_property
+    def _unexplained(self) -> list[Instance]:
+        """Instances that no rank with a record holds up: none is missing, or waits in an earlier call."""
+        return [
+            instance
+            for instance in self.job.waiting
+            if self.unseen.issuperset(instance.absent)
+            and all(self._is_head(call.rank, call) for call in instance.pending)
+        ]
 
 
 def strongly_connected(graph: Mapping[int, set[int]]) -> list[set[int]]:

@@ -234,11 +234,59 @@ def test_a_device_that_stops_is_named_where_the_recorder_took_times(name: str, k
     assert found.culprits or culprit in found.suspects
 
 
+@pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
-def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str) -> None:
+def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str, kept: str) -> None:
     """Of a rank without a file it is not known whether it came: it is not blamed where another one is missing, too."""
-    draw = random.Random(name)
+    draw = random.Random(f"{name} {kept}")
     programs, groups = JOBS[name]()
     culprit, other = draw.sample(RANKS, 2)
     job = come_to_rest(programs, {culprit: late(programs[culprit], draw)})
-    assert report(job, groups, only_active=True, lost=[other]).culprits == (culprit,)
+    found = report(job, groups, **DUMPS[kept], lost=[other])
+    assert found.culprits == (culprit,)
+    assert set(found.suspects) <= {other}
+    assert not found.suspects or f"rank {other} left no record, which does not say whether it came" in found.sentence
+
+
+@pytest.mark.parametrize("kept", DUMPS)
+@pytest.mark.parametrize("name", JOBS)
+def test_of_two_ranks_that_stop_one_without_a_file_is_a_culprit_or_a_suspect(name: str, kept: str) -> None:
+    draw = random.Random(f"{name} {kept}")
+    programs, groups = JOBS[name]()
+    first, second = draw.sample(RANKS, 2)
+    at = late(programs[first], draw)
+    job = come_to_rest(programs, {first: at, second: min(at, len(programs[second].ops))})
+    found = report(job, groups, **DUMPS[kept], lost=[second])
+    assert found.culprits
+    assert set(found.culprits) <= {first, second}
+    assert set(found.suspects) <= {second}
+
+
+@pytest.mark.parametrize("kept", DUMPS)
+@pytest.mark.parametrize("name", JOBS)
+def test_a_file_that_is_lost_is_not_taken_for_a_call_that_is_left_out(name: str, kept: str) -> None:
+    draw = random.Random(f"{name} {kept}")
+    programs, groups = JOBS[name]()
+    culprit, other = draw.sample(RANKS, 2)
+    ops = programs[culprit].ops
+    ops[draw.choice([at for at in programs[culprit].issued() if at > len(ops) // 3 and ops[at].kind == "call"])] = Op(
+        "left out"
+    )
+    job = come_to_rest(programs)
+    if job.hangs:
+        found = report(job, groups, **DUMPS[kept], lost=[other])
+        assert found.culprits == (culprit,) or (not found.culprits and culprit in found.suspects)
+
+
+@pytest.mark.parametrize("only_active", [False, True])
+@pytest.mark.parametrize("name", JOBS)
+def test_a_file_that_is_lost_does_not_hide_a_device_that_stops_where_times_were_taken(
+    name: str, only_active: bool
+) -> None:
+    draw = random.Random(f"{name} {only_active}")
+    programs, groups = JOBS[name]()
+    culprit, other = draw.sample(RANKS, 2)
+    job = come_to_rest(programs, devices={culprit: late(programs[culprit], draw)})
+    found = report(job, groups, with_times=True, only_active=only_active, lost=[other])
+    assert found.culprits in ((), (culprit,))
+    assert found.culprits or culprit in found.suspects
