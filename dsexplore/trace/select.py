@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from fnmatch import translate
 from typing import Any
@@ -172,12 +172,19 @@ _END = r"\Z"
 
 
 def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """The modules that match a shell pattern, or are inside of one that does, with or without the root's name.
+    """The modules that match one of some shell patterns; see `module_test`."""
+    test = module_test(patterns)
+    return {name for name in names if test(name)}
+
+
+def module_test(patterns: Iterable[str]) -> Callable[[str], object]:
+    """A function that is true of a module which matches a shell pattern, or is inside of one that does.
+
+    A module may be named with or without the root's name.
 
     In a pattern, ``*`` stands for any text, dots too. Worked example: ``Llama.layers.0.attn`` is inside of
     ``Llama.layers.0`` and of ``Llama``, so ``layers.0``, ``Llama``, ``layers.*`` and ``*attn`` all match it;
     ``layers`` matches it too, ``attn`` and ``layers.1`` do not.
     """
     bodies = [translate(pattern)[: -len(_END)] for pattern in patterns]
-    match = re.compile(rf"(?:[^.]*\.)?(?:{'|'.join(bodies)})(?=\.|\Z)").match
-    return {name for name in names if match(name)} if bodies else set()
+    return re.compile(rf"(?:[^.]*\.)?(?:{'|'.join(bodies)})(?=\.|\Z)").match if bodies else lambda _: None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import polars as pl
@@ -34,6 +34,8 @@ class Chosen:
     """The clicked mark, where that is chosen and not a row."""
     day: ParameterDay | None = None
     """The parameter that is followed through a step."""
+    _last: tuple[Passed, list[int], Mask] | None = field(default=None, init=False, repr=False)
+    """The filters, the rows, and the events inside them that were last asked for: every part asks for the same."""
 
     def filter(self, filters: Filters) -> None:
         """Choose what passes these filters; a mark that was clicked is forgotten."""
@@ -42,12 +44,19 @@ class Chosen:
 
     def inside(self, rows: list[int]) -> Mask:
         """The events that pass, inside some modules; all that pass where ``rows`` is empty."""
-        return self.passed.mask & self.codes.inside(rows) if rows else self.passed.mask
+        if not rows:
+            return self.passed.mask
+        if self._last is None or self._last[:2] != (self.passed, rows):
+            self._last = self.passed, rows, self.passed.mask & self.codes.inside(rows)
+        return self._last[2]
 
     def around(self, part: str) -> Mask:
         """The events that the part of the explorer shows: what is picked in it is no filter of its own."""
-        mask = self.passed.without(part) if part in self.passed.filters.picks else self.passed.mask
-        return mask & self.codes.inside(self.rows.chosen) if self.rows.chosen else mask
+        rows = self.rows.chosen
+        if part not in self.passed.filters.picks:
+            return self.inside(rows)
+        mask = self.passed.without(part)
+        return mask & self.codes.inside(rows) if rows else mask
 
     @property
     def mask(self) -> Mask:

@@ -170,11 +170,11 @@ class TimelineState:
         """
         first, last = self.window
         ties = self.timeline.ties.filter((pl.col("received") >= first) & (pl.col("sent") <= last))
-        if self._kept is not None:
-            kept = self._kept.nonzero()[0]
-            ties = ties.filter(
-                pl.all_horizontal(pl.col(end).is_null() | pl.col(end).is_in(kept) for end in ("send", "receive"))
-            )
+        if self._kept is not None and len(ties):
+            # A tie's end without an event takes what is appended: it is drawn under every filter.
+            kept = np.append(self._kept, True)
+            ends = ties.select(pl.col("send", "receive").fill_null(len(self._kept))).to_numpy()
+            ties = ties.filter(pl.Series(kept[ends].all(axis=1)))
         if not 0 < ties.height <= _MOST_TIES:
             return []
         lanes = {name: i for i, name in enumerate(self.timeline.lanes[:MOST_LANES])}

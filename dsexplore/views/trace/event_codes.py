@@ -18,7 +18,7 @@ import polars as pl
 
 from dsexplore.trace import measured_time
 from dsexplore.trace.numbered_modules import place_of
-from dsexplore.trace.select import modules_inside
+from dsexplore.trace.select import module_test
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.byte_sizes import WIRE, column_of
 from dsexplore.views.trace.event_lines import EventLines, event_lines
@@ -132,10 +132,9 @@ class EventCodes:
 
     def matched(self, pattern: str) -> Matched:
         """The modules that match a pattern, as `Trace.where` finds them: by owner or by trigger."""
-        triggers = self._triggered_elsewhere[1].labels
-        found = modules_inside((*self.tree.names, *triggers), [pattern])
-        rows, others = (np.fromiter((n in found for n in names), bool) for names in (self.tree.names, triggers))
-        return Matched(rows, others)
+        test = module_test([pattern])
+        names = self.tree.names, self._triggered_elsewhere[1].labels
+        return Matched(*(np.fromiter(map(test, each), object, len(each)).astype(bool) for each in names))
 
     def in_modules(self, matched: Matched) -> Mask:
         """The events of these modules."""

@@ -1,0 +1,53 @@
+"""What a live timeline draws of the events that other parts let through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+
+import dsexplore
+from dsexplore.analysis.message_ties import TIES
+from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.trace.trace import Trace
+from dsexplore.views.timeline.timeline_state import TimelineState
+
+
+@pytest.fixture(scope="module")
+def messages() -> Timeline:
+    """Two sends of rank 0, events 0 and 1, and their receives on rank 1, events 2 and 3."""
+
+    def of(rank: int) -> Trace:
+        with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
+            for _ in range(2):
+                if rank == 0:
+                    dist.send(torch.ones(1), 1)
+                else:
+                    dist.recv(torch.ones(1), 0)
+        return trace
+
+    return Trace.merge([of(0), of(1)]).timeline()
+
+
+@pytest.mark.parametrize(
+    ("shown", "tied"),
+    [([0, 1, 2, 3], [0, 1]), ([0, 1, 2], [0]), ([1, 3], [1]), ([0, 3], []), ([], [])],
+)
+def test_a_line_is_drawn_where_both_of_its_ends_are(messages: Timeline, shown: list[int], tied: list[int]) -> None:
+    state = TimelineState(messages)
+    every = state.drawn()["ties"]
+    state.show_events(np.isin(np.arange(4), shown))
+    assert state.drawn()["ties"] == [every[i] for i in tied]
+
+
+def test_an_end_without_an_event_is_drawn_under_every_filter(messages: Timeline) -> None:
+    """As what was predicted, of which no event was recorded."""
+    ends = [("rank 0", 1.0, "rank 1", 1.0, None, 2), ("rank 0", 2.0, "rank 1", 2.0, None, None)]
+    state = TimelineState(replace(messages, ties=pl.DataFrame(ends, schema=TIES, orient="row")))
+    every = state.drawn()["ties"]
+    state.show_events(np.array([True, True, False, True]))
+    assert state.drawn()["ties"] == [every[1]]
