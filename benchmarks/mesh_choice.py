@@ -52,12 +52,9 @@ def main() -> None:
     for one in compared.candidates:
         if one.dropped and "context" not in one.dropped:
             print(f"  {one.mesh}: {one.dropped}")
-    used = sum(
-        each.ru_utime + each.ru_stime
-        for each in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
     seconds, load = time.perf_counter() - start, os.getloadavg()[0]
-    print(f"{seconds:.0f} s; processors were busy with this for {used:.0f} s, load {load:.1f}")
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    print(f"{seconds:.0f} s, of which {own.ru_utime + own.ru_stime:.0f} s of this process's own work; load {load:.1f}")
 
 
 if __name__ == "__main__":

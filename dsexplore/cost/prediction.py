@@ -19,7 +19,7 @@ from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
 from dsexplore.cost.rank_program import Collective, Options, Program, programs
 from dsexplore.cost.schedules import Placed, Schedule, place, read_schedule
-from dsexplore.cost.stream_simulation import COMPUTE, GAPS, Played, Span, play
+from dsexplore.cost.stream_simulation import GAPS, Played, Span, is_receiving, play
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
@@ -48,7 +48,8 @@ class _RankTimes:
 
     def step(self, end: int) -> float:
         """Seconds of the step."""
-        return _busy(self.played(end)) + self.bubble(end)
+        played = self.played(end)
+        return played.end - played.receiving + self.bubble(end)
 
 
 class Prediction(Displayable):
@@ -57,7 +58,6 @@ class Prediction(Displayable):
     Attributes:
         cluster: that it is predicted for.
         options: that it was asked for with.
-        rank: the rank of the trace whose step takes longest: the times are its.
     """
 
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
@@ -74,8 +74,15 @@ class Prediction(Displayable):
         self._placed: dict[int, list[Placed]] = {}
         if self.schedule is not None:
             self._join_pipeline(self.schedule)
-        self._slowest = max(self._ranks, key=lambda one: one.step(EXPECTED))
-        self.rank = self._slowest.program.rank
+
+    @cached_property
+    def _slowest(self) -> _RankTimes:
+        return max(self._ranks, key=lambda one: one.step(EXPECTED))
+
+    @property
+    def rank(self) -> int:
+        """The rank of the trace whose step takes longest: the times are its."""
+        return self._slowest.program.rank
 
     @property
     def step(self) -> Range:
@@ -90,7 +97,7 @@ class Prediction(Displayable):
     @property
     def exposed(self) -> Range:
         """Seconds of communication that no compute hides."""
-        return self._range_of(lambda end: _exposed(self._slowest.played(end)))
+        return self._range_of(lambda end: self._slowest.played(end).exposed)
 
     @property
     def ranks_per_node(self) -> int:
@@ -110,7 +117,7 @@ class Prediction(Displayable):
     @property
     def communication(self) -> Range:
         """Seconds that collectives run, hidden or not."""
-        return self._range_of(lambda end: self._slowest.played(end).sum("communication"))
+        return self._range_of(lambda end: self._slowest.played(end).communication)
 
     @property
     def expected_step(self) -> float:
@@ -124,9 +131,11 @@ class Prediction(Displayable):
     def peak(self) -> PeakMemory:
         """The most memory that a rank needs, and when."""
         has_streams = any(
-            isinstance(item, Collective) and item.rule == "fsdp gather" for item in self._slowest.program.items
+            isinstance(item, Collective) and item.rule == "fsdp gather"
+            for one in self._ranks
+            for item in one.program.items
         )
-        return peak_memory(self.tables.memory, self._slowest.program.step, has_streams)
+        return peak_memory(self.tables.memory, self._ranks[0].program.step, has_streams)
 
     @property
     def memory(self) -> int:
@@ -203,7 +212,7 @@ class Prediction(Displayable):
                 one.program.rank,
                 one.step(EXPECTED),
                 one.played(EXPECTED).compute,
-                _exposed(one.played(EXPECTED)),
+                one.played(EXPECTED).exposed,
                 one.played(EXPECTED).idle + one.bubble(EXPECTED),
             )
             for one in self._ranks
@@ -324,7 +333,7 @@ class Prediction(Displayable):
         of_position = {}
         for one, position in zip(ranks, positions, strict=True):
             each = schedule.microbatches * schedule.stages_per_rank
-            ahead, back = _phases(one.played(end))
+            ahead, back = one.played(end).phases
             of_position[position] = ahead / each, back / each
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
@@ -384,37 +393,10 @@ def _range(values: list[float]) -> Range:
     return Range(low, min(max(values[1], low), high), high)
 
 
-def _exposed(played: Played) -> float:
-    """Seconds that the compute stream waits for collectives; messages between stages are part of the bubble."""
-    return sum(span.seconds for span in played.spans if span.kind == "exposed" and span.op != "recv")
-
-
-def _busy(played: Played) -> float:
-    """Seconds of the step without waiting for messages between stages."""
-    return played.end - sum(span.seconds for span in played.spans if span.kind == "exposed" and span.op == "recv")
-
-
-def _is_receiving(span: Span) -> bool:
-    return span.kind == "exposed" and span.op == "recv"
-
-
-def _phases(played: Played) -> tuple[float, float]:
-    """Seconds that the compute stream spends forward and backward, with what is exposed in it; the loss is forward."""
-    spans = [span for span in played.spans if span.stream == COMPUTE and not _is_receiving(span)]
-    last = max((number for number, span in enumerate(spans) if span.phase in ("backward", "recompute")), default=-1)
-    forward = backward = 0.0
-    for number, span in enumerate(spans):
-        if span.phase in ("backward", "recompute"):
-            backward += span.seconds
-        elif span.phase == "forward" or (span.phase == "other" and number < last):
-            forward += span.seconds
-    return forward, backward
-
-
 def _per_module(played: Played, bubble: float) -> dict[tuple[str, str], dict[str, float]]:
     totals: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(_COLUMNS, 0.0))
     for span in played.spans:
-        if _is_receiving(span):
+        if is_receiving(span):
             continue
         name = span.kind if span.kind in (*GAPS, "communication") else "compute"
         totals[span.module, span.phase][name] += span.seconds

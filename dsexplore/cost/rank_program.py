@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster
@@ -74,6 +75,7 @@ class Collective:
     message_bytes: int
     peer: int | None = None
     ranks: int = 0
+    kind: ClassVar[str] = "communication"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,34 +175,50 @@ class _Reader:
         )
         waited = set(kernels["waits_for"].drop_nulls())
         collectives = [self._collective(row, rank, waited) for row in events.iter_rows(named=True)]
-        issued = {one.seq for one in collectives}
-        items: list[Item] = []
-        position = 0
-        places = ("before", "kind", "waits_for", "module", "phase")
-        for place, cost in zip(kernels.select(places).iter_rows(), kernels.select(_COSTS).iter_rows(), strict=True):
-            before, kind, waits_for, module, phase = place
-            while position < len(collectives) and collectives[position].seq < before:
-                items.append(collectives[position])
-                position += 1
-            if kind == "wait":
-                if waits_for in issued:
-                    items.append(Wait(waits_for))
-            else:
-                seconds, host = self._cost(cost)
-                shape = tuple(cost[_COSTS.index("shape")] or ()) if kind == "matmul" else ()
-                items.append(Kernels(seconds, host, module, phase, kind, shape))
-        return Program(rank, step, [*items, *collectives[position:]], list(self.notes))
+        items = self._in_order(kernels, collectives)
+        return Program(rank, step, items, list(self.notes))
 
-    def _cost(self, row: tuple[Any, ...]) -> tuple[Times, float]:
+    def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
+        """Kernels, waits for collectives that were issued, and these collectives, each before the kernels after it."""
+        issued = [one.seq for one in collectives]
+        kernels = kernels.filter((pl.col("kind") != "wait") | pl.col("waits_for").is_in(issued))
+        rows = self._items(kernels)
+        before = np.maximum.accumulate(kernels["before"].to_numpy())
+        issued_before = np.searchsorted(np.maximum.accumulate(np.asarray(issued, dtype=np.int64)), before)
+        places = np.searchsorted(issued_before, range(1, len(issued) + 1))
+        items: list[Item] = []
+        done = 0
+        for collective, place in zip(collectives, places, strict=True):
+            items += rows[done:place]
+            items.append(collective)
+            done = place
+        return items + rows[done:]
+
+    def _items(self, kernels: pl.DataFrame) -> list[Item]:
+        """The item of each row; layers and microbatches repeat rows, and equal ones share one item."""
+        columns = ["module", "waits_for", *_COSTS]
+        alike = kernels.with_row_index("row").group_by(columns, maintain_order=True).agg("row")
+        items: dict[int, Item] = {}
+        for module, waits_for, *cost, rows in alike.iter_rows():
+            items.update(dict.fromkeys(rows, self._item(module, waits_for, dict(zip(_COSTS, cost, strict=True)))))
+        return [items[row] for row in range(len(kernels))]
+
+    def _item(self, module: str, waits_for: int | None, cost: Mapping[str, Any]) -> Item:
+        if waits_for is not None and cost["kind"] == "wait":
+            return Wait(waits_for)
+        seconds, host = self._cost(cost)
+        shape = tuple(cost["shape"] or ()) if cost["kind"] == "matmul" else ()
+        return Kernels(seconds, host, module, cost["phase"], cost["kind"], shape)
+
+    def _cost(self, row: Mapping[str, Any]) -> tuple[Times, float]:
         """Seconds of a row and of its launch; rows of other layers and microbatches with the same costs share them."""
-        key = (*row[:3], tuple(row[3] or ()), *row[4:])
+        key = tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
         if key not in self._costs:
-            named = dict(zip(_COSTS, row, strict=True))
-            compiled = self.options.compiled if self.options.compiled is not None else named["compiled"]
+            compiled = self.options.compiled if self.options.compiled is not None else row["compiled"]
             low, expected, high = (
-                kernel_seconds(named, self.cluster, speed, compiled, self.options.attention) for speed in SPEEDS
+                kernel_seconds(row, self.cluster, speed, compiled, self.options.attention) for speed in SPEEDS
             )
-            self._costs[key] = (low, expected, high), host_seconds(named, self.cluster, compiled)
+            self._costs[key] = (low, expected, high), host_seconds(row, self.cluster, compiled)
         return self._costs[key]
 
     def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:

@@ -17,15 +17,21 @@ Two collectives on the same link share it. A collective takes multiprocessors fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
 
 from dsexplore.cost.rank_program import Collective, Item, Kernels, Wait
 
 COMPUTE = "compute"
+GAPS = ("exposed", "idle")
+_NO_COMPUTE = (*GAPS, "receiving", "communication")
+_BACKWARD = ("backward", "recompute")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Something that a stream did: seconds from the start of the step.
 
     Attributes:
@@ -56,35 +62,108 @@ class Span:
         return self.end - self.start
 
 
-@dataclass
+class Gap(NamedTuple):
+    """The compute stream waits.
+
+    Attributes:
+        kind: ``"exposed"`` for a collective; ``"idle"`` for the CPU.
+        module: whose kernels, or whose collective.
+        phase: of the step.
+        op: of the collective; empty for the CPU.
+        axis: of the collective.
+    """
+
+    kind: str
+    module: str
+    phase: str
+    op: str = ""
+    axis: str = ""
+
+
 class Played:
-    """A step that has been simulated."""
+    """A step that has been simulated.
 
-    spans: list[Span] = field(default_factory=list)
-    end: float = 0.0
+    Hundreds of thousands of spans are kept for each of many steps, so they are columns and not objects.
 
-    def sum(self, *kinds: str) -> float:
-        """Seconds of all spans of those kinds."""
-        return sum(span.seconds for span in self.spans if span.kind in kinds)
+    Attributes:
+        what: ran, by span: kernels, a collective, or a gap of the compute stream.
+        starts: by span, in seconds from the start of the step.
+        ends: by span.
+        end: of the step.
+    """
+
+    def __init__(self) -> None:
+        self.what: list[Kernels | Collective | Gap] = []
+        self.starts = array("d")
+        self.ends = array("d")
+        self.end = 0.0
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """All that the streams did, in the order in which it was issued."""
+        return [_span(*each) for each in zip(self.what, self.starts, self.ends, strict=True)]
+
+    @cached_property
+    def totals(self) -> Mapping[str, float]:
+        """Seconds by kind of span; of ``"receiving"`` those in which the compute stream waits for another stage."""
+        totals: dict[str, float] = defaultdict(float)
+        for what, start, end in zip(self.what, self.starts, self.ends, strict=True):
+            totals["receiving" if is_receiving(what) else what.kind] += end - start
+        return totals
+
+    @cached_property
+    def phases(self) -> tuple[float, float]:
+        """Seconds that the compute stream spends forward and backward, with what is exposed in it; the loss is
+        forward."""
+        forward = backward = other = 0.0
+        for what, start, end in zip(self.what, self.starts, self.ends, strict=True):
+            if isinstance(what, Collective) or is_receiving(what):
+                continue
+            if what.phase in _BACKWARD:
+                forward, other = forward + other, 0.0
+                backward += end - start
+            elif what.phase == "forward":
+                forward += end - start
+            elif what.phase == "other":
+                other += end - start  # forward where a backward follows, as after the loss
+        return forward, backward
+
+    @property
+    def communication(self) -> float:
+        """Seconds that collectives run, hidden or not."""
+        return self.totals["communication"]
+
+    @property
+    def receiving(self) -> float:
+        """Seconds that the compute stream waits for messages of other stages."""
+        return self.totals["receiving"]
 
     @property
     def exposed(self) -> float:
-        """Seconds that the compute stream waited for collectives."""
-        return self.sum("exposed")
+        """Seconds that the compute stream waits for collectives; messages between stages are not among them."""
+        return self.totals["exposed"]
 
     @property
     def idle(self) -> float:
-        """Seconds that the compute stream waited for the CPU or for another stage."""
-        return self.sum("idle")
+        """Seconds that the compute stream waits for the CPU."""
+        return self.totals["idle"]
 
     @property
     def compute(self) -> float:
-        """Seconds that the compute stream was busy."""
-        return sum(span.seconds for span in self.spans if span.stream == COMPUTE and span.kind not in GAPS)
+        """Seconds that the compute stream is busy."""
+        return sum(seconds for kind, seconds in self.totals.items() if kind not in _NO_COMPUTE)
 
 
-GAPS = ("exposed", "idle")
-_BACKWARD = ("backward", "recompute")
+def _span(what: Kernels | Collective | Gap, start: float, end: float) -> Span:
+    if isinstance(what, Collective):
+        return Span(what.stream, start, end, what.kind, what.module, what.phase, what.op, what.axis, what.seq)
+    op, axis = (what.op, what.axis) if isinstance(what, Gap) else ("", "")
+    return Span(COMPUTE, start, end, what.kind, what.module, what.phase, op, axis)
+
+
+def is_receiving(what: Span | Kernels | Collective | Gap) -> bool:
+    """Whether a compute stream waits for a message of another stage."""
+    return what.kind == "exposed" and not isinstance(what, Kernels) and what.op == "recv"
 
 
 def play(items: list[Item], end: int, slowdown: float, overlap: bool = True) -> Played:
@@ -134,23 +213,34 @@ class _Streams:
         return self.played
 
     def _kernels(self, item: Kernels) -> None:
-        if item.phase not in _BACKWARD and self.phase in _BACKWARD:
-            for seq in list(self.unfinished):
-                self._wait(seq)
-        self.phase = item.phase
-        self.host += item.host
+        if item.phase != self.phase:
+            self._begin(item.phase)
+        host = item.host
+        self.host += host
         seconds = item.seconds[self.which]
         if seconds <= 0:
             return
         # The last of a row's kernels cannot begin before the CPU launched it; the first began long before.
-        ready = self.host - min(item.host, seconds)
+        ready = self.host - (host if host < seconds else seconds)
         if ready > self.now:
             self._gap(ready, "idle", item.module, item.phase)
         end = self.now + seconds
-        if self.slowdown:
+        if self.running:
             end += self._beside(self.now, end) * self.slowdown
-        self.played.spans.append(Span(COMPUTE, self.now, end, item.kind, item.module, item.phase))
+        self._add(item, self.now, end)
         self.now = end
+
+    def _add(self, what: Kernels | Collective | Gap, start: float, end: float) -> None:
+        self.played.what.append(what)
+        self.played.starts.append(start)
+        self.played.ends.append(end)
+
+    def _begin(self, phase: str) -> None:
+        """Begin another phase: what backward has issued is waited for at its end."""
+        if phase not in _BACKWARD and self.phase in _BACKWARD:
+            for seq in list(self.unfinished):
+                self._wait(seq)
+        self.phase = phase
 
     def _beside(self, start: float, end: float) -> float:
         """Seconds between the two in which a collective runs."""
@@ -159,7 +249,7 @@ class _Streams:
 
     def _gap(self, until: float, kind: str, module: str, phase: str, op: str = "", axis: str = "") -> None:
         if until > self.now:
-            self.played.spans.append(Span(COMPUTE, self.now, until, kind, module, phase, op, axis))
+            self._add(Gap(kind, module, phase, op, axis), self.now, until)
             self.now = until
 
     def _wait(self, seq: int) -> None:
@@ -182,10 +272,9 @@ class _Streams:
         self.known[item.seq] = item, end
         if seconds > 0:
             self.links.setdefault(item.link, []).append((start, end))
-            self.running.append((start, end))
-            self.played.spans.append(
-                Span(item.stream, start, end, "communication", item.module, item.phase, item.op, item.axis, item.seq)
-            )
+            if self.slowdown:
+                self.running.append((start, end))
+            self._add(item, start, end)
         self.unfinished[item.seq] = None
         if item.rule == "fsdp reduce":
             self.reducing = item.seq

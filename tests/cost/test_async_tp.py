@@ -32,7 +32,7 @@ def run(*items: Item) -> Played:
 def test_of_a_gather_its_first_piece_is_waited_for() -> None:
     """4 s in four pieces, beside 10 s of products on what was gathered."""
     played = run(collective(0, 4), Wait(0), product(5), product(5, "w3"))
-    assert (played.end, played.exposed, played.sum("communication")) == (11, 1, 4)
+    assert (played.end, played.exposed, played.communication) == (11, 1, 4)
 
 
 def test_a_gather_that_takes_longer_than_its_products_is_waited_for() -> None:
@@ -48,7 +48,7 @@ def test_products_on_something_else_hide_no_gather() -> None:
 
 def test_of_a_scatter_its_last_piece_is_waited_for() -> None:
     played = run(product(10, "w2"), collective(0, 4, "reduce_scatter"), Wait(0), product(1))
-    assert (played.end, played.exposed, played.sum("communication")) == (12, 1, 4)
+    assert (played.end, played.exposed, played.communication) == (12, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_pieces_are_never_slower_and_send_as_much(layers: list[tuple[bool, float
         items += [*moved, product(computed)] if gathers else [product(computed), *moved]
     whole, divided = play(items, 1, 0.0), run(*items)
     assert divided.end <= whole.end + 1e-9
-    assert divided.sum("communication") == pytest.approx(whole.sum("communication"))
+    assert divided.communication == pytest.approx(whole.communication)
     assert divided.compute + divided.exposed + divided.idle == pytest.approx(divided.end)
