@@ -12,6 +12,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,14 +78,15 @@ def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> b
     rank, size = td.get_rank(), td.get_world_size()
     patience = timeout or _timeout_of_world()
     number = store.add(f"{_PREFIX}meetings/{rank}", 1)
-    here, all_here = f"{_PREFIX}{number}/here/", f"{_PREFIX}{number}/all"
-    store.set(f"{here}{rank}", str(made) if made is not None else f"failed on {rank}")
-    if store.add(f"{_PREFIX}{number}/count", 1) == size:
-        store.set(all_here, str(len(set(store.multi_get([f"{here}{other}" for other in range(size)])))))
+    here, all_here, count = (f"{_PREFIX}{number}/{name}" for name in ("here/", "all", "count"))
+    marks = [f"{here}{other}" for other in range(size)]
+    store.set(marks[rank], str(made) if made is not None else f"failed on {rank}")
+    if store.add(count, 1) == size:
+        store.set(all_here, str(len(set(store.multi_get(marks)))))
     try:
         store.wait([all_here], patience)
     except Exception as error:
-        missing = [other for other in range(size) if not store.check([f"{here}{other}"])]
+        missing = [other for other, mark in enumerate(marks) if not store.check([mark])]
         if not missing:
             return bool(store.get(all_here) == b"1")
         verb = "has" if len(missing) == 1 else "have"
@@ -93,7 +95,18 @@ def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> b
             f"{call}: {ranks_text(missing)} of {size} {verb} not made this call after {patience.total_seconds():g} s,"
             f" and every rank of the world must. {states}".rstrip()
         ) from error
-    return bool(store.get(all_here) == b"1")
+    same = bool(store.get(all_here) == b"1")
+    _delete_once_read(store, [*marks, all_here, count])
+    return same
+
+
+def _delete_once_read(store: Any, keys: Sequence[str]) -> None:
+    """Delete keys that every rank of the world reads: the last rank that has done so deletes them for all."""
+    readers = f"{keys[0]}/read"
+    if store.add(readers, 1) == td.get_world_size():
+        with suppress(RuntimeError, NotImplementedError):  # torch's stores can delete, those of others need not
+            for key in (*keys, readers):
+                store.delete_key(key)
 
 
 def _timeout_of_world() -> timedelta:
@@ -175,8 +188,11 @@ def exchange(value: Value, by_store: bool = False) -> dict[int, Value]:
     if by_store:
         rank = td.get_rank()
         values_at = f"{_PREFIX}exchange/{store.add(f'{_PREFIX}exchanges/{rank}', 1)}/"
-        store.set(f"{values_at}{rank}", pickle.dumps(value))
-        return {other: pickle.loads(store.get(f"{values_at}{other}")) for other in range(td.get_world_size())}
+        keys = [f"{values_at}{other}" for other in range(td.get_world_size())]
+        store.set(keys[rank], pickle.dumps(value))
+        by_rank = {other: pickle.loads(store.get(key)) for other, key in enumerate(keys)}
+        _delete_once_read(store, keys)
+        return by_rank
     values: list[Any] = [None] * td.get_world_size()
     with unlogged():
         td.all_gather_object(values, value)
