@@ -16,14 +16,14 @@ _MADE_BY = "made by: "
 def report(headline: Headline) -> list[tuple[str, str]]:
     """Questions and their answers, of a trace with events; bytes are wire bytes per rank, and per step where said."""
     tables = headline.tables
-    made = [note.removeprefix(_MADE_BY) for note in tables.info.notes if note.startswith(_MADE_BY)]
+    made = "; ".join(note.removeprefix(_MADE_BY) for note in tables.info.notes if note.startswith(_MADE_BY))
     answers = [
         ("What does a step send?", next((one.text for one in headline.sentences if one.about == "axes"), "Nothing.")),
         ("Which modules send it?", _modules(headline)),
         ("What does start-up alone send?", _start_up(headline)),
         ("What is sent unasked?", _implicit(headline)),
         ("What memory does a rank need?", memory(tables)),
-        ("What made this report?", made[0] if made else ""),
+        ("What made this report?", made),
     ]
     return [(question, answer) for question, answer in answers if answer]
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
     from dsexplore.cost.duration import collective_time as collective_time
-    from dsexplore.cost.estimate import Range as Range
     from dsexplore.cost.measured_compute import with_measured_compute as with_measured_compute
+    from dsexplore.cost.range import Range as Range
 
 _HOMES = {
     "Cluster": "cluster",
-    "Range": "estimate",
+    "Range": "range",
     "beside": "beside_measured",
     "collective_time": "duration",
     "known_clusters": "cluster",

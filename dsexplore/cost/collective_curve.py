@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from dsexplore.cost.cluster import Cluster, known_clusters
 from dsexplore.cost.collective_mechanism import Group, mechanism_time
-from dsexplore.cost.estimate import Range
 from dsexplore.cost.interpolation import interpolated
 from dsexplore.cost.measured_points import Evidence, evidence
+from dsexplore.cost.range import Range
 
 SMALLEST = 8.0
 PER_OCTAVE = 4

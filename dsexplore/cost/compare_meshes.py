@@ -21,8 +21,8 @@ from typing import Any
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster, Link, Measured
-from dsexplore.cost.estimate import Range
 from dsexplore.cost.prediction import Prediction, as_cluster, predict
+from dsexplore.cost.range import Range
 from dsexplore.cost.traced_rank import Build, trace_rank
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError

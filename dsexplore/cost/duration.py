@@ -7,7 +7,7 @@ import os
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_curve import Curve, curve
 from dsexplore.cost.collective_mechanism import Group
-from dsexplore.cost.estimate import Range
+from dsexplore.cost.range import Range
 from dsexplore.errors import UsageError
 from dsexplore.trace.collectives import OPS
 

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import get_args
 
 import polars as pl
@@ -14,42 +14,20 @@ import polars as pl
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import Attention, slowed_by_communication
-from dsexplore.cost.estimate import Range
 from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
-from dsexplore.cost.rank_program import Collective, Options, Program, programs
-from dsexplore.cost.schedules import Placed, Schedule, place, read_schedule
-from dsexplore.cost.stream_simulation import GAPS, Played, Span, is_receiving, play
+from dsexplore.cost.pipeline_times import PipelineTimes
+from dsexplore.cost.range import Range
+from dsexplore.cost.rank_program import Collective, Options, programs
+from dsexplore.cost.rank_times import EXPECTED, HIGH, LOW, RankTimes
+from dsexplore.cost.schedules import Placed, read_schedule
+from dsexplore.cost.stream_simulation import GAPS, Played, Span, is_receiving
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 
-LOW, EXPECTED, HIGH = range(3)
-"""The ends of a range, and what is expected."""
 RESERVED = 1.5 * 2**30
 """Bytes that the driver, its libraries and the communication library take of a GPU beside the program's tensors."""
-
-
-class _RankTimes:
-    """One rank's step, once for each end of the range; an end is simulated when it is first asked for."""
-
-    def __init__(self, program: Program, slowdown: float, overlap: bool) -> None:
-        self.program = program
-        self._how = slowdown, overlap
-        self._played: dict[int, Played] = {}
-        self.bubble: Callable[[int], float] = lambda _end: 0.0
-        """Seconds that it waits for other stages of its pipeline, by the end."""
-
-    def played(self, end: int) -> Played:
-        """The simulation of one end: 0 low, 1 expected, 2 high."""
-        if end not in self._played:
-            self._played[end] = play(self.program.items, end, *self._how)
-        return self._played[end]
-
-    def step(self, end: int) -> float:
-        """Seconds of the step."""
-        played = self.played(end)
-        return played.end - played.receiving + self.bubble(end)
 
 
 class Prediction(Displayable):
@@ -68,15 +46,15 @@ class Prediction(Displayable):
         # Ranks of one machine send with the processors that they compute with: nothing is hidden.
         overlap = options.overlap and cluster.topology != "host"
         slowdown = slowed_by_communication(cluster) if overlap else 0.0
-        self._ranks = [_RankTimes(program, slowdown, overlap) for program in read]
+        self._ranks = [RankTimes(program, slowdown, overlap) for program in read]
         self.schedule = read_schedule(tables.info.schedule)
         self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
-        self._placed: dict[int, list[Placed]] = {}
-        if self.schedule is not None:
-            self._join_pipeline(self.schedule)
+        self._pipeline = PipelineTimes(tables, self.schedule, self._ranks) if self.schedule is not None else None
+        if self._pipeline is not None:
+            self._notes += self._pipeline.notes()
 
     @cached_property
-    def _slowest(self) -> _RankTimes:
+    def _slowest(self) -> RankTimes:
         return max(self._ranks, key=lambda one: one.step(EXPECTED))
 
     @property
@@ -240,7 +218,7 @@ class Prediction(Displayable):
 
     def stages(self) -> list[Placed]:
         """When each stage of the pipeline computes which microbatch, predicted; empty without a pipeline."""
-        return self._stages_at(EXPECTED) if self.schedule is not None else []
+        return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
 
     def to_frame(self) -> pl.DataFrame:
         """`by_module`."""
@@ -299,49 +277,6 @@ class Prediction(Displayable):
 
     def __repr__(self) -> str:
         return f"<Prediction: {self.step} per step on {self.cluster.name}, {self.memory / 2**30:.1f} GiB>"
-
-    def _join_pipeline(self, schedule: Schedule) -> None:
-        """Make each rank wait for the stages of others."""
-        size = len(schedule.order)
-        self._positions = [_position(self.tables, one.program, size) for one in self._ranks]
-        if len(set(self._positions)) < size:
-            self._notes.append(
-                f"{len(set(self._positions))} of {size} stages of the pipeline are traced: the others are taken to be "
-                "like the nearest of these; trace one rank of each stage for stages that differ"
-            )
-        for one, position in zip(self._ranks, self._positions, strict=True):
-            one.bubble = partial(self._bubble, position)
-
-    def _stages_at(self, end: int) -> list[Placed]:
-        """The actions of all ranks of the pipeline."""
-        assert self.schedule is not None
-        if end not in self._placed:
-            forward, backward = self._stage_times(self._ranks, self._positions, self.schedule, end)
-            transfer = _transfer(self._ranks[0].program, end)
-            self._placed[end] = place(self.schedule, forward, backward, transfer)
-        return self._placed[end]
-
-    def _bubble(self, position: int, end: int) -> float:
-        """Seconds that a rank of the pipeline waits for other stages."""
-        placed = self._stages_at(end)
-        return max(one.end for one in placed) - sum(one.end - one.start for one in placed if one.rank == position)
-
-    def _stage_times(
-        self, ranks: list[_RankTimes], positions: list[int], schedule: Schedule, end: int
-    ) -> tuple[dict[int, float], dict[int, float]]:
-        """Seconds of one microbatch forward and backward, by stage."""
-        of_position = {}
-        for one, position in zip(ranks, positions, strict=True):
-            each = schedule.microbatches * schedule.stages_per_rank
-            ahead, back = one.played(end).phases
-            of_position[position] = ahead / each, back / each
-        forward: dict[int, float] = {}
-        backward: dict[int, float] = {}
-        for rank, actions in enumerate(schedule.order):
-            nearest = _nearest(rank, list(of_position), len(schedule.order))
-            for stage in {action.stage for action in actions}:
-                forward[stage], backward[stage] = of_position[nearest]
-        return forward, backward
 
 
 _COLUMNS = ("compute", "communication", "exposed", "idle")
@@ -403,29 +338,3 @@ def _per_module(played: Played, bubble: float) -> dict[tuple[str, str], dict[str
     if bubble:
         totals["", "other"]["idle"] += bubble
     return totals
-
-
-def _position(tables: Tables, program: Program, size: int) -> int:
-    """The place of a rank in its pipeline."""
-    messages = tables.events.filter((pl.col("rank") == program.rank) & pl.col("op").is_in(["send", "recv"]))
-    groups = tables.groups.filter(pl.col("group").is_in(messages["group"].unique().implode()))
-    for ranks in groups.filter(size=size)["ranks"]:
-        if program.rank in ranks:
-            return list(ranks).index(program.rank)
-    return 0
-
-
-def _transfer(program: Program, end: int) -> float:
-    """Seconds of one message between stages."""
-    times = [
-        item.seconds[end] for item in program.items if isinstance(item, Collective) and item.op in ("send", "recv")
-    ]
-    return max(times, default=0.0)
-
-
-def _nearest(position: int, known: list[int], size: int) -> int:
-    """The traced stage that a stage is taken to be like: one in the middle is like another there, if there is one."""
-    middle = [one for one in known if 0 < one < size - 1]
-    if position in known:
-        return position
-    return min(middle or [one for one in known if one < size - 1] or known, key=lambda one: abs(one - position))

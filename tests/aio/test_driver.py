@@ -263,7 +263,8 @@ def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.Mon
 def test_a_short_request_under_a_watch_is_an_error(target: int, result: int) -> None:
     engine, watch = Scripted(2), Watch(deadline=50.0, clock=Ticks())
     engine.results[1] = [result]
-    expected = f"no bytes came from offset {BLOCK + result}" if result >= 0 else os.strerror(-result)
+    short = f"no bytes came from offset {BLOCK + result}, {BLOCK - result} bytes too early"
+    expected = short if result >= 0 else os.strerror(-result)
     with pytest.raises(OSError, match=expected):
         watched(engine, requests_on(target, 6)[0], Policy(False, True), watch, target)
     assert engine.in_flight == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -280,6 +281,24 @@ def test_facts_about_a_disk(file: Path) -> None:
         assert disk.label.endswith("direct I/O)")
     assert disk_of(file, direct=False).why_buffered == "buffered I/O was asked for"
     assert disk_of(file, direct=False).label.endswith("page cache)")
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_disk_that_refuses_a_direct_read_is_read_through_the_page_cache(
+    file: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    if not disk_of(file).direct:
+        pytest.skip("direct I/O is not possible here")
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("dsexplore.aio.disk.os.preadv", refuse)
+    if number == errno.EINVAL:
+        assert disk_of(file).why_buffered == "a direct read was refused (EINVAL)"
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            disk_of(file)
 
 
 def test_tmpfs_is_recognised(mounted) -> None:  # type: ignore[no-untyped-def]

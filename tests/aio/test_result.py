@@ -75,6 +75,7 @@ def test_best(better: SweepResult) -> None:
     )
     assert best.fastest_ratio == best.ratio
     assert best.doubts == ()
+    assert "Less than 5 % apart" not in str(better)
 
 
 def test_an_unsure_gain_is_said_to_be_unsure() -> None:

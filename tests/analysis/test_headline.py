@@ -129,6 +129,11 @@ def test_each_sentence_links_to_an_element_of_the_page() -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_sentences_that_say_the_same_are_equal() -> None:
+    assert trace_of(row(0)).headline().sentences == trace_of(row(0)).headline().sentences
+    assert trace_of(row(0)).headline().sentences != trace_of(row(0, op="broadcast")).headline().sentences
+
+
 def test_a_report_answers_in_words() -> None:
     trace = planted.trace_of("large_start_up", True)
     answers = dict(report(trace.headline()))
@@ -145,6 +150,13 @@ def test_a_report_answers_in_words() -> None:
     )
     assert f"two tensors like each parameter, {format_bytes(8 * linear)}." in words
     assert "What made this report?" not in answers
+
+
+def test_a_report_of_several_runs_names_the_command_of_each() -> None:
+    tables = trace_of(row(0)).tables
+    notes = ("made by: dsexplore run a.py", "another note", "made by: dsexplore run b.py")
+    answers = dict(report(Trace(replace(tables, info=replace(tables.info, notes=notes))).headline()))
+    assert answers["What made this report?"] == "dsexplore run a.py; dsexplore run b.py"
 
 
 def test_a_report_says_what_is_unasked_gathered_and_unknown() -> None:

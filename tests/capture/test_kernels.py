@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsexplore
+from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.op_costs import causal_pairs
 from dsexplore.trace.trace import Trace
 
@@ -154,6 +155,22 @@ def test_memory_goes_up_with_activations_and_down_in_backward() -> None:
     assert memory["gradients"].max() == 4 * 256 * 256 * 4
     assert memory["activations"].max() >= 4 * 1024 * 256 * 4
     assert memory["activations"][-1] < memory["activations"].max()
+
+
+def test_what_a_tensor_turns_out_to_be_for_counts_since_it_was_made() -> None:
+    memory = LiveMemory()
+    first = torch.zeros(100)
+    memory.made([first], "activations")
+    memory.end_segment()
+    second = torch.zeros(50)
+    memory.made([second], "activations")
+    memory.end_segment()
+    memory.assign([first], "gradients")
+    memory.end_segment()
+    rows = memory.rows()
+    assert [row["gradients"] for row in rows] == [400, 400, 400]
+    assert [row["activations"] for row in rows] == [0, 200, 200]
+    memory.release()
 
 
 def test_nothing_of_it_is_recorded_unless_asked_for() -> None:

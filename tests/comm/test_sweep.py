@@ -160,6 +160,12 @@ def test_the_table_is_that_of_nccl_tests() -> None:
     measured = "4029.40 266.48 466.33 0"
     assert " ".join(lines[-1].split()) == f"1073741824 268435456 float sum -1 {measured} {measured}"
     assert {len(line) for line in lines[3:]} == {len(lines[1])}
+    long, longer = (
+        CommSweep(CONDITIONS, [SweepPoint("all_reduce", 8, False, (seconds,), 1, None)]).table("all_reduce")
+        for seconds in (9.99994e-3, 1e-2)
+    )
+    assert " 9999.94 " in long
+    assert " 10000 " in longer
     assert " 33554432 " in small().table("all_gather")  # elements per rank
     with pytest.raises(UsageError, match="op 'send' was not measured: there is all_reduce, all_gather"):
         small().table("send")

@@ -122,12 +122,13 @@ def test_meshes_are_left_out_before_they_are_traced(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dsexplore.cost.compare_meshes.run_ranks", lambda *_args, **_options: pytest.fail("traced"))
 
     def keep(sizes: Mapping[str, int]) -> bool | str:
-        return f"{sizes['dp']} samples are too many" if sizes["dp"] > 1 else False
+        return f"{sizes['dp']} samples are too many" if sizes["dp"] > 2 else False
 
     left = compare_meshes(build, 16, axes=("dp", "tp"), keep=keep, cache=tmp_path)
     reasons = dict(left.to_frame().select("mesh", "dropped").iter_rows())
     assert reasons["dp=1,tp=16"] == "tp=16 leaves the node of 8 ranks"
     assert reasons["dp=4,tp=4"] == "4 samples are too many"
+    assert reasons["dp=2,tp=8"] == "left out by keep"
 
 
 @pytest.mark.parametrize(

@@ -102,3 +102,10 @@ def test_attention_of_cudnn_is_as_much_faster_as_was_published(op: str, faster: 
     attention = row(kind="attention", op=op, shape=[1, 32, 16384, 16384, 128], flops=10**15)
     flash, cudnn = (kernel_seconds(attention, H100, Speed(), False, kernels) for kernels in ("flash-2", "cudnn"))
     assert flash / cudnn == pytest.approx(faster, rel=0.01)
+
+
+def test_attention_of_narrow_heads_is_slower() -> None:
+    """FlashAttention-2 and 3: heads of 64 reach about three quarters of the rate of heads of 128."""
+    wide, narrow = (row(kind="attention", op="flash", shape=[1, 32, 16384, 16384, w], flops=10**15) for w in (128, 64))
+    times = [kernel_seconds(one, H100, Speed(), False) for one in (wide, narrow)]
+    assert times[0] / times[1] == pytest.approx(0.75, rel=0.001)

@@ -81,6 +81,17 @@ def test_axes_that_no_parameter_lies_on_are_left_out():
     assert sorted(set(shown.to_frame()["rank"])) == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("rank", range(8))
+def test_on_axes_that_no_mesh_has_the_ranks_are_those_beside_this_one(rank):
+    with simulate(mesh="pp=2,dp=2,tp=2", rank=rank) as mesh:
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        for part, axis in zip(model, ("dp", "tp"), strict=True):
+            part.weight = nn.Parameter(distribute_tensor(part.weight.data, mesh[axis], [Shard(0)]))
+        shown = dsexplore.sharding(model)
+    stage = rank // 4 * 4
+    assert sorted(set(shown.to_frame()["rank"])) == [*range(stage, stage + 4)]
+
+
 def test_meshes_that_split_the_same_ranks_in_two_ways():
     with simulate(mesh="world=8") as world:
         dense, sparse = world._unflatten(0, (2, 4), ("dp", "tp")), world._unflatten(0, (4, 2), ("efsdp", "ep"))

@@ -428,6 +428,18 @@ def test_two_files_of_one_rank_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_a_file_without_collectives_or_without_kernels_says_so(tmp_path: Path) -> None:
+    computed = load(trace_of([event("gemm")], tmp_path / "computed"))
+    notes = "\n".join(computed.info.notes)
+    assert "trace.0.json has no collectives: was it recorded with ProfilerActivity.CUDA, or with gloo?" in notes
+    assert "has no kernels" not in notes
+    issued = load(trace_of([event("record_param_comms", "cpu_op", **NEW)], tmp_path / "issued"))
+    assert "trace.0.json has no kernels: its collectives have no durations" in issued.info.notes
+    assert not any("has no collectives" in note for note in issued.info.notes)
+    timed = load(trace_of([event("ncclDevKernel_AllGather_RING_LL(x)", **NEW)], tmp_path / "timed"))
+    assert not any("trace.0.json has no" in note for note in timed.info.notes)
+
+
 def test_damaged_events_are_said(tmp_path: Path) -> None:
     folder = trace_of([event(f"ncclDevKernel_AllReduce_{i}(x)") for i in range(4)], tmp_path / "t")
     file = folder / "trace.0.json"

@@ -122,6 +122,8 @@ def check_cells(cluster: Cluster) -> None:
     ]
     kept = cluster.run(cell_of("x += rank", "(x[0].item(), mesh.size())"))
     assert kept.values == [(3.0, 2), (4.0, 2)]
+    assert cluster.run(cell_of("first = mesh", "0")).values == [0, 0]
+    assert cluster.run(cell_of("", "mesh is first")).values == [True, True]
     assert [outcome.rank for outcome in cluster.run(cell_of("", "rank"), ranks=[1]).outcomes] == [1]
 
 

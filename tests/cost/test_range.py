@@ -19,6 +19,10 @@ def test_order_is_that_of_what_is_expected() -> None:
     slow, fast = Range(1, 3, 9), Range(2, 2, 2)
     assert sorted([slow, fast]) == [fast, slow]
     assert slow > 2.5
+    assert slow >= Range(0, 3, 3) >= slow
+    assert slow <= Range(0, 3, 3) <= slow
+    assert not fast >= slow
+    assert not slow <= fast
     assert slow.overlaps(fast)
     assert not Range(3, 3, 3).overlaps(fast)
     assert slow.at_most(fast) == Range(1, 2, 2)
