@@ -1,1 +1,1 @@
-"""What a trace shows beyond its tables: pure functions from traces to findings, reports and frames."""
+"""Analyses of traces: pure functions from their tables to findings, reports and frames."""

@@ -72,7 +72,7 @@ class StepTimes:
 
 
 class Headline(Displayable):
-    """What a step sends, in words and by axis."""
+    """A summary of what a step sends, in words and by axis."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -115,7 +115,7 @@ class Headline(Displayable):
         return self._weighed(self.tables.events.filter(pl.col("phase") == "start-up"))
 
     def to_frame(self) -> pl.DataFrame:
-        """What a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
+        """The bytes that a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
         return self._by_axis
 
     @cached_property
@@ -155,7 +155,7 @@ class Headline(Displayable):
         return events.with_columns(weight.alias("weight"))
 
     def _axes(self) -> Iterator[Sentence]:
-        """What a step sends on each axis, and start-up before it."""
+        """The sentence of what a step sends on each axis, and start-up before it."""
         frame, start_up = self.to_frame(), self.start_up_bytes
         rows = _positions(self.step_events)
         total = float(frame["wire_bytes"].sum())
@@ -270,7 +270,7 @@ def weighed(size: str) -> pl.Expr:
 
 
 def headline(tables: Tables) -> Headline:
-    """What a step sends, in words and by axis."""
+    """A summary of what a step sends, in words and by axis."""
     return Headline(tables)
 
 

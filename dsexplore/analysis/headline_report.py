@@ -74,7 +74,7 @@ def _modules(headline: Headline) -> str:
 
 
 def _start_up(headline: Headline) -> str:
-    """What is sent before the first step, by cause."""
+    """The answer that names what is sent before the first step, by cause."""
     events = headline.start_up_events
     if events.is_empty():
         return "Nothing."

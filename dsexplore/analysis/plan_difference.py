@@ -46,7 +46,7 @@ class DifferenceSentence:
 
 
 class PlanDifference(Displayable):
-    """What B sends more or less than A, per rank and step."""
+    """The difference of two traces: bytes that B sends more or less than A, per rank and step."""
 
     def __init__(self, before: Tables, after: Tables) -> None:
         self.before = Headline(before)
@@ -92,12 +92,12 @@ class PlanDifference(Displayable):
 
     @property
     def findings_gone(self) -> Findings:
-        """What the rules find in A and not in B."""
+        """Findings in A that are not in B."""
         return _without(self.before.findings, self.after.findings)
 
     @property
     def findings_new(self) -> Findings:
-        """What the rules find in B and not in A."""
+        """Findings in B that are not in A."""
         return _without(self.after.findings, self.before.findings)
 
     def _axes(self) -> Iterator[DifferenceSentence]:
@@ -189,7 +189,7 @@ class PlanDifference(Displayable):
 
 
 def plan_difference(before: Tables, after: Tables) -> PlanDifference:
-    """What a step of ``after`` (B) sends more or less than one of ``before`` (A)."""
+    """The difference of a step of ``after`` (B) from one of ``before`` (A): what is sent more or less."""
     return PlanDifference(before, after)
 
 

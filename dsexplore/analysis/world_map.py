@@ -97,7 +97,7 @@ class WorldMap(Displayable):
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """What goes over which axis inside a node and between nodes: the axis with most bytes first."""
+        """Bytes by axis inside a node and between nodes, the axis with most bytes first."""
         most: dict[tuple[int, bool, str], tuple[int, int]] = {}
         place = {axis: i for i, axis in enumerate(self.axes)}
         for axis, level, peers, size in self.links[["axis", "level", "peers", "bytes"]].iter_rows():

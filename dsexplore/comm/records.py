@@ -157,7 +157,7 @@ class Record:
 
     @property
     def layer(self) -> str:
-        """Whose function was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
+        """The layer whose function was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
         return self.call.layer
 
     @property

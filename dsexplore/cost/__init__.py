@@ -1,4 +1,4 @@
-"""What a traced program would cost on a cluster: collective times, the predicted step, memory, the choice of a mesh.
+"""The cost of a traced program on a cluster: collective times, the predicted step, memory, the choice of a mesh.
 
 The names below are imported when first used.
 """

@@ -29,7 +29,7 @@ class PipelineTimes:
             one.bubble = partial(self._bubble, position)
 
     def notes(self) -> list[str]:
-        """What is said where some stages are in no trace."""
+        """A note where some stages are in no trace."""
         traced, size = len(set(self._positions)), len(self._schedule.order)
         if traced == size:
             return []

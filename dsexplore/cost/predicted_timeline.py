@@ -55,7 +55,7 @@ def predicted_timeline(
 
 
 def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes = "wire") -> Timeline:
-    """What each stream of the slowest rank does: a lane for its kernels, and one per axis for its collectives.
+    """The streams of the slowest rank: a lane for its kernels, and one per axis for its collectives.
 
     Args:
         prediction: of the step.
@@ -102,7 +102,7 @@ def _waits(prediction: Prediction) -> str:
 
 
 def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
-    """Which microbatch each stage of a pipeline computes when, and when it waits for others.
+    """The microbatches that each stage of a pipeline computes when, and its waits for others.
 
     Args:
         tables: the trace.

@@ -199,7 +199,7 @@ class Prediction(Displayable):
         return pl.DataFrame(rows, schema=columns, orient="row")
 
     def timeline(self) -> pl.DataFrame:
-        """What each stream of `rank` does, predicted: ``stream``, ``start``, ``end`` in seconds from the start of the
+        """The predicted spans of each stream of `rank`: ``stream``, ``start``, ``end`` in seconds from the start of the
         step, ``kind``, ``module``, ``phase``, ``op``, ``axis``. Waiting for other stages is not in it: see
         `stages`."""
         names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")

@@ -1,4 +1,4 @@
-"""Which rank holds what: computed from placements and mesh, without a process group.
+"""The shards that each rank holds: computed from placements and mesh, without a process group.
 
 The package itself can be called, ``dsexplore.sharding(model)``: see `dsexplore.sharding.plan.sharding`.
 """

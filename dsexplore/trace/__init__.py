@@ -1,1 +1,1 @@
-"""What a trace is: tables, the `Trace` around them, files, selections, merges, differences and exports."""
+"""Traces: their tables, the `Trace` around them, files, selections, merges, differences and exports."""

@@ -179,7 +179,7 @@ class Trace(Displayable):
         return rows
 
     def findings(self) -> Any:
-        """What the program sends and need not: a `dsexplore.analysis.findings.finding.Findings`.
+        """Traffic that the program need not send: a `dsexplore.analysis.findings.finding.Findings`.
 
         Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
         table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
@@ -187,7 +187,7 @@ class Trace(Displayable):
         return run_pass("findings", self.tables)
 
     def headline(self) -> Any:
-        """What a step sends, in at most four sentences: a `dsexplore.analysis.headline.Headline`.
+        """A summary of what a step sends, in at most four sentences: a `dsexplore.analysis.headline.Headline`.
 
         ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
         """
@@ -201,7 +201,7 @@ class Trace(Displayable):
         sizes: str = "wire",
         cluster: Cluster | str | os.PathLike[str] | None = None,
     ) -> Any:
-        """What was sent when, in lanes: a `dsexplore.analysis.step_timeline.Timeline`.
+        """The step's collectives over time, in lanes: a `dsexplore.analysis.step_timeline.Timeline`.
 
         Times are measured ones where the ranks were real, and predicted ones where a cluster is given. Simulated ranks
         have none: one is shown in program order, several in the earliest order in which they can run, given that they
@@ -232,7 +232,7 @@ class Trace(Displayable):
         shade: str | None = None,
         cluster: Cluster | str | os.PathLike[str] | None = None,
     ) -> Any:
-        """Which ranks the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
+        """The ranks that the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
 
         Args:
             ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8.
@@ -263,7 +263,7 @@ class Trace(Displayable):
         return run_pass("parameter_day", self.tables, parameter=name, sizes=sizes)
 
     def diff(self, other: Trace) -> TraceDiff:
-        """What ``other`` communicates more (+) and less (−) than this trace, per module × op × axis × phase.
+        """The traffic of ``other`` less that of this trace, per module × op × axis × phase: more (+) or less (−).
 
         Raises:
             UsageError: ``other`` is no trace.

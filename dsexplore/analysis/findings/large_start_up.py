@@ -12,7 +12,7 @@ from dsexplore.units import format_bytes
 
 
 def large_start_up(evidence: Evidence) -> Iterator[Finding]:
-    """What start-up sends, by what caused it, where a rank's start-up is larger than its step."""
+    """Findings of start-ups that send more than a step of the same rank, by what caused them."""
     start_up, events = evidence.start_up, evidence.events
     ranks = max(evidence.tables.events["rank"].n_unique(), 1)
     step = int(events["wire_bytes"].sum()) / ranks / evidence.steps

@@ -17,7 +17,7 @@ SHARE = 16
 
 
 def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
-    """What FSDP sends for groups that gather less than `SMALL`, and a `SHARE`-th of the largest group of their mesh."""
+    """Findings of FSDP groups that gather less than `SMALL`, and a `SHARE`-th of the largest group of their mesh."""
     sent = evidence.events.filter(pl.col("cause").is_in(["FSDP pre_forward", "FSDP pre_backward", "FSDP prefetch"]))
     largest = pl.col("message_bytes").max().over("rank", "axis")
     small = (

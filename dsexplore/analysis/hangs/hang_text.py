@@ -29,7 +29,7 @@ def call_text(call: Call) -> str:
 
 
 def sentence(job: Job, front: Wavefront, found: Blame) -> str:
-    """What the hang is due to, in one sentence."""
+    """One sentence that names what the hang is due to."""
     if found.reason == "none":
         ended = sum(len(rank.calls) for rank in job.ranks.values())
         return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"

@@ -23,10 +23,10 @@ class GroupId(NamedTuple):
 
 
 def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
-    """What each group shares with groups of other ranks that do the same, and not with another of its own ranks.
+    """The kind of each group: the same for groups of other ranks that do the same, another for each group of one rank.
 
-    Description, size, step between its ranks, and its place among groups of the same ranks and description: two ranks
-    that run one line of a program call in groups of one kind.
+    A kind is description, size, step between its ranks, and its place among groups of the same ranks and description:
+    two ranks that run one line of a program call in groups of one kind.
 
     Args:
         groups: with their descriptions.

@@ -119,7 +119,7 @@ _IN_KERNELS = {
 
 @cache
 def dtype_in_kernel(name: str) -> str:
-    """What an NCCL kernel reduces, ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
+    """The dtype that an NCCL kernel reduces, ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
 
     Empty where the name does not say it: kernels that only move bytes are all named after ``int8_t``.
     """

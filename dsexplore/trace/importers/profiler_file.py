@@ -114,8 +114,7 @@ def _says_something(part: bytes, decided: dict[bytes, bytes | None]) -> bool:
 
 
 def _needed(part: bytes) -> bytes | None:
-    """What an event of that category and name must hold to be kept, nothing where it is kept anyway; None: it is
-    not."""
+    """The text that an event of that category and name must hold to be kept; empty for none, None if it is not kept."""
     found = _BEGIN.match(part)
     if found is None:
         return b""

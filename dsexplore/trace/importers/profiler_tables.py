@@ -57,7 +57,7 @@ def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile) -> Iterable[str]:
 
 
 def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
-    """What is to be said of collectives without bytes, other than those of a kind that nobody described."""
+    """Notes on collectives without bytes, other than those of a kind that nobody described."""
     known = ~pl.col("op").str.starts_with("unknown:") & (pl.col("op") != "barrier")
     unsized = events.filter(known & (pl.col("message_bytes") == 0) & pl.col("shape").list.len().eq(0))
     untyped = events.filter(known & (pl.col("message_bytes") == 0) & pl.col("shape").list.sum().gt(0))

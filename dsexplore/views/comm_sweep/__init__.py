@@ -1,1 +1,1 @@
-"""What a sweep of collectives and a calibration look like."""
+"""Views of a sweep of collectives and of a calibration."""

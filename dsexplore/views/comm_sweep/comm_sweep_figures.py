@@ -19,7 +19,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
 
 
 def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
-    """What a point shows: GB/s, or microseconds."""
+    """The quantity that a point shows: GB/s, or microseconds."""
     if kind == "time":
         return point.seconds * 1e6
     algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, sweep.conditions.ranks)

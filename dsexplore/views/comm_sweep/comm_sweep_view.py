@@ -31,7 +31,7 @@ class CommSweepView(View):
         self._sweep = sweep
 
     def text(self) -> str:
-        """What was measured, and the best bandwidth of each op."""
+        """The lines that name what was measured, and the best bandwidth of each op."""
         return "\n".join(html.plain(line, 300) for line in self._sweep.lines())
 
     def html(self) -> str:

@@ -18,7 +18,7 @@ _COLOURS = dict(zip(USES, (BLUE, ORANGE, GREEN, SKY, PURPLE), strict=True))
 
 
 def timeline(one: Prediction) -> Any:
-    """What each stream of one rank does when: kernels by phase, collectives by op, gaps left open."""
+    """A chart of one rank's streams: kernels by phase, collectives by op, gaps left open."""
     spans = one.timeline().filter(pl.col("kind") != "idle")
     shown = _joined(spans) if spans.height > _MOST_SPANS else spans
     streams = ["compute", *sorted(set(shown["stream"]) - {"compute"})]
@@ -97,7 +97,7 @@ def memory(one: Prediction) -> Any:
 
 
 def stages(one: Prediction) -> Any:
-    """Which microbatch each rank of a pipeline computes when.
+    """A chart of the microbatches that each rank of a pipeline computes when.
 
     Raises:
         UsageError: the step has no pipeline.

@@ -160,7 +160,7 @@ def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:
 
 
 def _lines(kinds: EventLines) -> list[list[Any]]:
-    """What the table of collectives shows of each kind; its wire and message bytes come last."""
+    """The rows of the table of collectives, one for each kind; its wire and message bytes come last."""
     return [
         [
             html.printable(row["op"]),

@@ -1,1 +1,1 @@
-"""What a report of a hang looks like."""
+"""The view of a report of a hang."""

@@ -95,7 +95,7 @@ class StragglerView(View):
 
 
 def by_rank(report: StragglerReport) -> dict[int, float]:
-    """What the others waited for each rank in all ops, ms, the worst first; without ranks that nobody waited for."""
+    """Milliseconds that others waited for each rank in all ops, the worst first; without ranks nobody waited for."""
     totals: dict[int, float] = defaultdict(float)
     for op in report.ops:
         for rank, ms in op.kept_waiting_ms.items():

@@ -1,1 +1,1 @@
-"""What every view shares: escaping and the page around a fragment, the theme, figures with a static twin."""
+"""Parts that all views share: escaping and the page around a fragment, the theme, figures with a static twin."""

@@ -1,4 +1,4 @@
-"""What every static view shares: escaping, tables, ids that depend on content, and the page around a fragment.
+"""Parts that all static views share: escaping, tables, ids that depend on content, the page around a fragment.
 
 Every fragment is
 

@@ -1,1 +1,1 @@
-"""What the ranks of a cell printed and returned."""
+"""The view of what the ranks of a cell printed and returned."""

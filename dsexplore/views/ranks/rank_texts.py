@@ -1,4 +1,4 @@
-"""What each rank of a cell printed and returned, under a label per rank; ranks with the same text share one.
+"""The text that each rank of a cell printed and returned, under a label; ranks with the same text share one.
 
 Rank 0 is open, the others are folded. Of a long text the beginning and the end are shown.
 """

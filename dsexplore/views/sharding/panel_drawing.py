@@ -91,7 +91,7 @@ class PanelDrawing:
         return (14 if self._head() else 2) + THICK * len(self._across) + 15
 
     def _head(self) -> str:
-        """What this panel is, where it is not all: a zoom's heading, and the indices of dims that are not drawn."""
+        """The heading of a panel that is not all: of a zoom, and the indices of dims that are not drawn."""
         axes = self.tensor.axes
         held = ", ".join(place_text(axes[number].name, place) for number, place in self.panel.places)
         fixed = ", ".join(f"dim {dim}: {ranges_text([part])}" for dim, part in self.panel.fixed)

@@ -57,7 +57,7 @@ def explorer(shown: Sharding) -> Any:
 
 
 def _drawn(shared: Shared, tensor: Placed, rank: int, at: tuple[int, ...]) -> str:
-    """What the rank holds in words, what each axis does, and the picture, zoomed where its shards are many."""
+    """The rank's shards in words, the part of each axis, and the picture, zoomed where its shards are many."""
     axes = zip(shared.mesh.axes, at, strict=True)
     where = ", ".join(f"{html.name(axis, 30)} {place}" for axis, place in axes)
     ranges = tensor.ranges(at)

@@ -67,7 +67,7 @@ class ShardingView(View):
         state_dtype: torch.dtype | None = None,
         gradient_dtype: torch.dtype | None = None,
     ) -> Any:
-        """Which rank holds what: bytes by rank, or the shards of one tensor.
+        """A figure of bytes by rank, or of the shards of one tensor.
 
         Args:
             kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor; None for shards of one.

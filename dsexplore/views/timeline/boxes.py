@@ -1,4 +1,4 @@
-"""What of a timeline is drawn in a given width: every span where they are few, else equal columns."""
+"""The boxes that are drawn of a timeline in a given width: every span where they are few, else equal columns."""
 
 from __future__ import annotations
 

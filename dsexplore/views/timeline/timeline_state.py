@@ -116,7 +116,7 @@ class TimelineState:
             self.shown = mask[self.spans.row] | (self.spans.row < 0)
 
     def drawn(self) -> dict[str, Any]:
-        """What the browser draws: the value of the trait ``timeline``."""
+        """The data that the browser draws: the value of the trait ``timeline``."""
         found = boxes(self.spans, self.window, self._columns, self._most, self.shown)
         self.boxes = found
         first, last = self.window

@@ -62,7 +62,7 @@ def axis_text(timeline: Timeline) -> str:
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """What the axis counts, and a line per lane."""
+    """A timeline in text: the unit of its axis, and a line per lane."""
     notes = [f"  {timeline.note}"] if timeline.note else []
     return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
 

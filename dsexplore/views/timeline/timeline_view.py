@@ -19,7 +19,7 @@ class TimelineView(View):
         self._timeline = timeline
 
     def text(self) -> str:
-        """What the axis counts, and a line per lane."""
+        """The timeline in text: the unit of its axis, and a line per lane."""
         return timeline_text(self._timeline)
 
     def html(self) -> str:

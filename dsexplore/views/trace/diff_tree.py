@@ -58,7 +58,7 @@ _Change = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class _Side:
-    """What one trace sends per rank and step, by row of the joined tree; with the modules inside."""
+    """One trace's traffic per rank and step, by row of the joined tree; with the modules inside."""
 
     count: Sizes
     """(modules,) collectives of steps."""

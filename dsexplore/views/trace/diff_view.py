@@ -146,7 +146,7 @@ class TraceDiffView(View):
         )
 
     def _findings(self, anchor: str) -> str:
-        """What the rules find in one of them alone, as sections; the first has the id."""
+        """The findings in one of them alone, as sections; the first has the id."""
         sides = (("B", self._difference.findings_new), ("A", self._difference.findings_gone))
         ids = iter([anchor])
         return "".join(

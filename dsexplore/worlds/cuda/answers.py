@@ -27,7 +27,7 @@ CUDA = torch.device("cuda")
 
 
 class DeviceProperties(SimpleNamespace):
-    """What ``torch.cuda.get_device_properties()`` returns."""
+    """The result of ``torch.cuda.get_device_properties()``."""
 
     def __repr__(self) -> str:
         return (

@@ -36,7 +36,7 @@ class Memory:
         self._warned = False
 
     def stats(self, device: int) -> dict[str, Any]:
-        """What ``torch._C._cuda_memoryStats`` returns, with every figure that is not estimated at 0."""
+        """The result of ``torch._C._cuda_memoryStats``, with every figure that is not estimated at 0."""
         now = self._allocated(device)
         self._peaks[device] = peak = max(now, self._peaks.get(device, 0))
         return {

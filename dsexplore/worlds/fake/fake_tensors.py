@@ -94,7 +94,7 @@ def patch_waits(patches: Patches) -> None:
 
 
 class _Awaited(torch.autograd.Function):
-    """What torch's own op does on real tensors, whose rule for fake ones returns a plain tensor."""
+    """An op that wraps a fake tensor as torch's own op wraps real ones; torch's rule for fake ones wraps nothing."""
 
     @staticmethod
     def forward(_context: Any, tensor: torch.Tensor) -> torch.Tensor:

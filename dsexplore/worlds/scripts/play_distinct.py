@@ -109,7 +109,7 @@ def _standing_for(played: Players, found: Distinct) -> Trace:
 
 
 def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
-    """What a reader must know of the ranks that stand for others: how many, why, and on what it rests."""
+    """Notes on the ranks that stand for others: how many, why, and on what it rests."""
     size = setting.world().size
     kinds = len(found.classes)
     checks = len(found.played) - kinds

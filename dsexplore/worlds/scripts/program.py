@@ -53,7 +53,7 @@ class Program:
             )
 
     def prepare(self) -> tuple[Callable[[], CodeType], ModuleType, str]:
-        """What compiles the program, the ``__main__`` module to run it in, and ``sys.path[0]``.
+        """The function that compiles the program, the ``__main__`` module to run it in, and ``sys.path[0]``.
 
         Raises:
             UsageError: there is no such module, or it has no Python code.

@@ -134,7 +134,7 @@ class _Names(ast.NodeTransformer):
 
 
 def _said(node: ast.AST) -> tuple[str, str]:
-    """What an expression is called, ``get_local_rank``, and the text that it is called with, ``dp``."""
+    """The name that an expression calls, ``get_local_rank``, and the text that it is called with, ``dp``."""
     if isinstance(node, ast.Name):
         return node.id.lower(), ""
     if isinstance(node, ast.Attribute):

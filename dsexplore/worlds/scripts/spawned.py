@@ -14,7 +14,7 @@ _spawning = import_module("torch.multiprocessing.spawn")  # torch.multiprocessin
 
 
 class EndedProcesses:
-    """What ``spawn(..., join=False)`` returns, after all has run."""
+    """The result of ``spawn(..., join=False)``, after all has run."""
 
     processes: tuple[()] = ()
 

@@ -52,7 +52,7 @@ class EarlierStages:
     rank: int = 0
 
     def shapes(self) -> StageShapes:
-        """What a simulated world asks."""
+        """The side of a simulated world, which asks for shapes and finds them."""
         return StageShapes(self.ask, self.found)
 
     def ask(self, stage: Any, source: int) -> Any:

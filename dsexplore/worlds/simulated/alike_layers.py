@@ -77,8 +77,7 @@ def _is_same(one: list[Any], other: list[Any] | None, apart: int) -> bool:
 
 
 def _description(layer: nn.Module) -> list[Any] | None:
-    """What a layer is, but for values of its tensors; None where a hook waits for its gradients, which some programs
-    count."""
+    """A layer's description without its tensors' values; None if a hook waits for its gradients, which some count."""
     found: list[Any] = []
     for name, module in layer.named_modules():
         found += [name, type(module), *_settings(module), *_hooks(module)]
