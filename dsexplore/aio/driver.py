@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from dsexplore.aio.backends.base import LAP, Completions, Engine, Requests
+from dsexplore.aio.backends.base import LAP, Completions, Engine, FlowingEngine, Requests
 from dsexplore.aio.staging import Slots
 
 _SUBMISSION_TRIES = 50
@@ -114,7 +114,8 @@ def drive(
     submit, wait, take, lengths = engine.submit, engine.wait, engine.take, requests.lengths.tolist()
     times = None if watch is None else _Times(watch, total)
     look = None if times is None else times.look
-    flows, flow_most = slots is None and not single, total if times is None else LAP - 1
+    flow = engine.flow if isinstance(engine, FlowingEngine) and slots is None and not single else None
+    flow_most = total if times is None else LAP - 1
     odd: list[tuple[int, int]] = []
     following = pending = 0
     try:
@@ -127,10 +128,7 @@ def drive(
                     want = _lend(engine, requests, slots, following, want)
                 accepted = submit(following, 1 if single else want) if want else 0
                 if accepted < want:
-                    accepted += _submit_rest(engine, following + accepted, want - accepted, single)
-                    if slots is not None:
-                        for index in range(following + accepted, following + want):
-                            slots.give(index, moved=False)
+                    accepted += _submit_rest(engine, following + accepted, want - accepted, single, slots)
                 following += accepted
                 pending += accepted
             returned = False
@@ -145,9 +143,9 @@ def drive(
                 total = following
             if returned and following < total:
                 continue  # the queue is filled before the next wait, with the memory that has just come back
-            if pending == depth and flows and following < total and not odd:
+            if flow is not None and pending == depth and following < total and not odd:
                 end = min(following + flow_most, total)
-                following, pending = engine.flow(following, end, 1 if overlap else depth, look)
+                following, pending = flow(following, end, 1 if overlap else depth, look)
             elif pending:
                 pending -= wait(1 if overlap else pending)
                 if look is not None:
@@ -171,8 +169,11 @@ def drain(engine: Engine) -> None:
         engine.take()
 
 
-def _submit_rest(engine: Engine, first: int, count: int, single: bool) -> int:
-    """Submit as many more of ``count`` as the system takes now; waits for room if nothing is in flight."""
+def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Slots | None) -> int:
+    """Submit as many more of ``count`` as the system takes now; waits for room if nothing is in flight.
+
+    Slots that were lent to the others are given back.
+    """
     accepted = tries = 0
     while accepted < count:
         taken = engine.submit(first + accepted, 1 if single else count - accepted)
@@ -184,6 +185,9 @@ def _submit_rest(engine: Engine, first: int, count: int, single: bool) -> int:
             if tries > _SUBMISSION_TRIES:
                 raise OSError(errno.EAGAIN, f"the system takes no request, {_SUBMISSION_TRIES} times in a row")
             time.sleep(0.001)
+    if slots is not None:
+        for index in range(first + accepted, first + count):
+            slots.give(index, moved=False)
     return accepted
 
 

@@ -123,6 +123,14 @@ def checked_size(size: int | str) -> int:
         raise UsageError(str(error)) from error
 
 
+def _scratch(stack: ExitStack, folder: str, plan: Plan) -> Scratch:
+    """A file of the sweep's own, after a look at memory and at what may be written."""
+    _check_memory(plan)
+    plan.check_budget()
+    files = plan.processes * (1 if plan.write_mode == "overwrite" else 2)
+    return stack.enter_context(Scratch(folder, plan.size * files))
+
+
 class Setup:
     """The file, the disk and the bench of one sweep; all given back when the stack unwinds."""
 
@@ -131,49 +139,45 @@ class Setup:
     ) -> None:
         self.plan, self.engine, self.bytes_written = plan, engine, 0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.size = plan.size
-        own = Path(path).is_dir()
-        self.data_share = 1.0
-        if own:
-            _check_memory(plan)
-            plan.check_budget()
-            files = plan.processes * (1 if plan.write_mode == "overwrite" else 2)
-            scratch = stack.enter_context(Scratch(path, plan.size * files))
-            self.path = scratch.path
-        else:
-            self.path = os.path.realpath(path)
-            self.size = _usable_size(self.path, plan.size)
+        scratch = _scratch(stack, path, plan) if Path(path).is_dir() else None
+        own = scratch is not None
+        self.path = os.path.realpath(path) if scratch is None else scratch.path
+        self.size = plan.size if own else _usable_size(self.path, plan.size)
         self.transfers = tuple(sorted({min(transfer, self.size) for transfer in plan.transfers}))
-        if own:
+        if scratch is not None:
             each = f"{plan.processes} × " if plan.processes > 1 else ""
             report(Progress(0.0, f"writing {each}{format_bytes(self.size)} of random data{self._announced()}"))
             self._fill(scratch.fd, seed)
         self.disk: Disk = replace(disk_of(self.path, direct=direct), path=path)
-        source = Target(self.path, write=False, direct=direct and self.disk.direct)
-        stack.callback(source.close)
+        direct = direct and self.disk.direct
+        self.source = Target(self.path, write=False, direct=direct)
+        stack.callback(self.source.close)
         self.written: Target | None = None
         self.renew: Callable[[], None] | None = None
         if own:
-            self.written, self.renew = self._write_side(stack, path, direct and self.disk.direct)
+            self.written, self.renew = self._write_side(stack, path, direct)
         self.operations = _operations(plan.read_share, own)
-        if not own:
-            self.data_share = data_share(source.fd)
-        drop_cached(source.fd)
-        self.cached = cached_share(source.fd)
-        self.source = source
-        self.bench = Bench(
-            engine,
+        self.data_share = 1.0 if own else data_share(self.source.fd)
+        drop_cached(self.source.fd)
+        self.cached = cached_share(self.source.fd)
+        self.bench = self._bench(stack, seed)
+
+    def _bench(self, stack: ExitStack, seed: int) -> Bench:
+        source = self.source
+        bench = Bench(
+            self.engine,
             source,
             self.size,
-            mode=plan.mode,
+            mode=self.plan.mode,
             write_target=self.written,
             renew=self.renew,
             before_read=None if source.direct else (lambda: _drop(source)),
             turn=seed,
         )
-        stack.callback(self.bench.close)
-        if plan.mode == "tensor":
-            fill_random(self.bench.buffer, seed)
+        stack.callback(bench.close)
+        if self.plan.mode == "tensor":
+            fill_random(bench.buffer, seed)
+        return bench
 
     def _announced(self) -> str:
         """How much will be written, said before it is."""

@@ -99,20 +99,7 @@ def sweep(
             bench = BenchTogether(setup.bench, workers)
         run = _Run(setup, bench, plan, report, random.Random(seed), begun)
         result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
-        try:
-            run.search()
-            run.limits(result)
-            for name in references:
-                if name not in unavailable:
-                    run.reference(result, name)
-        except _Spent:
-            run.spent = True
-        except KeyboardInterrupt:
-            if not run.measured:
-                raise
-            result.interrupted = True
-        result.bytes_written, result.spent = run.written(), run.spent
-        result.elapsed = run.elapsed()
+        run.fill(result, [name for name in references if name not in unavailable])
         report(Progress(1.0, "interrupted" if result.interrupted else "done"))
         return result
 
@@ -149,6 +136,22 @@ class _Run:
         """The most bytes that any slice has written, with its warm-up."""
         self._slice_seconds = 0.0
         """Seconds that a slice of the last round took, with all the work around it."""
+
+    def fill(self, result: SweepResult, references: Sequence[str]) -> None:
+        """Measure until the time, or what may be written, is used up; Ctrl-C ends it once something is measured."""
+        try:
+            self.search()
+            self.limits(result)
+            for name in references:
+                self.reference(result, name)
+        except _Spent:
+            self.spent = True
+        except KeyboardInterrupt:
+            if not self.measured:
+                raise
+            result.interrupted = True
+        result.bytes_written, result.spent = self.written(), self.spent
+        result.elapsed = self.elapsed()
 
     def written(self) -> int:
         """Bytes written since the sweep began."""

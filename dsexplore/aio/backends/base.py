@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -14,7 +15,7 @@ Completions = Iterable[tuple[int, int]]
 
 
 LAP = 64
-"""Results that an engine may look at together in `Engine.flow`."""
+"""Results that an engine may look at together in `FlowingEngine.flow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,7 @@ def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_si
 class Engine(Protocol):
     """One queue of at most ``depth`` requests in flight, used by one thread at a time.
 
-    Waiting and looking at what came are two calls, so that the disk gets its next requests in between. `flow` is
-    both that matter to the disk in one: what runs between a completion and the next submission is time that it idles.
+    Waiting and looking at what came are two calls, so that the disk gets its next requests in between.
     """
 
     name: ClassVar[str]
@@ -74,12 +74,27 @@ class Engine(Protocol):
         """
         ...
 
+    def take(self) -> Completions:
+        """Results of the requests that have finished, to be read before the next wait; empty when called again."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; waits for requests in flight. Harmless when repeated."""
+
+
+class FlowingEngine(Engine):
+    """An engine that keeps its queue full by itself.
+
+    What runs between a completion and the next submission is time that the disk idles, so both are one call.
+    """
+
+    @abstractmethod
     def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
         """Replace what finishes: wait as `wait` does, and start as many of the requests from ``first`` on.
 
-        An engine may repeat this for as long as all goes well: no signal, every request accepted, every result as
-        long as the first request of the table. What finished last is then still to be taken; of what finished
-        before, every result has been looked at. With fewer than `LAP` requests to start, all are still to be taken.
+        This is repeated for as long as all goes well: no signal, every request accepted, every result as long as the
+        first request of the table. What finished last is then still to be taken; of what finished before, every
+        result has been looked at. With fewer than `LAP` requests to start, all are still to be taken.
 
         Args:
             first, end: the requests that may be started.
@@ -89,15 +104,4 @@ class Engine(Protocol):
         Returns:
             The index after the last request started, at most ``end``, and the number of requests unfinished.
         """
-        finished = self.wait(minimum)
-        if look is not None:
-            look(first)
-        started = self.submit(first, min(finished, end - first)) if finished >= minimum else 0
-        return first + started, self.in_flight - finished
-
-    def take(self) -> Completions:
-        """Results of the requests that have finished, to be read before the next wait; empty when called again."""
         ...
-
-    def close(self) -> None:
-        """Give everything back; waits for requests in flight. Harmless when repeated."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.backends.base import LAP, Completions, Engine, Requests
+from dsexplore.aio.backends.base import LAP, Completions, FlowingEngine, Requests
 
 _PREAD, _PWRITE = 0, 1
 _SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
@@ -26,7 +26,7 @@ _EVENT = struct.Struct("<q8xq8x")
 """Of a completion: the request's index and its result."""
 
 
-class LinuxAio(Engine):
+class LinuxAio(FlowingEngine):
     """One kernel context of ``depth`` events.
 
     Raises:

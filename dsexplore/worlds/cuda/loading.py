@@ -24,15 +24,34 @@ LOCATION = re.compile(r"cuda(:\d+)?$")
 
 def patch_files(patches: Patches, mode: StandInMode) -> None:
     """Make storages that are loaded onto, or moved to, ``cuda`` stay where they are, marked with that device."""
+    _patch_loading(patches, mode)
+    _patch_pickling(patches)
+    move = torch.UntypedStorage.to
 
-    def placed(storage: Any, device: Any) -> Any:
-        setattr(storage, ATTRIBUTE, mode.read(device))
-        return storage
+    def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        if mode.read(device) is None:
+            return move(storage, device=torch.device(device), non_blocking=non_blocking)
+        return _placed(storage.clone(), device, mode)
+
+    def cuda(storage: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        return _placed(storage.clone(), "cuda" if device is None else device, mode)
+
+    patches.attribute(torch.UntypedStorage, "to", to)
+    patches.attribute(torch.UntypedStorage, "cuda", cuda)
+
+
+def _placed(storage: Any, device: Any, mode: StandInMode) -> Any:
+    setattr(storage, ATTRIBUTE, mode.read(device))
+    return storage
+
+
+def _patch_loading(patches: Patches, mode: StandInMode) -> None:
+    """Mark storages that a file says were on ``cuda``, and the tensors that are made of them."""
 
     def deserialize(original: Callable[..., Any]) -> Callable[..., Any]:
         def onto(backend: str, storage: Any, location: str) -> Any:
             if backend == "cuda" and LOCATION.match(location):
-                return placed(storage, location)
+                return _placed(storage, location, mode)
             return original(backend, storage, location)
 
         return onto
@@ -45,15 +64,16 @@ def patch_files(patches: Patches, mode: StandInMode) -> None:
 
         return rebuilt
 
-    def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
-        if mode.read(device) is None:
-            return move(storage, device=torch.device(device), non_blocking=non_blocking)
-        return placed(storage.clone(), device)
+    patches.function(serialization._deserialize, deserialize)
+    patches.function(torch._utils._rebuild_tensor, rebuild)
+
+
+def _patch_pickling(patches: Patches) -> None:
+    """Write the device that a storage is marked with, where torch writes the device that it is on."""
+    pickled: list[str] = []  # the device of the storage that is pickled now
 
     def tagged(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda storage: pickled[-1] if pickled else original(storage)
-
-    pickled: list[str] = []  # the device of the storage that is pickled now
 
     def with_tag(reduce: Callable[..., Any]) -> Callable[..., Any]:
         def reduced(storage: Any) -> Any:
@@ -72,15 +92,6 @@ def patch_files(patches: Patches, mode: StandInMode) -> None:
         patches.attribute(kind, "__reduce__", with_tag(kind.__reduce__))
     patches.attribute(Tensor, "_reduce_ex_internal", _with_marked_storage(Tensor._reduce_ex_internal))
     patches.function(serialization.location_tag, tagged)
-    move = torch.UntypedStorage.to
-    patches.function(serialization._deserialize, deserialize)
-    patches.function(torch._utils._rebuild_tensor, rebuild)
-    patches.attribute(torch.UntypedStorage, "to", to)
-    patches.attribute(
-        torch.UntypedStorage,
-        "cuda",
-        lambda storage, device=None, non_blocking=False: placed(storage.clone(), "cuda" if device is None else device),
-    )
 
 
 def _with_marked_storage(reduce: Callable[..., Any]) -> Callable[..., Any]:
