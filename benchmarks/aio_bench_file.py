@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.handle import aio_handle
-from dsexplore.aio.measure import fill_random
 from dsexplore.aio.scratch import Scratch
 
 

@@ -18,10 +18,9 @@ from itertools import product
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.choice import MATTERS, Best
 from dsexplore.aio.handle import aio_handle
-from dsexplore.aio.measure import fill_random
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.aio.sweeping import sweep

@@ -28,8 +28,9 @@ from typing import Any, Self
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.disk import disk_of
-from dsexplore.aio.measure import Bench, fill_random
+from dsexplore.aio.measure import Bench
 from dsexplore.aio.rounds import mix
 from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.aio.sweeping import sweep

@@ -35,9 +35,10 @@ from typing import Any, Self
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.choose import ENGINES
+from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.disk import disk_of
 from dsexplore.aio.handle import aio_handle
-from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
+from dsexplore.aio.measure import Bench, Mode, Operation
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.aio.target import Target

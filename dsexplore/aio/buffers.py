@@ -27,6 +27,8 @@ from dsexplore.units import format_bytes
 HUGE_PAGE = 2 << 20
 """Bytes; the alignment of every buffer."""
 
+_PATTERN = 1 << 20
+"""Words of random data that are made afresh."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _MADV_COLLAPSE = 25
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -204,3 +206,19 @@ def _forget(key: int) -> None:
 
 def _munlock(address: int, nbytes: int) -> None:
     _libc.munlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+
+
+def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
+    """Fill a buffer with bytes that nothing compresses or finds twice.
+
+    Random bytes are made once for 8 MiB; each further 8 MiB are those, every word combined with a random key.
+    """
+    generator = np.random.Generator(np.random.SFC64(seed))
+    words = buffer.bytes[: buffer.nbytes // 8 * 8].view(np.uint64)
+    pattern = generator.integers(0, 1 << 64, min(len(words), _PATTERN), np.uint64)
+    for at in range(0, len(words), _PATTERN):
+        part = words[at : at + _PATTERN]
+        np.bitwise_xor(pattern[: len(part)], generator.integers(0, 1 << 64, None, np.uint64), out=part)
+    tail = buffer.bytes[len(words) * 8 :]
+    tail[:] = generator.integers(0, 256, len(tail), np.uint8)
+    return buffer

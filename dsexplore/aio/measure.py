@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
-import numpy as np
-
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.base import Requests
-from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.driver import Watch
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import HostMemory, Memory
@@ -44,8 +42,6 @@ _CHECKED = 4
 _WARM_SECONDS = 0.015
 _LONGEST_TENSOR = 0.5
 """Seconds after which a tensor that should be moved whole is cut off."""
-_PATTERN = 1 << 20
-"""Words of random data that are made afresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,22 +375,6 @@ class Bench:
         begun = self._clock()
         make_durable(target.fd)
         return self._clock() - begun
-
-
-def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
-    """Fill a buffer with bytes that nothing compresses or finds twice.
-
-    Random bytes are made once for 8 MiB; each further 8 MiB are those, every word combined with a random key.
-    """
-    generator = np.random.Generator(np.random.SFC64(seed))
-    words = buffer.bytes[: buffer.nbytes // 8 * 8].view(np.uint64)
-    pattern = generator.integers(0, 1 << 64, min(len(words), _PATTERN), np.uint64)
-    for at in range(0, len(words), _PATTERN):
-        part = words[at : at + _PATTERN]
-        np.bitwise_xor(pattern[: len(part)], generator.integers(0, 1 << 64, None, np.uint64), out=part)
-    tail = buffer.bytes[len(words) * 8 :]
-    tail[:] = generator.integers(0, 256, len(tail), np.uint8)
-    return buffer
 
 
 def sample_of(slices: Sequence[Slice], task: Task) -> Sample:

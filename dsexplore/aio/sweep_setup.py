@@ -16,9 +16,9 @@ from typing import Any, Literal
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig, as_integer
 from dsexplore.aio.aio_constants import PAGE
-from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
-from dsexplore.aio.measure import Bench, Mode, Operation, fill_random
+from dsexplore.aio.measure import Bench, Mode, Operation
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.result import Conditions
 from dsexplore.aio.scratch import Scratch

@@ -21,6 +21,7 @@ from dsexplore.trace.passes import run_pass
 from dsexplore.trace.select import check_names, select
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
+from dsexplore.trace.totals import totals
 from dsexplore.trace.unmatched import unmatched
 
 if TYPE_CHECKING:
@@ -333,35 +334,20 @@ class Trace(Displayable):
         Like those of `by_op`, `by_axis` and `by_phase`, the sums are over all ranks of the trace, and where a rank
         stands for others (`TraceInfo.stands_for`), over those too.
         """
-        return self._totals("owner", "axis")
+        return totals(self.tables, "owner", "axis")
 
     def by_op(self) -> pl.DataFrame:
         """Count and bytes per op."""
-        return self._totals("op")
+        return totals(self.tables, "op")
 
     def by_axis(self) -> pl.DataFrame:
         """Count and bytes per mesh axis."""
-        return self._totals("axis")
+        return totals(self.tables, "axis")
 
     def by_phase(self) -> pl.DataFrame:
         """Count and bytes per phase, in the order a step runs them."""
-        totals = self._totals("phase")
-        return totals.sort(pl.col("phase").replace_strict({p: i for i, p in enumerate(schema.PHASES)}, default=99))
-
-    def _totals(self, *keys: str) -> pl.DataFrame:
-        tables = self.tables
-        times = pl.lit(1, pl.Int64)
-        if tables.info.stands_for:
-            times = pl.col("rank").replace_strict(dict(tables.info.weights), default=1, return_dtype=pl.Int64)
-        return (
-            tables.events.with_columns(times.alias("times"))
-            .group_by(*keys, maintain_order=True)
-            .agg(
-                pl.col("times").sum().alias("count"),
-                *((pl.col(size) * pl.col("times")).sum() for size in ("message_bytes", "wire_bytes")),
-            )
-            .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)])
-        )
+        order = {phase: place for place, phase in enumerate(schema.PHASES)}
+        return totals(self.tables, "phase").sort(pl.col("phase").replace_strict(order, default=99))
 
 
 def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:

@@ -22,7 +22,7 @@ from dsexplore.aio import AioConfig, Buffer, SweepResult, aio_handle, pool, scra
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
-from dsexplore.aio.measure import fill_random
+from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
 from dsexplore.aio.target import Target
 from dsexplore.errors import UsageError

@@ -15,9 +15,9 @@ import pytest
 
 from dsexplore.aio import pool
 from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.disk import cached_share, data_share, disk_of, drop_cached
-from dsexplore.aio.measure import Bench, Task, fill_random
+from dsexplore.aio.measure import Bench, Task
 from dsexplore.aio.pool import Pool
 from dsexplore.aio.target import Target
 from dsexplore.errors import UsageError

@@ -14,8 +14,8 @@ import torch
 from dsexplore.aio import AioConfig, Buffer
 from dsexplore.aio.backends.base import split
 from dsexplore.aio.backends.choose import why_not
+from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.driver import Policy, drive
-from dsexplore.aio.measure import fill_random
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import DeviceMemory, HostMemory, Stage
 from dsexplore.aio.sweep_progress import Progress, reporting

@@ -33,7 +33,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dsexplore.worlds.fake.invented_values import READS, Inventor, note
+from dsexplore.worlds.fake.invented_values import READS, Inventor
+from dsexplore.worlds.fake.known_values import note
 from dsexplore.worlds.fake.real_integers import RealIntegers
 
 _DEVICE = torch.ops.prim.device.default

@@ -33,7 +33,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.data import DataLoader
 
-from dsexplore.worlds.fake.invented_values import Inventor, known_of
+from dsexplore.worlds.fake.invented_values import Inventor
+from dsexplore.worlds.fake.known_values import known_of
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 

@@ -4,13 +4,8 @@ A training script reads values all the time: it logs ``loss.item()``, skips a st
 as many tokens to an expert as the router chose. Fake tensors know shapes only, so torch ends such a script. Here a read
 returns an invented value, and each read is reported with its line.
 
-What is invented follows from what made the tensor, as far as a few rules can tell:
-
-* tensors whose values were given (``torch.tensor``, ``arange``, ``linspace``, ``randperm``) keep them, through views;
-* of others a `Guess` says what a typical element is: 1.0 where nothing is known, the fill value of ``zeros`` or
-  ``full``; every value is finite; the choices of ``topk``, ``argmax`` or ``randint`` are spread evenly, so that
-  comparing them with one of E experts holds for 1 element of E, and ``nonzero``, masks, ``bincount`` and ``histc``
-  give balanced sizes.
+What is invented follows from what made the tensor, as far as the rules of `known_values` can tell; ``nonzero``, masks,
+``bincount`` and ``histc`` give balanced sizes.
 """
 
 from __future__ import annotations
@@ -18,35 +13,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.worlds.fake.endless_loops import ENDED, Reads
+from dsexplore.worlds.fake.known_values import guess_of, has_guess, known_of, set_guess
 from dsexplore.worlds.remarks import Remarks, user_frames
 
 _aten = torch.ops.aten
-_KNOWN = "_dsexplore_known"
-_GUESS = "_dsexplore_guess"
-_LARGEST_KNOWN = 1 << 24
-"""Elements of a tensor whose values are kept: the order of a large data set."""
 READ = "values of fake tensors were read, which have none: what they returned is invented"
 SIZED = "sizes that depend on the values of fake tensors were guessed, evenly spread"
-
-
-@dataclass(frozen=True)
-class Guess:
-    """The values that an element of a fake tensor may have.
-
-    Attributes:
-        mean: the mean over all elements; of booleans, the share that is true.
-        choices: how many values are equally likely, 0 to ``choices`` - 1; 0 where that is not so.
-    """
-
-    mean: float
-    choices: int = 0
 
 
 class Inventor:
@@ -109,280 +87,6 @@ class Inventor:
         return is_other
 
 
-def known_of(tensor: Any) -> torch.Tensor | None:
-    """The values of a fake tensor, where they were given."""
-    found: torch.Tensor | None = getattr(tensor, _KNOWN, None)
-    return found
-
-
-def guess_of(tensor: Any) -> Guess:
-    """The values that an element of a tensor, or a number, may have."""
-    if not isinstance(tensor, torch.Tensor):
-        return Guess(float(tensor) if isinstance(tensor, (int, float)) else 1.0)
-    found: Guess | None = getattr(tensor, _GUESS, None)
-    if found is not None:
-        return found
-    known = known_of(tensor)
-    if known is not None and known.numel() and not known.is_complex():
-        with unset_fake_temporarily():
-            return Guess(float(known.double().mean()))
-    return Guess(1.0)
-
-
-def _guess(tensor: Any, mean: float, choices: int = 0) -> None:
-    if isinstance(tensor, FakeTensor):
-        setattr(tensor, _GUESS, Guess(mean, choices))
-
-
-def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Keep what is known of the result of an op on fake tensors; most ops need one look-up."""
-    rule = _RULES.get(func)
-    if rule is not None:
-        rule(func, args, kwargs, result)
-    elif args and result is args[0]:  # written to in a way that no rule knows
-        _forget(result)
-
-
-Rule = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
-
-
-def _same(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """The result has elements of the first argument."""
-    source = args[0]
-    known = known_of(source)
-    if known is not None:
-        with unset_fake_temporarily():
-            made = func(known, *args[1:], **kwargs)
-        for each, values in zip(_listed(result), _listed(made), strict=True):
-            setattr(each, _KNOWN, values)
-        return
-    found = getattr(source, _GUESS, None)
-    if found is None:
-        return
-    parts = _listed(result)
-    one_by_one = source.dim() == 1 and not source.is_floating_point() and source.dtype != torch.bool
-    for index, each in enumerate(parts):
-        if one_by_one and each.dim() == 0:  # whole numbers whose sum is right
-            place = index if len(parts) > 1 else int(args[2]) if len(args) > 2 else 0
-            _guess(each, math.floor(found.mean * (place + 1) + 1e-9) - math.floor(found.mean * place + 1e-9))
-        else:
-            setattr(each, _GUESS, found)
-
-
-def _listed(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-def _given_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    if result.numel() <= _LARGEST_KNOWN:
-        with unset_fake_temporarily():
-            setattr(result, _KNOWN, func(*args, **{**kwargs, "device": "cpu"}))
-
-
-def _filled(place: int) -> Rule:
-    def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        _forget(result)
-        _guess(result, guess_of(args[place]).mean)
-
-    return rule
-
-
-def _constant(value: float) -> Rule:
-    def rule(_func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        _forget(result)
-        _guess(result, value)
-
-    return rule
-
-
-def _forget(tensor: Any) -> None:
-    for name in (_KNOWN, _GUESS):
-        if hasattr(tensor, name):
-            delattr(tensor, name)
-
-
-def _lifted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """``torch.tensor`` of numbers: a real tensor becomes a fake one."""
-    if not isinstance(args[0], FakeTensor) and args[0].numel() <= _LARGEST_KNOWN:
-        with unset_fake_temporarily():
-            setattr(result, _KNOWN, args[0].clone())
-
-
-def _taken(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """Elements of the first argument at places that are not known."""
-    found = guess_of(args[0])
-    if hasattr(args[0], _GUESS) or hasattr(args[0], _KNOWN):
-        _guess(result, found.mean, found.choices)
-
-
-def _scattered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    tensor, _, index, value = args[:4]
-    share = index.numel() / max(tensor.numel(), 1)
-    before = guess_of(tensor).mean
-    _guess(result, before + (guess_of(value).mean - before) * min(share, 1.0))
-
-
-def _chosen(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Places along a dim, as ``topk``, ``argmax``, ``sort`` and ``multinomial`` return them."""
-    indices = _listed(result)[-1]
-    dims = [arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, int) and not isinstance(arg, bool)]
-    dim = -1
-    if _func in (_aten.topk.default,):
-        dim = dims[1] if len(dims) > 1 else -1
-    elif _func is not _aten.multinomial.default and dims:
-        dim = dims[0]
-    count = args[0].size(dim) if args[0].dim() else 1
-    _guess(indices, (count - 1) / 2, count)
-
-
-def _random_integers(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    numbers = [arg for arg in args if isinstance(arg, int)]
-    low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2] if numbers else (0, 2)
-    _guess(result, (low + high - 1) / 2, high if low == 0 else 0)
-
-
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-}
-
-
-def _compared(name: str) -> Rule:
-    holds = _COMPARE[name]
-
-    def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        one, other = args[0], args[1]
-        first, second = guess_of(one), guess_of(other)
-        choices = max(first.choices, second.choices)
-        if one is other or math.isinf(second.mean):
-            share = float(holds(first.mean, second.mean))
-        elif choices > 1 and name in ("eq", "ne"):
-            share = 1 / choices if name == "eq" else 1 - 1 / choices
-        elif one.numel() > 1 and not hasattr(one, _GUESS) and known_of(one) is None:
-            share = 0.5
-        else:
-            share = float(holds(first.mean, second.mean))
-        _guess(result, share)
-
-    return rule
-
-
-def _computed(compute: Callable[..., float], arguments: int) -> Rule:
-    def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        if any(hasattr(arg, _GUESS) or hasattr(arg, _KNOWN) for arg in args[:arguments]):
-            try:
-                _guess(result, compute(*(guess_of(arg).mean for arg in args[:arguments])))
-            except ArithmeticError:
-                return
-
-    return rule
-
-
-def _summed(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    if hasattr(args[0], _GUESS) or hasattr(args[0], _KNOWN):
-        _guess(result, guess_of(args[0]).mean * args[0].numel() / max(result.numel(), 1))
-
-
-def _gathered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
-    """``all_gather``: each other rank is taken to send what this one does, as shapes that are to be padded to."""
-    outputs, inputs = args[:2]
-    if isinstance(inputs, (list, tuple)):
-        pairs = [(output, each) for listed, each in zip(outputs, inputs, strict=True) for output in listed]
-    else:
-        pairs = [(outputs, inputs)]
-    for output, sent in pairs:
-        _forget(output)
-        known = known_of(sent)
-        if known is None:
-            _guess(output, guess_of(sent).mean, guess_of(sent).choices)
-        elif known.numel() > 0 and output.numel() <= _LARGEST_KNOWN:
-            with unset_fake_temporarily():
-                gathered = known.reshape(-1).repeat(output.numel() // known.numel())
-            whole = output._base  # gathers are issued on flat views
-            for each in (output, *([whole] if whole is not None and whole.numel() == output.numel() else [])):
-                setattr(each, _KNOWN, gathered.reshape(each.shape))
-
-
-def _exchanged(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
-    """``all_to_all_single``: the other ranks are taken to send what this one does, as counts of tokens."""
-    output, sent = args[:2]
-    _forget(output)
-    if hasattr(sent, _GUESS) or known_of(sent) is not None:
-        _guess(output, guess_of(sent).mean, guess_of(sent).choices)
-
-
-def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """``cat`` of tensors that are all known."""
-    parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
-    if all(part is not None for part in parts) and result.numel() <= _LARGEST_KNOWN:
-        with unset_fake_temporarily():
-            setattr(result, _KNOWN, func(parts, *args[1:], **kwargs))
-
-
-def _counted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """``histc`` and ``bincount``: all elements, evenly spread."""
-    _guess(result, args[0].numel() / max(result.numel(), 1))
-
-
-def _overloads(*names: str) -> list[Any]:
-    """All overloads of ops that have that name, without those that write to ``out``."""
-    packets = (getattr(_aten, name) for name in names)
-    return [getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name]
-
-
-_RULES: dict[Any, Rule] = {
-    **dict.fromkeys(
-        _overloads(
-            *("view", "_unsafe_view", "permute", "transpose", "t", "select", "slice", "unsqueeze", "squeeze", "expand"),
-            *("clone", "detach", "alias", "_to_copy", "unbind", "split", "split_with_sizes", "repeat"),
-        ),
-        _same,
-    ),
-    **dict.fromkeys(_overloads("lift_fresh", "lift_fresh_copy", "lift"), _lifted),
-    **dict.fromkeys([_aten.index.Tensor, _aten.index_select.default, _aten.gather.default], _taken),
-    **dict.fromkeys(_overloads("arange", "linspace", "logspace", "randperm"), _given_values),
-    **dict.fromkeys(_overloads("zeros", "zeros_like", "new_zeros", "zero_", "isnan", "isinf"), _constant(0.0)),
-    **dict.fromkeys(_overloads("ones", "ones_like", "new_ones"), _constant(1.0)),
-    **dict.fromkeys(_overloads("full", "full_like", "fill_", "fill"), _filled(1)),
-    **dict.fromkeys(_overloads("new_full"), _filled(2)),
-    **dict.fromkeys(_overloads("scalar_tensor"), _filled(0)),
-    **dict.fromkeys(_overloads("copy_"), _filled(1)),
-    **dict.fromkeys([_aten.scatter_.value, _aten.scatter.value], _scattered),
-    **dict.fromkeys(
-        (
-            *(_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim),
-            *(_aten.sort.default, _aten.argsort.default, _aten.multinomial.default),
-        ),
-        _chosen,
-    ),
-    **dict.fromkeys(_overloads("randint"), _random_integers),
-    **{op: _compared(name) for name in _COMPARE for op in (getattr(_aten, name).Scalar, getattr(_aten, name).Tensor)},
-    **dict.fromkeys(_overloads("logical_not", "bitwise_not"), _computed(lambda a: 1 - a, 1)),
-    **dict.fromkeys(_overloads("mul", "logical_and", "bitwise_and"), _computed(lambda a, b: a * b, 2)),
-    **dict.fromkeys(_overloads("logical_or", "bitwise_or"), _computed(lambda a, b: a + b - a * b, 2)),
-    **dict.fromkeys(_overloads("add"), _computed(lambda a, b: a + b, 2)),
-    **dict.fromkeys(_overloads("sub"), _computed(lambda a, b: a - b, 2)),
-    **dict.fromkeys(_overloads("div"), _computed(lambda a, b: a / b, 2)),
-    **dict.fromkeys(_overloads("abs"), _computed(abs, 1)),
-    **dict.fromkeys(_overloads("neg"), _computed(lambda a: -a, 1)),
-    **dict.fromkeys(_overloads("mean"), _computed(lambda a: a, 1)),
-    **dict.fromkeys(
-        [_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default], _computed(lambda a: a, 1)
-    ),
-    **dict.fromkeys(_overloads("any"), _computed(lambda a: float(a > 0), 1)),
-    **dict.fromkeys(_overloads("all"), _computed(lambda a: float(a >= 1), 1)),
-    **dict.fromkeys(_overloads("sum"), _summed),
-    **dict.fromkeys(_overloads("_amp_update_scale_"), lambda *_: None),  # the scale stays: all gradients are finite
-    **dict.fromkeys(_overloads("histc"), _counted),
-    **dict.fromkeys([torch.ops.c10d._allgather_base_.default, torch.ops.c10d.allgather_.default], _gathered),
-    torch.ops.c10d.alltoall_base_.default: _exchanged,
-    _aten.cat.default: _joined,
-}
-
 Read = Callable[[Inventor, Sequence[Any], Mapping[str, Any]], Any]
 
 
@@ -392,7 +96,7 @@ def _are_equal(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, An
 
 def _nonzero(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     tensor = args[0]
-    share = guess_of(tensor).mean if tensor.dtype == torch.bool or hasattr(tensor, _GUESS) else 0.5
+    share = guess_of(tensor).mean if tensor.dtype == torch.bool or has_guess(tensor) else 0.5
     count = inventor.size(min(max(share, 0.0), 1.0) * tensor.numel())
     return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)
 
@@ -408,7 +112,7 @@ def _unique(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     count = inventor.size(min(guess_of(tensor).choices or tensor.numel(), tensor.numel()))
     places = tensor.new_empty(tensor.shape, dtype=torch.int64)
     counts = tensor.new_empty((count,), dtype=torch.int64)
-    _guess(counts, tensor.numel() / max(count, 1))
+    set_guess(counts, tensor.numel() / max(count, 1))
     return tensor.new_empty((count,)), places, counts
 
 
@@ -426,7 +130,7 @@ def _bincount(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]
     least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
     size = least or inventor.size(guess_of(tensor).choices or 1)
     counts = tensor.new_empty((size,), dtype=torch.int64 if weights is None else torch.float64)
-    _guess(counts, tensor.numel() / max(size, 1))
+    set_guess(counts, tensor.numel() / max(size, 1))
     return counts
 
 
