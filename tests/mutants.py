@@ -12,7 +12,10 @@ test notices lacks a test, or sits in code that does nothing.
 The changes are made in copies of the working tree, one for each process, which are removed in the end; the tree itself
 can be worked on meanwhile. Results are kept in ``build/mutants/results.jsonl``, by the changed file's content, so that
 an interrupted run goes on where it stopped.
-Cosmic-ray makes the changes. It lives in an environment of its own: ``make mutants`` sets it up.
+Cosmic-ray makes the changes, because it changes the text of one file. It lives in an environment of its own:
+``make mutants`` sets it up. Mutmut was tried too: it rewrites each function into a trampoline with all its mutants,
+which the recorder would read off the Python stack; it makes all mutants of a folder at once where some are drawn here
+by a seed; and it forks a process that has loaded torch, in which most of them ran into its time limit.
 """
 
 from __future__ import annotations
