@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -29,14 +27,6 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = count(0)
     ticking._tensor_waits = TensorWaits(lambda: next(readings))
     monkeypatch.setattr(recorder_in_use, "_recorder", ticking)
-
-
-@pytest.fixture
-def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("gloo", "ticking")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -45,14 +43,6 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that counts its readings."""
     readings = count(100)
     monkeypatch.setattr(recorder_in_use, "_recorder", Recorder(clock=lambda: next(readings)))
-
-
-@pytest.fixture
-def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

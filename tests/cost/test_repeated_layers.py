@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import polars as pl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from dsexplore.cost import repeated_layers as layers_module
 from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
+from tests.cost.same_tables import same
 
 WIDTH, LAYERS = 32, 8
 
@@ -139,20 +139,6 @@ def build_pipeline(mesh: DeviceMesh, *, microbatches: int = 7, scale: bool = Tru
         optimizer.zero_grad()
 
     return step
-
-
-def numbered(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with process groups by number: each run of a program makes groups with names of their own."""
-    return frame.with_columns(pl.col("group").rle_id()) if "group" in frame.columns else frame
-
-
-def same(one: Tables, other: Tables) -> None:
-    for name in ("events", "kernels", "memory", "parameters", "groups", "modules"):
-        left, right = (numbered(getattr(tables, name)) for tables in (one, other))
-        assert left.height == right.height, name
-        different = [column for column in left.columns if not left[column].equals(right[column], null_equal=True)]
-        assert not different, (name, different)
-    assert one.info == other.info
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from ipywidgets import Widget
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -23,18 +22,6 @@ from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.folded_rows import FoldedRows
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS
-
-
-@pytest.fixture(autouse=True)
-def widgets_are_closed() -> Iterator[None]:
-    yield
-    Widget.close_all()
-
-
-@pytest.fixture
-def trace(traces: ModuleType) -> Trace:
-    made: Trace = traces.layered(8, odd=3)
-    return made
 
 
 def column(explorer: Any, title: str) -> list[float]:

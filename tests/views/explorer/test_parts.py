@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
-from ipywidgets import Widget
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_seconds
 from dsexplore.views.explorer.explorer import PARTS
-
-
-@pytest.fixture(autouse=True)
-def widgets_are_closed() -> Iterator[None]:
-    yield
-    Widget.close_all()
-
-
-@pytest.fixture
-def trace(traces: ModuleType) -> Trace:
-    made: Trace = traces.layered(8, odd=3)
-    return made
 
 
 def send(explorer: Any, **message: Any) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import polars as pl
 import pytest
-from ipywidgets import Widget
 
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
@@ -21,12 +20,6 @@ STEP = (
     ("backward", "FSDP pre_backward", "all_gather"),
     ("backward", "FSDP post_backward", "reduce_scatter"),
 )
-
-
-@pytest.fixture(autouse=True)
-def widgets_are_closed() -> Iterator[None]:
-    yield
-    Widget.close_all()
 
 
 def send(explorer: Any, **message: Any) -> None:
