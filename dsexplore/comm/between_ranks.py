@@ -11,9 +11,9 @@ from dsexplore.capture.groups import describe_group, own_rank
 from dsexplore.comm import compare
 from dsexplore.comm.compare import GroupKey, Made
 from dsexplore.comm.earlier_calls import Earlier
+from dsexplore.comm.log_records import Record
 from dsexplore.comm.meeting import exchange, meet, store_of_world
 from dsexplore.comm.rank_logs import rank_log
-from dsexplore.comm.records import Record
 from dsexplore.comm.straggler import StragglerReport, bounded, straggler_report
 from dsexplore.errors import MismatchError, UsageError
 

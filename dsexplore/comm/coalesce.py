@@ -14,8 +14,8 @@ from dsexplore.capture.labels import current
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm.faults import explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
+from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Call
 from dsexplore.comm.spellings import Spelling
 
 BATCH = Spelling("coalesced calls", "coalesced calls", c10d._coalescing_manager)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsexplore.capture.source_lines import source_texts
+from dsexplore.comm.log_records import Record, is_collective
 from dsexplore.comm.rank_logs import has_one_size, is_matched
 from dsexplore.comm.ranks_alike import alike
-from dsexplore.comm.records import Record, is_collective
 from dsexplore.units import format_bytes
 
 CHUNK = 1024

@@ -10,8 +10,8 @@ import torch.distributed as td
 
 from dsexplore.capture.timing import future_of
 from dsexplore.comm.faults import explain
+from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Call
 
 CopyBack = tuple[torch.Tensor, torch.Tensor]
 """A tensor of the caller, and the contiguous one that was sent in its place."""

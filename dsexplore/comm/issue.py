@@ -21,8 +21,8 @@ from dsexplore.capture.substrate import pass_kernels_by
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import NO_PEERS, check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
+from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Call
 from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
 

@@ -40,9 +40,9 @@ from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.constants import COMMS_LOGGER
 from dsexplore.comm.layers import caller_of
 from dsexplore.comm.log_content import LogContent
+from dsexplore.comm.log_records import MOST_CALLS, OWN_OP, Call, LogRecording
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.meeting import register
-from dsexplore.comm.records import MOST_CALLS, OWN_OP, Call, LogRecording
 from dsexplore.comm.spellings import Spelling
 
 

@@ -24,8 +24,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from dsexplore import constants
 from dsexplore.capture.groups import describe_group
+from dsexplore.comm.log_records import unlogged
 from dsexplore.comm.ranks_alike import ranks_text
-from dsexplore.comm.records import unlogged
 
 _PREFIX = "dsexplore.comm/"
 _PATIENCE = 5.0

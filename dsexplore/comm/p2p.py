@@ -14,8 +14,8 @@ from dsexplore.comm import spellings as s
 from dsexplore.comm.faults import check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle
 from dsexplore.comm.issue import issue, live_group, stage
+from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.records import Call
 
 
 class SendOrReceive:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dsexplore.comm.records import Record
+from dsexplore.comm.log_records import Record
 
 MOST_CALLS = 2_000
 """How many calls of each name on each group are compared, the last ones."""

@@ -15,7 +15,7 @@ import polars as pl
 
 from dsexplore.capture.groups import Group
 from dsexplore.comm.bandwidth import bandwidth, rate_text
-from dsexplore.comm.records import SWITCHED_OFF, Record
+from dsexplore.comm.log_records import SWITCHED_OFF, Record
 from dsexplore.display import Displayable
 from dsexplore.units import format_bytes, format_seconds
 

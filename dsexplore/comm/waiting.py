@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from dsexplore.comm.log_records import Record
 from dsexplore.comm.rank_logs import Key, numbered
-from dsexplore.comm.records import Record
 from dsexplore.comm.straggler import StragglerReport, late_ranks
 from dsexplore.comm.summary import LineKey, Waiting, line_key
 

@@ -17,10 +17,10 @@ from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.source_lines import file_name
 from dsexplore.capture.timing import end_at_completion
 from dsexplore.comm.handles import Handle
+from dsexplore.comm.log_records import Call, Record
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.printing import Printer
-from dsexplore.comm.records import Call, Record
 from dsexplore.comm.spellings import ALL_REDUCE
 from dsexplore.errors import UsageError
 from tests.comm.every_op import every_op

@@ -13,8 +13,8 @@ from dsexplore.sharding.rank_groups import numbers_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.shard_blocks import Block, Place
-from dsexplore.views.sharding.shared import Shared
 
 _MOST_COUNTED = 4096
 """Ranks whose numbers are written; of more, their coordinates are."""
@@ -29,9 +29,9 @@ def place_text(axis: str, place: Place) -> str:
 class Titles:
     """The label of each block of a picture, and the lines shown when the pointer is over it."""
 
-    def __init__(self, tensor: Placed, shared: Shared) -> None:
-        self.tensor, self.shared = tensor, shared
-        self.mesh = mesh = shared.mesh
+    def __init__(self, tensor: Placed, drawn_mesh: DrawnMesh) -> None:
+        self.tensor, self.drawn_mesh = tensor, drawn_mesh
+        self.mesh = mesh = drawn_mesh.mesh
         self._cut = any(placement.cuts for placement in tensor.placements)
         few = mesh.size <= _MOST_COUNTED
         self._numbers = mesh.block((0,) * len(mesh.shape), mesh.shape) if few else None

@@ -13,9 +13,9 @@ from dsexplore.views.page import html
 from dsexplore.views.sharding.axis_cuts import AxisCuts, axis_cuts
 from dsexplore.views.sharding.block_titles import Titles, place_text
 from dsexplore.views.sharding.brackets import THICK, Side, brackets, cut_lines
+from dsexplore.views.sharding.drawn_mesh import lit_classes
 from dsexplore.views.sharding.picture_frame import Frame, columns_of, orders, rows_of
 from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture
-from dsexplore.views.sharding.shared import lit_classes
 from dsexplore.views.sharding.zoom import Zoom
 
 _DIGIT, _NOTHING = 6.2, 330
@@ -103,7 +103,7 @@ class PanelDrawing:
         return [(placement, axis) for placement, axis in pairs if not placement.cuts and axis.size > 1]
 
     def _kind(self, placement: Placement, axis: Reading) -> str:
-        return f"{placement.kind} {self.titles.shared.marks.kind(axis.name)}"
+        return f"{placement.kind} {self.titles.drawn_mesh.marks.kind(axis.name)}"
 
     def _spoken(self) -> str:
         """The picture in a sentence, for who cannot see it."""
@@ -129,7 +129,7 @@ class PanelDrawing:
                 for row in block.rows
                 for column in block.columns
             )
-            lit = self.titles.shared.lit_by(self.tensor, block)
+            lit = self.titles.drawn_mesh.lit_by(self.tensor, block)
             found.append(f'<div class="who {lit}" title="{self.titles.title(block)}">{boxes}</div>')
         return "".join(found)
 
@@ -152,7 +152,7 @@ class PanelDrawing:
         )
 
     def _sides(self, left: float, top: float) -> list[tuple[list[AxisCuts], Side]]:
-        frame, marks = self.frame, self.titles.shared.marks
+        frame, marks = self.frame, self.titles.drawn_mesh.marks
         rows = Side(self.tensor, marks, self.first_row, frame.rows, frame.height, True, THICK * 0.0, top)
         above = top - 15 - THICK * len(self._across)
         columns = Side(self.tensor, marks, self.first_column, frame.columns, frame.width, False, left, above)
@@ -174,7 +174,7 @@ class PanelDrawing:
 
     def _own_shards(self) -> str:
         """The shard of each sampled rank where shards are folded, seen while that rank is lit."""
-        sample, drawn, frame = self.titles.shared.sample, self.drawn, self.frame
+        sample, drawn, frame = self.titles.drawn_mesh.sample, self.drawn, self.frame
         found: dict[tuple[Range, Range], list[int]] = {}
         for index in range(len(sample)):
             at = sample.coordinates(index)
@@ -192,10 +192,10 @@ class PanelDrawing:
 
     def _empty(self, left: float, top: float) -> str:
         """The ranks that hold nothing, as a box without area."""
-        group = self.titles.shared.without(self.tensor)
+        group = self.titles.drawn_mesh.without(self.tensor)
         if group is None:
             return ""
-        lit = lit_classes(self.titles.shared.sample.empty(self.tensor))
+        lit = lit_classes(self.titles.drawn_mesh.sample.empty(self.tensor))
         text = f"∅ {group.count:,} rank{'s hold' if group.count != 1 else ' holds'} nothing: {group.ranks}"
         return f'<div class="none {lit}" style="left:{left:.0f}px;top:{top:.0f}px">{html.escape(text, 50)}</div>'
 

@@ -13,10 +13,10 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import MEMORY
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.placement_tables import axis_table, held_table, shape_text
 from dsexplore.views.sharding.rank_grid import rank_grid, thumbnail
 from dsexplore.views.sharding.shard_picture import picture_html, swatch
-from dsexplore.views.sharding.shared import Shared
 
 MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
 
@@ -88,12 +88,12 @@ def _name(alike: tuple[Placed, ...], pattern: str) -> str:
     return ".".join(part if len(set(own)) > 1 else own[0] for part, *own in parts)
 
 
-def model_html(shared: Shared) -> str:
+def model_html(drawn_mesh: DrawnMesh) -> str:
     """Memory by rank, the ranks, then the parameters."""
-    shown = shared.shown
+    shown = drawn_mesh.shown
     if not shown.tensors:
         return '<p class="dim">No parameters.</p>'
-    return _memory_html(shown) + rank_grid(shared, shown.tensors) + _list_html(shared)
+    return _memory_html(shown) + rank_grid(drawn_mesh, shown.tensors) + _list_html(drawn_mesh)
 
 
 def text_lines(shown: Sharding) -> list[str]:
@@ -134,12 +134,12 @@ def _memory_row(group: RankGroup, top: int) -> list[str]:
     return [html.escape(group.ranks), f"{group.count:,}", html.stacked_bar(marked, top), *sizes]
 
 
-def _list_html(shared: Shared) -> str:
-    kinds = fold_names(shared.shown.tensors)
+def _list_html(drawn_mesh: DrawnMesh) -> str:
+    kinds = fold_names(drawn_mesh.shown.tensors)
     blocks = max(6, MOST_BLOCKS // min(len(kinds), MOST_PICTURES))
     largest = sorted(kinds, key=lambda kind: -kind.first.nbytes * len(kind.tensors))[:MOST_PICTURES]
     drawn = {id(kind) for kind in largest}
-    lines = [_line_html(shared, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
+    lines = [_line_html(drawn_mesh, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
     more = len(kinds) - len(lines)
     return (
         "<h2>Tensors</h2>"
@@ -151,10 +151,10 @@ def _list_html(shared: Shared) -> str:
     )
 
 
-def _line_html(shared: Shared, kind: Kind, blocks: int, drawn: bool) -> str:
-    tensor, shown = kind.first, shared.shown
-    line = _cells(shared, kind, drawn)
-    empty = "".join(f" e{index}" for index in shared.sample.empty(tensor))
+def _line_html(drawn_mesh: DrawnMesh, kind: Kind, blocks: int, drawn: bool) -> str:
+    tensor, shown = kind.first, drawn_mesh.shown
+    line = _cells(drawn_mesh, kind, drawn)
+    empty = "".join(f" e{index}" for index in drawn_mesh.sample.empty(tensor))
     if not drawn:
         return f'<div class="line{empty}">{line}</div>'
     also = (
@@ -163,30 +163,32 @@ def _line_html(shared: Shared, kind: Kind, blocks: int, drawn: bool) -> str:
         else ""
     )
     inside = (
-        axis_table(tensor, shared) + picture_html(tensor, shared, blocks, with_zoom=False) + held_table(shown, tensor)
+        axis_table(tensor, drawn_mesh)
+        + picture_html(tensor, drawn_mesh, blocks, with_zoom=False)
+        + held_table(shown, tensor)
     )
     return f'<details><summary class="line{empty}">{line}</summary><div class="open">{also}{inside}</div></details>'
 
 
-def _cells(shared: Shared, kind: Kind, drawn: bool) -> str:
-    tensor, shown = kind.first, shared.shown
+def _cells(drawn_mesh: DrawnMesh, kind: Kind, drawn: bool) -> str:
+    tensor, shown = kind.first, drawn_mesh.shown
     groups = shown.shapes(tensor)
     sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]
     worst = groups[sizes.index(max(sizes))]
     times = f' <span class="times">×{len(kind.tensors)}</span>' if len(kind.tensors) > 1 else ""
     frozen = "" if tensor.requires_grad else ' <span class="times">frozen</span>'
     placed = "".join(
-        f"<span>{swatch(placement, shared.marks.kind(axis.name))} {html.name(axis.name, 24)}</span> "
+        f"<span>{swatch(placement, drawn_mesh.marks.kind(axis.name))} {html.name(axis.name, 24)}</span> "
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     )
-    nothing = shared.without(tensor)
+    nothing = drawn_mesh.without(tensor)
     empty = f"<b>∅ {nothing.count:,} rank{'s' if nothing.count != 1 else ''}</b>" if nothing is not None else ""
     uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
     rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all alike"
     least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
     return (
         f'<span class="n">{html.name(kind.name).replace(".", ".<wbr>")}{times}{frozen}</span> '
-        f'<span class="v">{thumbnail(tensor, shared) if drawn else ""}</span> '
+        f'<span class="v">{thumbnail(tensor, drawn_mesh) if drawn else ""}</span> '
         f'<span class="s"><b>{html.escape(shape_text(tensor.shape))}</b> '
         f'<b class="dim">{dtype_name(tensor.dtype)}</b></span> '
         f'<span class="p">{placed or swatch(None)}</span> '

@@ -12,8 +12,8 @@ from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.shard_picture import swatch
-from dsexplore.views.sharding.shared import Shared
 
 MOST_GROUPS, MOST_RANKS = 12, 64
 _REDUCED = {
@@ -62,15 +62,15 @@ def _sizes(size: int, parts: int) -> str:
     return ", ".join(f"{length:,} (×{times:,})" if times > 1 else f"{length:,}" for length, times in counted if times)
 
 
-def axis_table(tensor: Placed, shared: Shared) -> str:
+def axis_table(tensor: Placed, drawn_mesh: DrawnMesh) -> str:
     """A table of swatch, placement and sentence per axis."""
     if not tensor.placements:
-        return f"<p>{swatch(None)} no placements: each of {shared.mesh.size:,} ranks has a whole one of its own</p>"
+        return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks has a whole one of its own</p>"
     rows = [
         (
             html.name(axis.name, 48),
             f"{axis.size:,}",
-            swatch(placement, shared.marks.kind(axis.name)),
+            swatch(placement, drawn_mesh.marks.kind(axis.name)),
             html.escape(meaning),
         )
         for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page import html
 from dsexplore.views.sharding.block_titles import place_text
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.shard_blocks import picture
-from dsexplore.views.sharding.shared import Shared
 
 STYLE = """
 .dsx .ranks{border:0;margin:2px 0 6px;padding:0;min-width:0}
@@ -34,19 +34,19 @@ _LIT = (
 )
 
 
-def rank_grid(shared: Shared, tensors: Sequence[Placed]) -> str:
+def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
     """The grid of the sampled ranks; empty for a mesh of one rank.
 
     Args:
-        shared: the ranks and the colours of the axes.
+        drawn_mesh: the ranks and the colours of the axes.
         tensors: a rank that holds nothing of any of them is marked so.
     """
-    sample, mesh = shared.sample, shared.mesh
+    sample, mesh = drawn_mesh.sample, drawn_mesh.mesh
     if mesh.size == 1:
         return ""
     nothing = set.intersection(*(set(sample.empty(tensor)) for tensor in tensors)) if tensors else set()
     across = len(sample.chosen[-1])
-    rows = "".join(_row(shared, start, across, nothing) for start in range(0, len(sample), across))
+    rows = "".join(_row(drawn_mesh, start, across, nothing) for start in range(0, len(sample), across))
     part = (
         "" if sample.is_whole else f" {len(sample):,} of {mesh.size:,} ranks stand here, those among them that differ."
     )
@@ -54,21 +54,21 @@ def rank_grid(shared: Shared, tensors: Sequence[Placed]) -> str:
     width = 14 + 7 * (len(str(sample.numbers.max())) + 2 * bool(nothing))
     return (
         f'<form method="dialog"><fieldset class="ranks" style="--w:{width}px"><legend>Ranks by '
-        f'{axis_key(shared)}<span class="dim">Point at a rank, or choose one, to light what it holds.{part}{empty}'
+        f'{axis_key(drawn_mesh)}<span class="dim">Point at a rank, or choose one, to light what it holds.{part}{empty}'
         f"</span></legend>{rows}</fieldset></form>"
     )
 
 
-def axis_key(shared: Shared) -> str:
+def axis_key(drawn_mesh: DrawnMesh) -> str:
     """The names of the mesh's axes in their colours."""
     return "".join(
-        f'<span class="axis {shared.marks.kind(name)}">{html.name(name, 30)} {size:,}</span>'
-        for name, size in zip(shared.mesh.axes, shared.mesh.shape, strict=True)
+        f'<span class="axis {drawn_mesh.marks.kind(name)}">{html.name(name, 30)} {size:,}</span>'
+        for name, size in zip(drawn_mesh.mesh.axes, drawn_mesh.mesh.shape, strict=True)
     )
 
 
-def _row(shared: Shared, start: int, across: int, nothing: set[int]) -> str:
-    sample, axes = shared.sample, shared.mesh.axes
+def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> str:
+    sample, axes = drawn_mesh.sample, drawn_mesh.mesh.axes
     outer = sample.coordinates(start)[:-1]
     named = ", ".join(place_text(axis, (at, at + 1)) for axis, at in zip(axes, outer, strict=False))
     cells, before = [], None
@@ -87,10 +87,10 @@ def _row(shared: Shared, start: int, across: int, nothing: set[int]) -> str:
     return f"<div>{head}{''.join(cells)}</div>"
 
 
-def lit_style(shared: Shared, tensors: Sequence[Placed]) -> str:
+def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
     """The rules that light what a rank holds, and name the tensors of which it holds nothing."""
-    sample = shared.sample
-    if shared.mesh.size == 1:
+    sample = drawn_mesh.sample
+    if drawn_mesh.mesh.size == 1:
         return ""
     lit = ",".join(f".dsx:has(.h{i}:is(:hover,:checked)) .h{i}" for i in range(len(sample)))
     every = ".dsx:has(.ranks label:hover,.ranks :checked) .ha"
@@ -99,7 +99,7 @@ def lit_style(shared: Shared, tensors: Sequence[Placed]) -> str:
     return f"{lit},{every}{{{_LIT}}}\n" + (f'{nothing}{{--no:" ∅ nothing of it"}}\n' if nothing else "")
 
 
-def thumbnail(tensor: Placed, shared: Shared, width: int = 64, height: int = 28) -> str:
+def thumbnail(tensor: Placed, drawn_mesh: DrawnMesh, width: int = 64, height: int = 28) -> str:
     """A tensor's shards as a small picture, true in proportion, lit as the large one is."""
     if not tensor.numel:
         return ""
@@ -117,7 +117,7 @@ def thumbnail(tensor: Placed, shared: Shared, width: int = 64, height: int = 28)
             for x0, x1 in block.columns
         )
         odd = (" q" if number % 2 else "") + (" f" if block.folded > 1 else "")
-        paths.append(f'<path class="{shared.lit_by(tensor, block)}{odd}" d="{boxes}"/>')
+        paths.append(f'<path class="{drawn_mesh.lit_by(tensor, block)}{odd}" d="{boxes}"/>')
     return f'<svg width="{wide:.0f}" height="{high:.0f}" aria-hidden="true">{"".join(paths)}</svg>'
 
 

@@ -8,8 +8,8 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding import rank_grid, shard_picture
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.placement_tables import meanings
-from dsexplore.views.sharding.shared import Shared
 from dsexplore.views.view import View
 
 _BLOCKS = 64
@@ -42,14 +42,14 @@ class RedistributionView(View):
     def html(self) -> str:
         """The ranks, the tensor before, the steps, and the tensor after; a rank lights its shards in both."""
         shown = self._shown
-        shared = Shared(shown.both)
+        drawn_mesh = DrawnMesh(shown.both)
         body = (
             f"<p><b>Redistribute</b> {html.escape(_headline(shown), 0)}</p>"
-            + rank_grid.rank_grid(shared, shown.both.tensors)
-            + f'<div class="way">{_part("before", shown.before, shared)}{_steps(shown, shared)}'
-            + f'{_part("after", shown.after, shared)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
+            + rank_grid.rank_grid(drawn_mesh, shown.both.tensors)
+            + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
+            + f'{_part("after", shown.after, drawn_mesh)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
         )
-        style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(shared, shown.both.tensors)
+        style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(drawn_mesh, shown.both.tensors)
         return html.fragment(body, style)
 
 
@@ -83,27 +83,27 @@ def _line(step: Step) -> str:
     return f"{change} by {step.op} of {step.ranks:,} ranks, {sizes}"
 
 
-def _part(title: str, tensor: Placed, shared: Shared) -> str:
+def _part(title: str, tensor: Placed, drawn_mesh: DrawnMesh) -> str:
     swatches = [
-        shard_picture.swatch(placement, shared.marks.kind(axis.name))
+        shard_picture.swatch(placement, drawn_mesh.marks.kind(axis.name))
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     ]
     said = "; ".join(
         f"{swatch} {html.name(axis.name, 30)}: {html.escape(meaning)}"
         for swatch, axis, meaning in zip(swatches, tensor.axes, meanings(tensor), strict=True)
     )
-    picture = shard_picture.picture_html(tensor, shared, _BLOCKS, with_zoom=False)
+    picture = shard_picture.picture_html(tensor, drawn_mesh, _BLOCKS, with_zoom=False)
     return f"<div><p><b>{title}</b></p><p>{said}</p>{picture}</div>"
 
 
-def _steps(shown: Redistribution, shared: Shared) -> str:
+def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
     """The steps as a table, between the pictures."""
     if not shown.steps:
         return ""
     rows = [
         (
             str(number),
-            f'<span class="axis {shared.marks.kind(step.axis)}">{html.name(step.axis, 30)}</span>',
+            f'<span class="axis {drawn_mesh.marks.kind(step.axis)}">{html.name(step.axis, 30)}</span>',
             f"{step.ranks:,}",
             f"<code>{step.before}</code> → <code>{step.after}</code>",
             html.name(step.op) if step.op else "each rank cuts what it has",

@@ -9,10 +9,10 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page import html
 from dsexplore.views.sharding import axis_marks, brackets
 from dsexplore.views.sharding.block_titles import Titles
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.panel_drawing import PanelDrawing, zoomed
 from dsexplore.views.sharding.picture_frame import Frame, frame_of, picture_frame
 from dsexplore.views.sharding.shard_blocks import Picture, picture
-from dsexplore.views.sharding.shared import Shared
 from dsexplore.views.sharding.zoom import Zoom, zoom
 
 _HATCHES = {
@@ -71,7 +71,7 @@ background:var(--lit,none);outline:var(--ring,none)}
 
 def picture_html(
     tensor: Placed,
-    shared: Shared,
+    drawn_mesh: DrawnMesh,
     most_blocks: int = 96,
     with_zoom: bool = True,
     around: tuple[int, tuple[int, ...]] | None = None,
@@ -80,7 +80,7 @@ def picture_html(
 
     Args:
         tensor: what is drawn.
-        shared: colours and ranks of the sharding that it is of.
+        drawn_mesh: colours and ranks of the sharding that it is of.
         most_blocks: of more shards, those that are alike are drawn as one.
         with_zoom: whether the first shards of such are drawn large beside it.
         around: a rank and its place in the mesh, around whose shards they are drawn instead of the first.
@@ -89,7 +89,7 @@ def picture_html(
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
     drawn = picture(tensor, most_blocks)
     frame = picture_frame(tensor, drawn)
-    titles = Titles(tensor, shared)
+    titles = Titles(tensor, drawn_mesh)
     rank, at = around or (-1, None)
     whose = "the first shards" if at is None else f"shards around rank {rank:,}'s"
     window = zoom(tensor, drawn, at, whose) if with_zoom else None

@@ -9,9 +9,9 @@ from dsexplore.sharding.layout import Sharding, index_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.placement_tables import axis_table
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
-from dsexplore.views.sharding.shared import Shared
 
 
 def explorer(shown: Sharding) -> Any:
@@ -22,9 +22,9 @@ def explorer(shown: Sharding) -> Any:
     """
     import ipywidgets
 
-    shared, names = Shared(shown), [tensor.name for tensor in shown.tensors]
+    drawn_mesh, names = DrawnMesh(shown), [tensor.name for tensor in shown.tensors]
     tensor = ipywidgets.Dropdown(options=names, description="tensor")
-    rank = ipywidgets.IntText(value=int(shared.sample.numbers[0]), description="rank")
+    rank = ipywidgets.IntText(value=int(drawn_mesh.sample.numbers[0]), description="rank")
     picture, box = ipywidgets.HTML(), ipywidgets.VBox()
 
     def chosen() -> Placed:
@@ -37,7 +37,7 @@ def explorer(shown: Sharding) -> Any:
             picture.value = f'<div role="status">{html.escape(error, 300)}</div>'
             return
         box.held = chosen().ranges(at)
-        picture.value = _drawn(shared, chosen(), rank.value, at)
+        picture.value = _drawn(drawn_mesh, chosen(), rank.value, at)
 
     def zoom(wanted: int) -> None:
         shown.mesh.coordinates(wanted)  # raises where there is no such rank
@@ -56,9 +56,9 @@ def explorer(shown: Sharding) -> Any:
     return box
 
 
-def _drawn(shared: Shared, tensor: Placed, rank: int, at: tuple[int, ...]) -> str:
+def _drawn(drawn_mesh: DrawnMesh, tensor: Placed, rank: int, at: tuple[int, ...]) -> str:
     """The rank's shards in words, the part of each axis, and the picture, zoomed where its shards are many."""
-    axes = zip(shared.mesh.axes, at, strict=True)
+    axes = zip(drawn_mesh.mesh.axes, at, strict=True)
     where = ", ".join(f"{html.name(axis, 30)} {place}" for axis, place in axes)
     ranges = tensor.ranges(at)
     size = tensor.dtype.itemsize
@@ -66,5 +66,5 @@ def _drawn(shared: Shared, tensor: Placed, rank: int, at: tuple[int, ...]) -> st
         size *= sum(stop - start for start, stop in dim)
     held = f"holds {html.escape(index_text(ranges), 200)} of {html.name(tensor.name)}, {format_bytes(size)}"
     said = f'<p role="status"><b>rank {rank:,}</b> ({where}) {held if size else "holds nothing of it"}</p>'
-    body = axis_table(tensor, shared) + picture_html(tensor, shared, around=(rank, at))
+    body = axis_table(tensor, drawn_mesh) + picture_html(tensor, drawn_mesh, around=(rank, at))
     return html.fragment(said + body, STYLE)

@@ -18,9 +18,9 @@ from dsexplore.views.page import html
 from dsexplore.views.page.theme import CLEAR, INK, LEGEND_ABOVE, MEMORY, themed, tint
 from dsexplore.views.sharding.axis_cuts import axis_cuts, boundaries
 from dsexplore.views.sharding.block_titles import Titles
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.picture_frame import Frame, orders, picture_frame
 from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
-from dsexplore.views.sharding.shared import Shared
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40
@@ -125,17 +125,17 @@ def _shards(shown: Sharding) -> go.Figure:
         return figure
     drawn = picture(tensor)
     frame = picture_frame(tensor, drawn)
-    shared = Shared(shown)
-    titles, panel = Titles(tensor, shared), drawn.panels[0]
+    drawn_mesh = DrawnMesh(shown)
+    titles, panel = Titles(tensor, drawn_mesh), drawn.panels[0]
     down, across = orders(panel)
     for block in panel.blocks:
         _add_block(figure, block, down[block.rows[0][0]] + across[block.columns[0][0]], titles)
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
         if placement.kind in _WHOLE and axis.size > 1:
             _add_hatch(
-                figure, placement.kind, f"{placement.kind} on {axis.name}", shared.marks.colour(axis.name), frame
+                figure, placement.kind, f"{placement.kind} on {axis.name}", drawn_mesh.marks.colour(axis.name), frame
             )
-    _add_cuts(figure, tensor, drawn, shared, frame)
+    _add_cuts(figure, tensor, drawn, drawn_mesh, frame)
     _name_sides(figure, drawn, panel, tensor.shape)
     figure.update_layout(width=max(440, 1.3 * frame.width + 110), height=1.3 * frame.height + 110)
     return figure
@@ -178,7 +178,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
     )
 
 
-def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, shared: Shared, frame: Frame) -> None:
+def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, drawn_mesh: DrawnMesh, frame: Frame) -> None:
     """A line at each cut in the colour of the outermost axis that cuts there, which hovering names."""
     lines: dict[str, tuple[list[Any], list[Any]]] = {}
     for down, dim, stretches in ((True, drawn.rows, drawn.down), (False, drawn.columns, drawn.across)):
@@ -188,7 +188,7 @@ def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, shared: Shared,
             along += [0, frame.columns, None] if down else [index, index, None]
             across += [index, index, None] if down else [0, frame.rows, None]
     for axis, (xs, ys) in lines.items():
-        line = {"color": shared.marks.colour(axis), "width": 4}
+        line = {"color": drawn_mesh.marks.colour(axis), "width": 4}
         figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=html.escape(axis, 40), hoverinfo="name")
 
 

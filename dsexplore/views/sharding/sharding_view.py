@@ -13,11 +13,11 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding import parameter_list
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.placement_tables import axis_table, held_table, meanings, rank_table
 from dsexplore.views.sharding.rank_grid import STYLE as rank_grid_style
 from dsexplore.views.sharding.rank_grid import lit_style, rank_grid
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
-from dsexplore.views.sharding.shared import Shared
 from dsexplore.views.view import View
 
 
@@ -46,18 +46,20 @@ class ShardingView(View):
     def html(self) -> str:
         """Pictures, tables and bars; complete without JavaScript."""
         shown = self._sharding
-        shared = Shared(shown, self._axes)
-        lit = lit_style(shared, shown.tensors)
+        drawn_mesh = DrawnMesh(shown, self._axes)
+        lit = lit_style(drawn_mesh, shown.tensors)
         notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
         if len(shown) == 1:
             (tensor,) = shown.tensors
             head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>"
-            body = axis_table(tensor, shared) + rank_grid(shared, shown.tensors) + picture_html(tensor, shared)
+            body = (
+                axis_table(tensor, drawn_mesh) + rank_grid(drawn_mesh, shown.tensors) + picture_html(tensor, drawn_mesh)
+            )
             style = STYLE + rank_grid_style + lit
             return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), style)
         head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>"
         style = STYLE + rank_grid_style + parameter_list.STYLE + lit
-        return html.fragment(head + notes + parameter_list.model_html(shared), style)
+        return html.fragment(head + notes + parameter_list.model_html(drawn_mesh), style)
 
     def figure(
         self,

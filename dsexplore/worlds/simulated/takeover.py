@@ -26,7 +26,7 @@ from dsexplore.worlds.patches import Patches
 
 _KNOW_THE_SIMULATION = (
     "dsexplore.capture",
-    "dsexplore.comm.records",
+    "dsexplore.comm.log_records",
     "dsexplore.trace",
     "torch.distributed.device_mesh",
     "torch.distributed.distributed_c10d",

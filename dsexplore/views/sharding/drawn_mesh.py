@@ -1,4 +1,4 @@
-"""`Shared`: what all pictures of one sharding share: the colours of its axes, the ranks drawn one by one."""
+"""`DrawnMesh`: the mesh as all pictures of one sharding draw it: colours of axes, ranks that are drawn one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsexplore.views.sharding.rank_sample import RankSample, sample_of
 from dsexplore.views.sharding.shard_blocks import Block
 
 
-class Shared:
+class DrawnMesh:
     """Colours and ranks of a sharding's pictures.
 
     Args:
