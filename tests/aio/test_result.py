@@ -171,6 +171,7 @@ def test_an_older_file_is_read(better: SweepResult) -> None:
     for m in kept["measured"]:
         del m["sample"]["transfer"]
     assert SweepResult.from_json(kept) == better
+    assert SweepResult.from_json(kept).conditions.processes == 1
 
 
 def test_what_was_left_out_because_no_more_may_be_written_is_said(better: SweepResult) -> None:

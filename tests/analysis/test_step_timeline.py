@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,6 +37,13 @@ def test_one_simulated_rank_is_in_program_order(trace: Trace) -> None:
 def test_phases_are_coloured_by_axis_unless_asked(trace: Trace) -> None:
     assert trace.timeline().marks == ("tp", "dp", "no axis")
     assert trace.timeline(colours="op").marks == ("all_reduce", "broadcast")
+
+
+def test_phases_are_in_the_order_of_a_step(trace: Trace) -> None:
+    phases = pl.Series("phase", ["optimizer", "backward", "forward"])
+    shown = Trace(replace(trace.tables, events=trace.events.with_columns(phases)))
+    assert shown.timeline(lanes="phase").lanes == ("forward", "backward", "optimizer")
+    assert shown.timeline(lanes="axis", colours="phase").marks == ("forward", "backward", "optimizer")
 
 
 def test_a_range_is_a_trace(trace: Trace) -> None:

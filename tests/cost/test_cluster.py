@@ -189,6 +189,9 @@ def test_quantities() -> None:
         assert parse_quantity(f"1 {prefix}B/s", BANDWIDTH) == 10.0 ** (3 * power)
     assert parse_quantity("1 GiB/s", BANDWIDTH) == 2**30
     assert parse_quantity("0.6us", TIME) == pytest.approx(6e-7)
+    assert parse_quantity("1 B", SIZE) == 1.0
+    with pytest.raises(ValueError, match="is not a size that can be meant"):
+        parse_quantity("0.9 B", SIZE)
 
 
 def test_public_names_are_no_modules() -> None:
