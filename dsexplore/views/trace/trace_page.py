@@ -11,6 +11,7 @@ from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.tables import Tables
+from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -45,14 +46,14 @@ def trace_text(headline: Headline) -> str:
     tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
     lines += [f"  {html.plain(one.text, 400)}" for one in headline.sentences]
-    in_steps = Trace(replace(tables, events=tables.events.filter(pl.col("phase") != START_UP)))
-    totals = in_steps._totals("op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
-    if totals.height:
+    in_steps = replace(tables, events=tables.events.filter(pl.col("phase") != START_UP))
+    sent = totals(in_steps, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
+    if sent.height:
         lines.append(f"  Wire bytes {summed_over(tables)}:")
     lines += [
         f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
         f"{format_bytes(row['wire_bytes'])}"
-        for row in totals.head(8).iter_rows(named=True)
+        for row in sent.head(8).iter_rows(named=True)
     ]
     lines += [f"  note: {html.plain(note, LONGEST_NOTE)}" for note in tables.info.notes[:3]]
     return "\n".join(lines)
