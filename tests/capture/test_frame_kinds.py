@@ -39,6 +39,16 @@ def test_module_calls_on_the_stack_are_counted() -> None:
     assert Outer()() == 2
 
 
+def test_an_op_is_the_engines_where_no_python_of_the_program_issued_it() -> None:
+    assert not frame_kinds.is_called_by_engine(sys._getframe())
+    assert frame_kinds.is_called_by_engine(None)
+    asked: list[bool] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: asked.append(frame_kinds.is_called_by_engine(sys._getframe())))
+    x.sum().backward()
+    assert asked == [False]
+
+
 def test_threads_that_wait_for_their_backward() -> None:
     over, seen = threading.Event(), set()
 
