@@ -80,31 +80,15 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)
     timeline = timeline_of(tables)
-    spans = Coded(timeline)
-    place = np.argsort(spans.row, kind="stable")  # spans stand in the order of their begin
     kinds = event_lines(tables.events, SAME_COLLECTIVE, ["seq"])
     trigger = facet(tables.events["trigger"])
-    filters = lists(codes)
-    events = {
-        "owner": _packed(codes.owner, "i4"),
-        "trigger": _packed(trigger.codes, "i4"),
-        "axis": _packed(codes.tree.columns_of(codes.facets["axis"].labels)[codes.facets["axis"].codes], "i1"),
-        "phase": _packed(codes.facets["phase"].codes, "i1"),
-        "implicit": _packed(codes.implicit, "i1"),
-        "line": _packed(kinds.line, "i4"),
-        **{name: _packed(tables.events[f"{name}_bytes"].to_numpy(), "f8") for name in ("wire", "message")},
-        **{name: _packed(getattr(spans, name)[place], "f8") for name in ("begin", "end")},
-        "lane": _packed(np.minimum(spans.lane, MOST_LANES - 1)[place], "i2"),
-        "mark": _packed(spans.mark[place], "i1"),
-        "facets": {name: _packed(codes.facets[name].codes, "i4") for name in FACETS},
-    }
-    shown = headline_html(headline, filter_by, codes.tree.axes, prediction)
     predicted = [] if prediction is None else time_columns(codes.tree, prediction)
     rows = rows_of(codes, predicted)
+    shown = headline_html(headline, filter_by, codes.tree.axes, prediction)
     state = {
         **rows,
         "structure": _packed(np.frombuffer(rows["structure"], np.int32), "i4"),
-        "lists": filters,
+        "lists": lists(codes),
         "sizes": sizes,
         "height": 420,
         "twin": "",
@@ -115,6 +99,12 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         {"text": html.plain(one.text, 200), "rows": _packed(np.asarray(list(one.rows), np.int32), "i4")}
         for one in headline.sentences
     ]
+    events = {
+        **_of_events(codes),
+        **_of_spans(timeline),
+        "trigger": _packed(trigger.codes, "i4"),
+        "line": _packed(kinds.line, "i4"),
+    }
     return {
         "state": state,
         "events": events,
@@ -122,17 +112,46 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         "parameters": _parameters(codes),
         "sentences": sentences,
         "triggers": list(trigger.labels),
-        "lanes": {
-            "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
-            "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
-            "timed": timeline.order == "measured",
-            "axis": f"left to right: {AXES[timeline.order]}",
-            "title": whole(timeline),
-            "over": summed_over(tables) + (", start-up included" if START_UP in codes.facets["phase"].labels else ""),
-            "outside": OUTSIDE,
-            "columns": _columns(codes, predicted),
-            "ties": _ties(timeline),
-        },
+        "lanes": {**_lanes(timeline, codes), "columns": _columns(codes, predicted)},
+    }
+
+
+def _of_events(codes: EventCodes) -> dict[str, Any]:
+    """Columns of the events that sums and filters are made of."""
+    events, axis = codes.tables.events, codes.facets["axis"]
+    return {
+        "owner": _packed(codes.owner, "i4"),
+        "axis": _packed(codes.tree.columns_of(axis.labels)[axis.codes], "i1"),
+        "phase": _packed(codes.facets["phase"].codes, "i1"),
+        "implicit": _packed(codes.implicit, "i1"),
+        **{name: _packed(events[f"{name}_bytes"].to_numpy(), "f8") for name in ("wire", "message")},
+        "facets": {name: _packed(codes.facets[name].codes, "i4") for name in FACETS},
+    }
+
+
+def _of_spans(timeline: Timeline) -> dict[str, Any]:
+    """Where and how each event is drawn in the timeline, in the order of the events."""
+    spans = Coded(timeline)
+    place = np.argsort(spans.row, kind="stable")  # spans stand in the order of their begin
+    return {
+        **{name: _packed(getattr(spans, name)[place], "f8") for name in ("begin", "end")},
+        "lane": _packed(np.minimum(spans.lane, MOST_LANES - 1)[place], "i2"),
+        "mark": _packed(spans.mark[place], "i1"),
+    }
+
+
+def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
+    """Names, colours and words of the timeline."""
+    start_up = ", start-up included" if START_UP in codes.facets["phase"].labels else ""
+    return {
+        "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
+        "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
+        "timed": timeline.order == "measured",
+        "axis": f"left to right: {AXES[timeline.order]}",
+        "title": whole(timeline),
+        "over": summed_over(codes.tables) + start_up,
+        "outside": OUTSIDE,
+        "ties": _ties(timeline),
     }
 
 
