@@ -68,7 +68,7 @@ class StepTimes:
     under_way: float
     """In which at least one collective is under way."""
     exposed: float
-    """In which the program waits in a collective's call."""
+    """In which the program waits in a collective's call; where no call waits, stands still for one later (`waited`)."""
 
 
 class Headline(Displayable):
@@ -242,10 +242,13 @@ class Headline(Displayable):
             return None
         share = max(timed["rank"].n_unique(), 1) * self.steps * 1e9
         of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
-        waited_for = timed.filter(~pl.col("is_async"))
-        return StepTimes(
-            float(of_steps["span"].sum()) / share, _under_way(timed) / share, _under_way(waited_for) / share
-        )
+        under_way, exposed = _under_way(timed), _under_way(timed.filter(~pl.col("is_async")))
+        stood = exposed or min(float(timed["waited"].sum() or 0), under_way)
+        return StepTimes(float(of_steps["span"].sum()) / share, under_way / share, stood / share)
+
+    @property
+    def _how_it_waits(self) -> str:
+        return "stands still" if self.timed_events["is_async"].all() else "waits in the call"
 
     def _time(self) -> Iterator[Sentence]:
         """How long collectives are under way in a step, and how much of it the program waits in their calls."""
@@ -253,7 +256,7 @@ class Headline(Displayable):
         if times is None:
             return
         waits = (
-            f"; for {format_seconds(times.exposed)} of it the program waits in the call, exposed"
+            f"; for {format_seconds(times.exposed)} of it the program {self._how_it_waits}, exposed"
             if times.exposed
             else "; what of it compute hides is not known, as no call waits for its collective"
         )

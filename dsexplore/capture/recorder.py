@@ -59,6 +59,7 @@ class Recorder:
         self._stopwatch = Stopwatch(clock)
         self._tensor_waits = TensorWaits(time.perf_counter_ns)
         self._substrate: Substrate | None = None
+        self._keeps_kernels = False
         self._recordings: list[Recording] = []
         self._stack_depth = 1
         self._lock = threading.RLock()
@@ -84,19 +85,26 @@ class Recorder:
         with self._lock:
             if not self._recordings:
                 self._start_anew()
-                substrate = self._make_substrate()
                 try:
                     self._hooks.install()
-                    substrate.install(self)
+                    if self._substrate is None:
+                        substrate = self._make_substrate()
+                        substrate.install(self)
+                        self._substrate = substrate
                     self._stopwatch.install()
                 except BaseException:
                     self._hooks.uninstall()
                     raise
-                self._substrate = substrate
             recording.modules = self._modules
             recording.earlier_calls = self._modules.calls()
             self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
             self._stack_depth = max(each.stack_depth for each in self._recordings)
+
+    def keep_kernels(self, keep: bool) -> None:
+        """Whether to leave the kernels in front of ops between recordings: they take milliseconds to install."""
+        with self._lock:
+            self._keeps_kernels = keep
+            self._uninstall_if_unused()
 
     def close(self, recording: Recording) -> Tables:
         """End ``recording`` and return its content; the last one removes everything that was installed."""
@@ -125,7 +133,7 @@ class Recorder:
             return
         self._hooks.uninstall()
         self._modules.release()
-        if self._substrate is not None:
+        if self._substrate is not None and not self._keeps_kernels:
             self._substrate.uninstall()
             self._substrate = None
         self._stopwatch.release()
@@ -135,6 +143,8 @@ class Recorder:
 
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
         """A collective is about to be issued; see `substrate.Observer`."""
+        if not self._recordings:
+            return None
         try:
             issued = self._describe(raw_op, entry, args, frame_kinds.caller_of_op())
         except Exception as fault:

@@ -2,7 +2,8 @@
 
 A collective that all ranks of a group need, such as an all_reduce, ends on all of them at nearly the same moment,
 whoever came late. So where the clocks of two ranks differ, the ends of their common collectives differ by just that:
-the offset is the median difference. Ranks without a common group are related over others.
+the offset is the median difference. Ranks without a common group are related over others. Of many collectives each
+rank's ends are then compared with the median of all ends: next to each other in a ring, two ranks are late together.
 
 Worked example: three all_reduces end on rank 0 at 10, 20 and 30 µs, on rank 1 at 1,010, 1,020 and 1,032 µs: rank 1's
 clock is 1,000 µs ahead. Its spread is the median of 0, 0 and 2, which is 0, and the residual that over √3.
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace.matching import numbered
@@ -26,6 +28,13 @@ TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier
 SAME = ("same_group", "number", "op", "message_bytes")
 """The columns that are equal for one collective on all ranks."""
 
+LEAST_REFINED = 64
+"""Common collectives from which on an offset is refined."""
+PARTS = 16
+"""Parts of the record, to see how well an offset is known."""
+
+Times = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class ClockOffset:
@@ -34,7 +43,8 @@ class ClockOffset:
     offset: int
     """Nanoseconds by which it is ahead; 0 where the ends differ by less than their spread."""
     residual: int
-    """Nanoseconds within which the offset is known: the spread over the square root of the number of collectives."""
+    """Nanoseconds within which the offset is known: the spread over the square root of the number of collectives. Of
+    many collectives: what the offsets of parts of them are apart, over the square root of the number of parts."""
     spread: int
     """Nanoseconds by which the ends of one collective still differ after alignment: the median."""
     collectives: int
@@ -51,14 +61,13 @@ def clock_offsets(events: pl.DataFrame, groups: pl.DataFrame) -> dict[int, Clock
     measured = numbered(events, groups).filter(
         pl.col("op").is_in(TOGETHER) & pl.col("end").is_not_null() & (pl.col("group_size") > 1)
     )
-    ends = {
-        rank: part for (rank,), part in measured.select("rank", *SAME, "end").partition_by("rank", as_dict=True).items()
-    }
+    ends = _by_rank(measured)
     ranks = sorted(ends)
     if not ranks:
         return {}
     found = {ranks[0]: ClockOffset(0, 0, 0, 0)}
     waiting = [ranks[0]]
+    related: list[tuple[int, int]] = []
     neighbours = _neighbours(measured)
     while waiting:
         known = waiting.pop(0)
@@ -67,7 +76,53 @@ def clock_offsets(events: pl.DataFrame, groups: pl.DataFrame) -> dict[int, Clock
             if differences.size:
                 found[rank] = _related(found[known], differences)
                 waiting.append(rank)
-    return found
+                related.append((known, rank))
+    return _refined(measured, found, related)
+
+
+def _by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
+    parts = measured.select("rank", *SAME, "end").partition_by("rank", as_dict=True)
+    return {rank: part for (rank,), part in parts.items()}
+
+
+def _refined(
+    measured: pl.DataFrame, found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
+) -> dict[int, ClockOffset]:
+    """The offsets, of ranks with many common collectives by the median of all ends that a collective has.
+
+    Between two ranks alone the noise of both counts; the median of many ends has little of its own. How well an offset
+    is known is seen from parts of the record: from how far the offsets of each lie apart.
+
+    Args:
+        measured: the collectives.
+        found: the offsets by pairs of ranks.
+        related: each rank after one whose offset its own is known by.
+    """
+    refined = dict(found)
+    many = [(known, rank) for known, rank in related if found[rank].collectives >= LEAST_REFINED]
+    if not many:
+        return refined
+    on_one = aligned(measured.filter(pl.col("rank").is_in(list(found))), found)
+    after_first = (pl.col("end") - pl.col("end").min()).over(SAME).cast(pl.Float64)
+    beside = _by_rank(on_one.with_columns(end=after_first - after_first.median().over(SAME)))
+    for known, rank in many:
+        both = beside[known].join(beside[rank], on=SAME, how="inner", suffix="_of_second", maintain_order="left")
+        ours, theirs = both["end"].to_numpy(), both["end_of_second"].to_numpy()
+        moved = refined[known].offset - found[known].offset + round(float(np.median(theirs) - np.median(ours)))
+        of_parts = _medians_of_parts(theirs) - _medians_of_parts(ours)
+        scatter = float(np.median(np.abs(of_parts - np.median(of_parts)))) / math.sqrt(PARTS)
+        refined[rank] = replace(
+            found[rank],
+            offset=found[rank].offset + moved if found[rank].offset else 0,
+            residual=refined[known].residual + round(scatter),
+        )
+    return refined
+
+
+def _medians_of_parts(times: Times) -> Times:
+    each = times.size // PARTS
+    medians: Times = np.median(times[: each * PARTS].reshape(PARTS, each), axis=1)
+    return medians
 
 
 def _related(known: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ClockOffset:

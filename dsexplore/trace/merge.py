@@ -27,7 +27,8 @@ from dsexplore.user_warnings import warn
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
     """The ranks in a trace's info and in its rows, in order."""
-    seen = {*tables.info.ranks, *tables.events["rank"].unique(), *tables.parameters["rank"].unique()}
+    columns = [table["rank"] for table in (tables.events, tables.parameters) if len(table)]
+    seen = set(tables.info.ranks).union(*(column.unique().to_list() for column in columns))
     return tuple(sorted(rank for rank in seen if rank is not None))
 
 
@@ -57,24 +58,28 @@ def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None, *,
     return merge_tables(taken, cut, is_whole=is_whole)
 
 
-def merge_tables(parts: Sequence[Tables], cut: str = "", *, is_whole: bool = False) -> Tables:
+def merge_tables(
+    parts: Sequence[Tables], cut: str = "", *, is_whole: bool = False, shares_clock: bool = False
+) -> Tables:
     """One content from those of several ranks.
 
     Args:
         parts: one for each rank or more.
         cut: added to the notes where the parts are not all that there are; says why.
         is_whole: whether the parts are all that the recording left, so that a single one misses the others, too.
+        shares_clock: whether all ranks read one clock, as the processes of one machine do: nothing is to be aligned.
 
     Raises:
         UsageError: no parts, a rank that is in two of them, or parts of different worlds.
     """
     if not parts:
         raise UsageError("merge was given no traces: give one or more, each of another rank")
-    parts = sorted(parts, key=ranks_of)
-    info = _merged_info(parts, cut, is_whole or len(parts) > 1)
+    by_ranks = sorted(((ranks_of(part), part) for part in parts), key=lambda one: one[0])
+    parts = [part for _, part in by_ranks]
+    info = _merged_info(by_ranks, cut, is_whole or len(parts) > 1)
     if len(parts) == 1:
         return replace(parts[0], info=info)
-    parts = _distinct_groups(parts)
+    parts = _distinct_groups(by_ranks)
     merged = Tables(
         events=pl.concat([part.events for part in parts]),
         parameters=pl.concat([part.parameters for part in parts]),
@@ -84,7 +89,11 @@ def merge_tables(parts: Sequence[Tables], cut: str = "", *, is_whole: bool = Fal
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,
     )
-    if not info.simulated:
+    if shares_clock:
+        zeros = (0,) * len(info.ranks)
+        info = replace(info, clock_offsets=zeros, clock_residuals=zeros)
+        merged = replace(merged, info=info)
+    elif not info.simulated:
         merged = align(merged)
         info = merged.info
     found = unmatched.notes(merged)
@@ -112,12 +121,19 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     return rows[order]
 
 
-def _merged_info(parts: Sequence[Tables], cut: str, is_whole: bool) -> TraceInfo:
-    infos = [part.info for part in parts]
+def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, is_whole: bool) -> TraceInfo:
+    """What the merged trace says of itself.
+
+    Args:
+        parts: each with its ranks.
+        cut: see `merge_tables`.
+        is_whole: whether all ranks that left a trace are among the parts.
+    """
+    infos = [part.info for _, part in parts]
     first = infos[0]
     seen: set[int] = set()
-    for part in parts:
-        for rank in ranks_of(part):
+    for ranks, _ in parts:
+        for rank in ranks:
             if rank in seen:
                 raise UsageError(f"rank {rank} is in two of the traces: merge one trace per rank")
             seen.add(rank)
@@ -143,15 +159,15 @@ def _merged_info(parts: Sequence[Tables], cut: str, is_whole: bool) -> TraceInfo
     )
 
 
-def _distinct_groups(parts: Sequence[Tables]) -> list[Tables]:
-    """The parts, with a group renamed where an earlier part has other ranks under its name."""
+def _distinct_groups(parts: Sequence[tuple[tuple[int, ...], Tables]]) -> list[Tables]:
+    """The parts, given with their ranks, with a group renamed where an earlier part has other ranks under its name."""
     known: dict[str, list[int]] = {}
     result = []
-    for part in parts:
+    for of_part, part in parts:
         renamed: dict[str, str] = {}
         for name, ranks in part.groups.select("group", "ranks").iter_rows():
             if known.setdefault(name, ranks) != ranks:
-                renamed[name] = f"{name}@{next(iter(ranks_of(part)), 0)}"
+                renamed[name] = f"{name}@{next(iter(of_part), 0)}"
                 known[renamed[name]] = ranks
         if renamed:
             new = pl.col("group").replace(renamed)

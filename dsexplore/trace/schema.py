@@ -56,7 +56,8 @@ EVENTS: dict[str, pl.DataType] = {
     "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
     "end": pl.Int64(),
     "state": pl.String(),  # see State; null in files of formats 1 and 2
-    "waited": pl.Int64(),  # ns for which the program stood still for it in wait(); null where that was not seen
+    "waited": pl.Int64(),  # ns for which the program stood still for it in wait(), or, of an imported profile, nothing
+    # computed on its GPU; null where that was not seen
     "group_seq": pl.Int64(),  # the group's own number of the collective, of imported files that have it; else null
 }
 

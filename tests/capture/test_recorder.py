@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -53,3 +53,38 @@ def test_what_a_call_waits_for_ends_with_the_call_but_on_a_device_with_its_work(
     assert on_host.label is not None
     recorder.end_label(on_host.label)
     assert on_host.end is not None
+
+
+class Kernels:
+    """Counts what is put in front of ops and taken away."""
+
+    def __init__(self) -> None:
+        self.installed = 0
+        self.uninstalled = 0
+
+    def install(self, observer: Any) -> None:
+        self.installed += 1
+
+    def uninstall(self) -> None:
+        self.uninstalled += 1
+
+
+def test_kernels_stay_between_recordings_as_long_as_they_are_kept() -> None:
+    kernels = Kernels()
+    recorder = Recorder(lambda: kernels)
+    before = recorder_in_use.in_use()
+    recorder_in_use.use(recorder)
+    try:
+        recorder.keep_kernels(True)
+        for _ in range(2):
+            with record():
+                pass
+        assert (kernels.installed, kernels.uninstalled) == (1, 0)
+        assert recorder.begins("c10d::allreduce_", cast(Any, None), ()) is None  # nothing is recorded now
+        recorder.keep_kernels(False)
+        assert kernels.uninstalled == 1
+        with record():
+            pass
+        assert (kernels.installed, kernels.uninstalled) == (2, 2)
+    finally:
+        recorder_in_use.use(before)

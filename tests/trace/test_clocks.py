@@ -8,7 +8,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.trace.clocks import aligned, clock_offsets
+from dsexplore.trace.clocks import ClockOffset, aligned, clock_offsets
 from tests.trace.conftest import build
 
 GROUPS = pl.DataFrame(
@@ -66,3 +66,22 @@ def test_a_shift_is_found_to_within_the_noise(shift: int, noise: list[int]) -> N
     at = [1_000 * i for i in range(len(noise))]
     rows = [*ends(0, "a", *at), *ends(1, "a", *(one + shift + off for one, off in zip(at, noise, strict=True)))]
     assert abs(clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].offset - shift) <= 3
+
+
+def test_of_many_collectives_the_median_of_all_ends_counts() -> None:
+    """Rank 0 ends four of ten late and rank 1 four others early, so eight of ten of their ends are 10 ns too near."""
+    noise = {0: [10, 10, 10, 10, 0, 0, 0, 0, 0, 0], 1: [0, 0, 0, 0, -10, -10, -10, -10, 0, 0]}
+    ahead = {0: 0, 1: 10**9, 2: -(10**9), 3: 5, 4: 7}
+    group = pl.DataFrame([("all", list(ahead))], schema=GROUPS.schema, orient="row")
+
+    def found(collectives: int) -> dict[int, ClockOffset]:
+        rows = []
+        for rank, shift in ahead.items():
+            late = noise.get(rank, [0] * 10)
+            rows += ends(rank, "all", *(10**18 + 1_000 * i + shift + late[i % 10] for i in range(collectives)))
+        return clock_offsets(build(rows, tuple(ahead)).events, group)
+
+    many = found(160)
+    assert {rank: one.offset for rank, one in many.items()} == ahead
+    assert {one.residual for one in many.values()} == {0}
+    assert found(40)[1].offset == 10**9 - 10  # by the pair alone

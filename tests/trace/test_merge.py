@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.files import split_ranks
-from dsexplore.trace.merge import merge_modules
+from dsexplore.trace.merge import merge_modules, merge_tables
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -102,3 +102,19 @@ def test_what_cannot_be_merged(make: Make) -> None:
         Trace.merge([trace, trace])
     with pytest.raises(UsageError, match="simulated is False in one trace and True in another"):
         Trace.merge([trace, Trace(make([], ranks=(1,), simulated=True))])
+
+
+def test_only_ranks_that_share_no_clock_are_aligned(make: Make) -> None:
+    second = 1_000_000_000
+    rows = [
+        {"group": "tp", "op": "all_reduce", "group_size": 2, "start": at, "end": at + 9} for at in range(0, 500, 50)
+    ]
+    ahead = [{**row, "start": row["start"] + second, "end": row["end"] + second} for row in rows]
+    parts = [
+        make([{**row, "rank": rank} for row in of_rank], ranks=(rank,)) for rank, of_rank in enumerate((rows, ahead))
+    ]
+    of_two_hosts, of_one = merge_tables(parts), merge_tables(parts, shares_clock=True)
+    assert of_two_hosts.info.clock_offsets == (0, second)
+    assert of_one.info.clock_offsets == of_one.info.clock_residuals == (0, 0)
+    assert of_one.events["start"].to_list() == [row["start"] for row in (*rows, *ahead)]
+    assert not any("clocks" in note for note in of_one.info.notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
 from dsexplore.trace.importers.dumps import Dumps
@@ -88,15 +88,21 @@ def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Ca
         source=entry.source,
         batch=entry.batch,
         created=entry.created,
-        has_equal_parts=any(part in entry.raw_op for part in _OF_EQUAL_PARTS),
+        has_equal_parts=_has_equal_parts(entry.raw_op),
     )
+
+
+@cache
+def _has_equal_parts(raw_op: str) -> bool:
+    return any(part in raw_op for part in _OF_EQUAL_PARTS)
 
 
 def _dtype(entry: RecorderEntry) -> str:
     """The dtype of what is sent, and of what is got where that is another."""
     if entry.op == "barrier":
         return ""
-    sent, received = (next(iter(dtypes), "") for dtypes in (entry.input_dtypes, entry.output_dtypes))
+    sent = entry.input_dtypes[0] if entry.input_dtypes else ""
+    received = entry.output_dtypes[0] if entry.output_dtypes else ""
     return f"{sent}→{received}" if sent and received and sent != received else sent or received
 
 

@@ -52,8 +52,7 @@ class InstanceId(NamedTuple):
     """Position among the calls of one rank that share a number, as those of one coalesced call do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A collective or a message, as one rank issued it."""
 
     rank: int

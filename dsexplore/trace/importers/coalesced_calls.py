@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, RecorderEntry
 
@@ -37,6 +37,8 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
         entries: of one dump, in the order of issue.
         ended_messages: by group, the number of the last message that ended, where the dump counts them.
     """
+    if not any(entry.is_p2p or _is_end(entry) for entry in entries) and not is_of_active(entries):
+        return _completed_by_later(list(entries))
     calls = _calls(entries)
     senders = {entry.group for entry in entries if entry.is_p2p}
     found: dict[int, RecorderEntry] = dict(enumerate(entries))
@@ -45,16 +47,16 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
             continue
         end = entries[call.end]
         for at in call.members:
-            found[at] = replace(found[at], state=end.state, started=end.started, ended=end.ended, batch=end.record)
+            found[at] = found[at]._replace(state=end.state, started=end.started, ended=end.ended, batch=end.record)
         if call.members:
             del found[call.end]
         elif end.group in senders:  # its messages are lost: they are no collective of the group
-            found[call.end] = replace(end, is_p2p=True)
+            found[call.end] = end._replace(is_p2p=True)
     for at in _left_out(entries, calls):
-        found[at] = replace(found[at], state="completed")
+        found[at] = found[at]._replace(state="completed")
     for at, entry in found.items():
         if entry.is_p2p and entry.sequence <= ended_messages.get(entry.group, -1):
-            found[at] = replace(entry, state="completed")
+            found[at] = entry._replace(state="completed")
     return _without_messages(_completed_by_later([found[at] for at in sorted(found)]))
 
 
@@ -79,7 +81,7 @@ def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
 
 
 def _is_end(entry: RecorderEntry) -> bool:
-    return entry.raw_op.rpartition(":")[2] in _ENDS
+    return entry.raw_op.endswith("coalesced") and entry.raw_op.rpartition(":")[2] in _ENDS
 
 
 def is_of_active(entries: Sequence[RecorderEntry]) -> bool:
@@ -128,7 +130,7 @@ def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
         if entry.state == "completed":
             last[entry.group, entry.is_p2p] = i
     return [
-        replace(entry, state="completed")
+        entry._replace(state="completed")
         if entry.state != "completed"
         and not entry.raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
         and i < last.get((entry.group, entry.is_p2p), -1)
@@ -149,6 +151,6 @@ def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
     return [
         entry
         if entry.is_p2p or entry.group not in ordered
-        else replace(entry, sequence=entry.sequence - bisect_left(ordered[entry.group], entry.sequence))
+        else entry._replace(sequence=entry.sequence - bisect_left(ordered[entry.group], entry.sequence))
         for entry in entries
     ]

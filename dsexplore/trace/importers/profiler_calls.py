@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Any
 
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
+from dsexplore.trace.importers.profiler_compute import ComputeTime
 from dsexplore.trace.importers.profiler_file import Event, ProfilerFile, is_kernel
 
 _KERNELS = (
@@ -54,13 +55,19 @@ class ProfilerCall:
     """When that was, in the file's microseconds."""
     is_kernel: bool = False
     """Whether it was measured on a GPU."""
+    exposed: int | None = None
+    """Nanoseconds of it in which nothing computed on its GPU; None where the file has no kernels that compute."""
 
 
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     """The collectives in the order in which they began."""
     launching = _launching(trace.events)
     issuing = _Enclosing(event for event in trace.events if event["name"].startswith("c10d::") and _is_on_cpu(event))
-    on_gpu = [_of_kernel(event, launching, issuing, trace.base) for event in trace.events if _is_call(event)]
+    kernels = [event for event in trace.events if _is_call(event)]
+    exposed = ComputeTime(trace.kernels).exposed(kernels)
+    on_gpu = [
+        _of_kernel(event, alone, launching, issuing, trace.base) for event, alone in zip(kernels, exposed, strict=True)
+    ]
     on_cpu = [call for call in _on_cpu(trace) if not on_gpu or call.end is not None]
     calls = [*on_gpu, *on_cpu]
     return sorted(calls, key=lambda call: call.start)
@@ -121,7 +128,9 @@ class _Enclosing:
         return events[at] if at < len(events) and _when(events[at]) <= _end(event) else None
 
 
-def _of_kernel(event: Event, launching: Mapping[str, Event], issuing: _Enclosing, base: int) -> ProfilerCall:
+def _of_kernel(
+    event: Event, exposed: int | None, launching: Mapping[str, Event], issuing: _Enclosing, base: int
+) -> ProfilerCall:
     launch = launching.get(_external_id(event) or "")
     outer = issuing.of(launch) if launch is not None else None
     arguments = _arguments(event)
@@ -132,12 +141,13 @@ def _of_kernel(event: Event, launching: Mapping[str, Event], issuing: _Enclosing
         op=_op(event["name"], arguments, launch, outer),
         raw_op=_short(event["name"]),
         start=start,
-        end=_end_of(event, base),
+        end=start + nanoseconds(event.get("dur", 0), 0),
         arguments=arguments,
         tensors=_tensors(launch) or _tensors(outer),
         thread=_thread(launch) if launch is not None else None,
         issued=float((launch or event)["ts"]),
         is_kernel=True,
+        exposed=exposed,
     )
 
 
@@ -147,10 +157,10 @@ def _thread(event: Event) -> object:
 
 def nanoseconds(microseconds: Any, base: int) -> int:
     """A time of the file in nanoseconds since the epoch; whole microseconds and the rest apart, to lose nothing."""
-    whole, _, rest = str(microseconds).partition(".")
-    if "e" in rest or "e" in whole:
-        return base + round(float(microseconds) * 1_000)
-    return base + int(whole or 0) * 1_000 + int((rest + "000")[:3])
+    if not isinstance(microseconds, (int, float)):
+        microseconds = float(microseconds)
+    whole = int(microseconds)
+    return base + whole * 1_000 + round((microseconds - whole) * 1_000)
 
 
 def _op(kernel: str, arguments: Mapping[str, Any], *launches: Event | None) -> str:

@@ -2,7 +2,9 @@
 
 A trace is JSON, maybe gzipped: an object with ``traceEvents``, or only the list of events. Most of its events are ops
 and kernels of the computation: a file is cut at each ``"ph":``, the first key of each event as torch writes it, and an
-event is parsed only if its name is one that is needed. A file of another form is parsed whole.
+event is parsed only if its name is one that is needed. Of kernels that compute only place and time are parsed, and of
+the ranges that are modules and autograd's nodes those of threads that are asked for. A file of another form is parsed
+whole.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -30,8 +34,10 @@ _COMMUNICATION = re.compile(
 _GENERATED = re.compile(r"triton_[a-z]+_fused_")
 """Begins the name of a kernel of torch.compile's. The rest names the ops that it works on the results of, such as
 ``all_gather_into_tensor``, and the kernel only computes."""
+_RANGES = ("nn.Module: ", "autograd::engine::evaluate_function")
+"""Begin the names of ranges on the CPU of which a file has very many."""
 _NAMES = (
-    *("nn.Module: ", "record_param_comms", "c10d::", "gloo:", "nccl:", "autograd::engine::evaluate_function"),
+    *("record_param_comms", "c10d::", "gloo:", "nccl:"),
     *("ProfilerStep#", "Optimizer."),  # whatever their category: old files have them among the ops
 )
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
@@ -41,6 +47,66 @@ _DESCRIBED = b'"Collective name"'
 _BLOCK = 1 << 23
 _NOT_A_NUMBER = re.compile(r"(:\s*)-?(?:inf|nan)\b")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
+
+
+class _Kind(Enum):
+    """How an event is read, by its category and name."""
+
+    NOTHING = 0
+    EVENT = 1
+    RANGE = 2
+    KERNEL = 3
+    """A communication where it is described as one, else a kernel that computes."""
+
+
+class _Kinds(dict[bytes, _Kind]):
+    """By the text of an event before its ``pid``, which is category and name as torch writes them: few are different,
+    and each is looked at once."""
+
+    def __missing__(self, begin: bytes) -> _Kind:
+        found = _BEGIN.match(begin)
+        kind = _kind((found[1] or b"").decode(), found[2].decode(errors="replace")) if found else _Kind.EVENT
+        self[begin] = kind
+        return kind
+
+
+def _kind(category: str, name: str) -> _Kind:
+    if name.startswith(_RANGES):
+        return _Kind.RANGE
+    if is_kept(category, name):
+        return _Kind.EVENT
+    return _Kind.KERNEL if is_kernel(category) else _Kind.NOTHING
+
+
+@dataclass
+class _Parts:
+    """The text of a file, cut at each ``"ph":``."""
+
+    head: bytes | None = None
+    """Before the first event."""
+    events: list[bytes] = field(default_factory=list)
+    """From behind the ``"ph":`` on, as the ranges are."""
+    ranges: dict[bytes, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """By the text that says process and thread."""
+    kernels: list[bytes] = field(default_factory=list)
+    """Of kernels that compute: the text that says process, thread, begin and duration."""
+    last: bytes = b""
+    """The last event, and what follows."""
+
+    def sort(self, parts: Iterable[bytes], kinds: _Kinds) -> None:
+        """Add events by their kind."""
+        nothing, of_range, of_kernel = _Kind.NOTHING, _Kind.RANGE, _Kind.KERNEL  # looked up once: there are millions
+        for part in parts:
+            at = part.find(b'"pid"')
+            kind = kinds[part[:at]] if at >= 0 else _Kind.EVENT
+            if kind is nothing:
+                continue
+            if kind is of_range and (behind := part.find(b'"ts"', at)) >= 0:
+                self.ranges[part[at:behind]].append(part)
+            elif kind is of_kernel and _DESCRIBED not in part:
+                self.kernels.append(part[at : part.find(b'"args"', at)])
+            else:
+                self.events.append(part)
 
 
 @dataclass(frozen=True)
@@ -54,8 +120,30 @@ class ProfilerFile:
     """``distributedInfo``: rank, world size and groups; empty in files of earlier versions."""
     base: int
     """Nanoseconds since the epoch that every time counts from."""
+    kernels: tuple[Event, ...] = ()
+    """The kernels that compute: ``pid``, ``tid``, ``ts`` and ``dur`` of each."""
     damaged: int = 0
-    """How many events are no JSON, and are left out."""
+    """How many events are no JSON, and are left out; without those among the ranges."""
+    ranges: Mapping[tuple[Any, Any], Sequence[bytes]] = field(default_factory=dict)
+    """By process and thread: the text of modules and autograd's nodes, where these are not among `events`."""
+
+    def ranges_on(self, threads: Collection[object]) -> tuple[list[Event], int]:
+        """The ranges of these threads; and how many are damaged, and left out.
+
+        Args:
+            threads: each a process and a thread, ``(pid, tid)``.
+        """
+        found: list[Event] = []
+        damaged = 0
+        for thread in self.ranges.keys() & threads:
+            texts = self.ranges[thread]
+            try:
+                events, without = _events(_texts(texts))
+            except ValueError:
+                events, without = [], len(texts)
+            found += _complete(self.file, events)
+            damaged += without
+        return found, damaged
 
 
 def read_profiler_file(file: Path) -> ProfilerFile:
@@ -66,16 +154,20 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     """
     try:
         with _opened(file) as stream:
-            head, kept, last = _cut(stream)
-        events, damaged = _parsed(head, kept, last)
+            parts = _cut(stream)
+        head, last = parts.head or b"", parts.last
+        events, damaged = _parsed(head, parts.events, last)
+        kernels = tuple(_objects(parts.kernels))
+        threads = [(one.get("pid"), one.get("tid")) for one in _objects(list(parts.ranges))]
     except (OSError, EOFError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     except ValueError:
         return _parsed_whole(file)
-    ends = head + last
-    base = _BASE.search(ends)
+    base = _BASE.search(head + last)
     when = int(base[1]) if base else 0
-    return ProfilerFile(file, tuple(_complete(file, events)), _distributed(ends), when, damaged)
+    ranges = dict(zip(threads, parts.ranges.values(), strict=True))
+    complete = tuple(_complete(file, events))
+    return ProfilerFile(file, complete, _distributed(head + last), when, kernels, damaged, ranges)
 
 
 def _opened(file: Path) -> IO[bytes]:
@@ -84,49 +176,35 @@ def _opened(file: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb")
 
 
-def _cut(stream: IO[bytes]) -> tuple[bytes, list[bytes], bytes]:
-    """The text before the first event; the kept events, each from behind its ``"ph":`` on; and the last one."""
-    head: bytes | None = None
-    kept: list[bytes] = []
-    decided: dict[bytes, bytes | None] = {}
+def _cut(stream: IO[bytes]) -> _Parts:
+    found, kinds = _Parts(), _Kinds()
     rest = b""
     while block := stream.read(_BLOCK):
         *whole, rest = (rest + block).split(_MARK)
-        if head is None and whole:
-            head = whole.pop(0)
-        kept += [part for part in whole if _says_something(part, decided)]
-    return (rest, [], b"") if head is None else (head, kept, rest)
+        if found.head is None and whole:
+            found.head = whole.pop(0)
+        found.sort(whole, kinds)
+    if found.head is None:
+        found.head = rest
+    else:
+        found.last = rest
+    return found
 
 
-def _says_something(part: bytes, decided: dict[bytes, bytes | None]) -> bool:
-    """Whether an event says something of communication, or where in the program it was.
+def _objects(texts: Sequence[bytes]) -> list[dict[str, Any]]:
+    """The objects of these texts, each without its braces and maybe with a comma behind the last field.
 
-    Category and name stand before ``pid`` as torch writes them, and few of them are all: each is looked at once.
+    Raises:
+        ValueError: one is no JSON.
     """
-    end = part.find(b'"pid"')
-    if end < 0:
-        return True
-    key = part[:end]
-    if key not in decided:
-        decided[key] = _needed(part)
-    needed = decided[key]
-    return needed is not None and needed in part
-
-
-def _needed(part: bytes) -> bytes | None:
-    """The text that an event of that category and name must hold to be kept; empty for none, None if it is not kept."""
-    found = _BEGIN.match(part)
-    if found is None:
-        return b""
-    category = (found[1] or b"").decode()
-    if is_kept(category, found[2].decode(errors="replace")):
-        return b""
-    return _DESCRIBED if is_kernel(category) else None
+    joined = b"},{".join([text.rstrip(b", \t\r\n") for text in texts])
+    found: list[dict[str, Any]] = json.loads(b"[{" + joined + b"}]") if texts else []
+    return found
 
 
 def is_kept(category: str, name: str) -> bool:
     """Whether an event of that category and name says something of communication, or where in the program it was."""
-    if name.startswith(_NAMES) or category.endswith("user_annotation"):
+    if name.startswith((*_NAMES, *_RANGES)) or category.endswith("user_annotation"):
         return True
     return is_kernel(category) and is_communication(name)
 
@@ -149,18 +227,28 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
     """
     if b'"traceEvents"' not in head or not _squeezed(head).endswith(b"[{") or not last.rstrip().endswith(b"}"):
         raise ValueError("not as torch writes it")
-    texts = []
-    for part in kept:
-        end = part.rfind(b"}") + 1
-        if _squeezed(part[end:]) != b",{":
-            raise ValueError("an event whose first key is not ph")
-        texts.append('{"ph":' + part[:end].decode(errors="replace"))
+    texts = _texts(kept)
     ending = '{"ph":' + last.decode(errors="replace")
     final, end_of_final = json.JSONDecoder(strict=False).raw_decode(ending)
     if not ending[end_of_final:].lstrip().startswith("]"):
         raise ValueError("the list of events has no end")
     events, damaged = _events(texts)
     return [*events, final] if _is_kept(final) else events, damaged
+
+
+def _texts(parts: Iterable[bytes]) -> list[str]:
+    """The text of each event.
+
+    Raises:
+        ValueError: something else than the next event follows one.
+    """
+    texts = []
+    for part in parts:
+        end = part.rfind(b"}") + 1
+        if _squeezed(part[end:]) != b",{":
+            raise ValueError("an event whose first key is not ph")
+        texts.append('{"ph":' + part[:end].decode(errors="replace"))
+    return texts
 
 
 def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
@@ -200,10 +288,12 @@ def _parsed_whole(file: Path) -> ProfilerFile:
         content = {"traceEvents": content}
     if not isinstance(content, dict) or "traceEvents" not in content:
         raise TraceFileError(f"{file} has no traceEvents: it is no trace of torch's profiler")
-    events = [event for event in content["traceEvents"] if isinstance(event, dict) and _is_kept(event)]
+    every = [event for event in content["traceEvents"] if isinstance(event, dict)]
+    events = [event for event in every if _is_kept(event)]
+    kernels = tuple(event for event in every if is_kernel(str(event.get("cat", ""))) and not _is_kept(event))
     distributed = content.get("distributedInfo") or {}
     base = int(content.get("baseTimeNanoseconds") or 0)
-    return ProfilerFile(file, tuple(_complete(file, events)), distributed, base)
+    return ProfilerFile(file, tuple(_complete(file, events)), distributed, base, kernels)
 
 
 def _content(text: str) -> Any:

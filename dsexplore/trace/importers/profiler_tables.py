@@ -29,12 +29,14 @@ def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables
         world_size: of the job.
     """
     calls = [call for call in calls_of(trace) if is_a_call(call)]
-    places = Places(trace.events, {call.thread for call in calls if call.thread is not None})
+    threads = {call.thread for call in calls if call.thread is not None}
+    ranges, damaged = trace.ranges_on(threads)
+    places = Places([*trace.events, *ranges], threads)
     where = places.of([(call.thread, call.issued) for call in calls])
     named = ProfilerGroups(trace, rank, world_size)
     rows = [_row(rank, i, call, place, named) for i, (call, place) in enumerate(zip(calls, where, strict=True))]
-    events = pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events")
-    notes = [*_notes(calls, trace), *named.notes(), *_unknown_sizes(events, trace)]
+    events = _events(rows) if rows else schema.empty("events")
+    notes = [*_notes(calls, trace, trace.damaged + damaged), *named.notes(), *_unknown_sizes(events, trace)]
     return Tables(
         events=events,
         modules=_modules(where),
@@ -43,7 +45,7 @@ def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables
     )
 
 
-def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile) -> Iterable[str]:
+def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -> Iterable[str]:
     unknown = list(dict.fromkeys(call.op.removeprefix("unknown:") for call in calls if call.op.startswith("unknown:")))
     for kernel in unknown[:8]:
         count = sum(call.op == f"unknown:{kernel}" for call in calls)
@@ -52,8 +54,8 @@ def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile) -> Iterable[str]:
         yield f"{trace.file.name} has no collectives: was it recorded with ProfilerActivity.CUDA, or with gloo?"
     elif all(call.end is None for call in calls):
         yield f"{trace.file.name} has no kernels: its collectives have no durations"
-    if trace.damaged:
-        yield f"{trace.file.name}: {trace.damaged:,} events are damaged, and left out"
+    if damaged:
+        yield f"{trace.file.name}: {damaged:,} events are damaged, and left out"
 
 
 def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
@@ -67,6 +69,13 @@ def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
             yield f"{trace.file.name} does not say the {what} of {many}: they count as 0 bytes"
 
 
+def _events(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
+    """The table of these rows, whose shape is a number of elements: lists are slow to read one by one."""
+    flat = pl.DataFrame(rows, schema={**schema.EVENTS, "shape": pl.Int64()}, orient="row")
+    shape = pl.col("shape").reshape((-1, 1)).cast(schema.EVENTS["shape"]).list.drop_nulls()
+    return flat.with_columns(shape=shape)
+
+
 def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: ProfilerGroups) -> tuple[Any, ...]:
     name, axis, ranks, size = groups.of(call)
     sent, dtype, elements = _message(call, size)
@@ -75,10 +84,10 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: Pro
     cause = place.cause or (place.names[-1] if place.names and place.names != place.modules else "")
     return (
         *(rank, place.step or 0, position, call.op, call.raw_op, place.phase, trigger, place.owner or trigger, axis),
-        *(name, size, sent, wire_bytes(call.op, sent, size), dtype, [elements] if elements else [], False),
+        *(name, size, sent, wire_bytes(call.op, sent, size), dtype, elements or None, False),
         *(cause, "", True, False, None, _member(peer, ranks), None, None, None),
         *(call.start, call.end, "completed" if call.end is not None else ""),
-        None,  # how long the program stood still for it is not looked up
+        call.exposed,
         _group_seq(call),
     )
 

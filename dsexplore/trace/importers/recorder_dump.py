@@ -70,7 +70,7 @@ def read_content(file: Path) -> Any:
             return None
         if data[:1] == b"\x80":
             return load_plain(data)
-        return json.loads(data)
+        return _from_json(data)
     except MemoryError:
         raise
     except Exception as error:
@@ -78,6 +78,27 @@ def read_content(file: Path) -> Any:
         raise TraceFileError(
             f"{file} cannot be read ({reason}): give a dump of torch's flight recorder, JSON or pickle, as written"
         ) from error
+
+
+def _from_json(data: bytes) -> Any:
+    """The content of a JSON file, each different stack parsed once: stacks are most of a dump, and few are different.
+
+    Where that cannot be, as with a bracket in the name of a file, all is parsed as it stands.
+    """
+    stacks: dict[bytes, int] = {}
+    shorter = _STACK.sub(lambda found: b'"frames":%d' % stacks.setdefault(found[1], len(stacks)), data)
+    try:
+        frames = [json.loads(stack) for stack in stacks]
+        content = json.loads(shorter)
+        for entry in content["entries"] if stacks else ():
+            if isinstance(entry.get("frames"), int):
+                entry["frames"] = frames[entry["frames"]]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return json.loads(data)
+    return content
+
+
+_STACK = re.compile(rb'"frames":\s*(\[[^\]]*\])')
 
 
 def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, cast
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, cast
 
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
 from dsexplore.trace.schema import State
@@ -23,8 +22,7 @@ _LIBRARY_FILES = ("/torch/", "<frozen", "/contextlib.py", "/threading.py", "/run
 LIBRARIES_WITHOUT_ENDS = ("gloo", "mpi", "ucc")
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderEntry:
+class RecorderEntry(NamedTuple):
     """One collective, or one message between two ranks, as a rank issued it."""
 
     record: int
@@ -66,50 +64,75 @@ class MissingField(Exception):
 
 
 def entry_of(index: int, entry: Any) -> RecorderEntry:
+    """One entry of a dump.
+
+    Args:
+        index: its place in the dump, for errors, and as its record where it has none.
+        entry: as the file has it.
+
+    Raises:
+        MissingField: a field without which it says nothing.
+        TypeError, ValueError: it is no such entry.
+    """
     if not isinstance(entry, dict):
         raise TypeError(f"entries[{index}] is {entry!r}")
-
-    def field(*names: str) -> Any:
-        for name in names:
-            if entry.get(name) is not None:
-                return entry[name]
-        raise MissingField(f"entries[{index}].{names[0]}")
-
-    raw_op = str(field("profiling_name"))
-    library, _, called = raw_op.rpartition(":")
-    name, _, rest = called.strip().partition(" ")
-    peers = _PEERS.search(rest)
-    group = field("process_group", "pg_name")
+    get = entry.get
+    raw_op, group = get("profiling_name"), get("process_group")
+    group = get("pg_name") if group is None else group
+    collective, message = _integer(get("collective_seq_id", get("seq_id"))), _integer(get("p2p_seq_id"))
+    if raw_op is None or group is None or (collective is None and message is None):
+        missing = "profiling_name" if raw_op is None else "process_group" if group is None else "collective_seq_id"
+        raise MissingField(f"entries[{index}].{missing}")
+    called = _called(str(raw_op))
+    is_p2p = get("is_p2p")
+    is_p2p = called.is_message if is_p2p is None else bool(is_p2p)
     group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
-    op = plain_op(name)
-    is_p2p = bool(entry.get("is_p2p", op in ("send", "recv")))
-    numbers = _integer(entry.get("collective_seq_id", entry.get("seq_id"))), _integer(entry.get("p2p_seq_id"))
-    if numbers == (None, None):
-        raise MissingField(f"entries[{index}].collective_seq_id")
-    record = _integer(entry.get("record_id", entry.get("id")))
+    record = _integer(get("record_id", get("id")))
+    ended, duration = _time(get("time_discovered_completed_ns")), get("duration_ms")
     return RecorderEntry(
         record=index if record is None else record,
         group=str(group_name),
         description=str(description),
-        group_number=_integer(entry.get("pg_id")),
-        sequence=_sequence(is_p2p, *numbers),
-        numbers=(numbers[0] or 0, numbers[1] or 0),
-        op=op,
-        raw_op=raw_op,
-        peers=_direction(peers) if peers else None,
+        group_number=_integer(get("pg_id")),
+        sequence=_sequence(is_p2p, collective, message),
+        numbers=(collective or 0, message or 0),
+        op=called.op,
+        raw_op=called.raw_op,
+        peers=called.peers,
         is_p2p=is_p2p,
-        state=_state(entry, library),
-        created=_time(entry.get("time_created_ns")),
-        started=_time(entry.get("time_discovered_started_ns")),
-        ended=_time(entry.get("time_discovered_completed_ns")),
-        duration_ms=float(entry["duration_ms"]) if entry.get("duration_ms") is not None else None,
-        input_sizes=_sizes(entry.get("input_sizes")),
-        output_sizes=_sizes(entry.get("output_sizes")),
-        input_dtypes=_dtypes(entry.get("input_dtypes")),
-        output_dtypes=_dtypes(entry.get("output_dtypes")),
-        source=_source(entry.get("frames") or ()),
-        timeout_ms=_integer(entry.get("timeout_ms")),
+        state="completed" if ended is not None else _state(entry, called.library),
+        created=_time(get("time_created_ns")),
+        started=_time(get("time_discovered_started_ns")),
+        ended=ended,
+        duration_ms=None if duration is None else float(duration),
+        input_sizes=_sizes(get("input_sizes")),
+        output_sizes=_sizes(get("output_sizes")),
+        input_dtypes=_dtypes(get("input_dtypes")),
+        output_dtypes=_dtypes(get("output_dtypes")),
+        source=_source(get("frames") or ()),
+        timeout_ms=_integer(get("timeout_ms")),
     )
+
+
+class _Called(NamedTuple):
+    """What the recorder's name of a call says; a dump has few different ones."""
+
+    raw_op: str
+    library: str
+    op: str
+    peers: tuple[int, int] | None
+
+    @property
+    def is_message(self) -> bool:
+        return self.op in ("send", "recv")
+
+
+@lru_cache(maxsize=4096)
+def _called(raw_op: str) -> _Called:
+    library, _, called = raw_op.rpartition(":")
+    name, _, rest = called.strip().partition(" ")
+    peers = _PEERS.search(rest)
+    return _Called(raw_op, library, plain_op(name), _direction(peers) if peers else None)
 
 
 def _sequence(is_p2p: bool, collective: int | None, message: int | None) -> int:
@@ -125,8 +148,7 @@ def _direction(peers: re.Match[str]) -> tuple[int, int]:
 
 
 def _state(entry: Mapping[str, Any], library: str) -> State:
-    if _time(entry.get("time_discovered_completed_ns")) is not None:
-        return "completed"
+    """The state of an entry whose end was not seen."""
     if library.startswith(LIBRARIES_WITHOUT_ENDS) and entry.get("retired"):
         return "completed"
     state = str(entry.get("state", "scheduled"))
@@ -134,11 +156,13 @@ def _state(entry: Mapping[str, Any], library: str) -> State:
 
 
 def _integer(value: Any) -> int | None:
+    if type(value) is int:
+        return value
     return None if value is None or value == "" else int(value)
 
 
 def _time(value: Any) -> int | None:
-    return _integer(value) or None
+    return (value if type(value) is int else _integer(value)) or None
 
 
 def _sizes(sizes: Any) -> Sizes:
@@ -149,8 +173,13 @@ def _sizes(sizes: Any) -> Sizes:
 
 
 def _dtypes(names: Any) -> tuple[str, ...]:
-    listed = [names] if isinstance(names, str) else names or ()
-    return tuple([plain_dtype(str(name)) for name in listed if name])
+    listed = (names,) if isinstance(names, str) else tuple(names or ())
+    return _plain_dtypes(listed)
+
+
+@lru_cache(maxsize=1024)
+def _plain_dtypes(names: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple([plain_dtype(str(name)) for name in names if name])
 
 
 def _source(frames: Iterable[Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as td
 
+from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.worlds.real.cell_process import serve_cells
 from dsexplore.worlds.real.messages import LENGTH, Job, Report
 
@@ -103,6 +104,7 @@ def _cloudpickled(report: Report) -> bytes:
 
 def _run_program(job: Job) -> Report:
     try:
+        in_use().keep_kernels(False)  # the program may record nothing
         _prepare(job)
         program, extra = pickle.loads(job.program)
         if isinstance(program, str):

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import polars as pl
 
+from dsexplore.capture.recorder_in_use import in_use
+from dsexplore.capture.recording import Recording
 from dsexplore.worlds.real.messages import Preload, Reap, Start, receive, send
 from dsexplore.worlds.real.rank_process import become_rank
 
@@ -105,11 +107,10 @@ def count_threads() -> int:
 
 
 def record_nothing() -> None:
-    """Record once, without making tables, so that what is made when a process first records is made before the fork."""
-    from dsexplore.capture.recorder import Recorder  # in the server alone
-    from dsexplore.capture.recording import Recording
-
-    recorder, recording = Recorder(), Recording(stack_depth=1, simulated=False, mesh="")
+    """Record once, without making tables, so that what is made when a process first records is made before the fork,
+    and leave the recorder's kernels in front of ops: ranks that run cells record each."""
+    recorder, recording = in_use(), Recording(stack_depth=1, simulated=False, mesh="")
+    recorder.keep_kernels(True)
     recorder.open(recording)
     recorder.stop(recording)
 

@@ -198,7 +198,7 @@ class RankWorld:
         end_with_traces(hung, folder)
         lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
         parts = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
-        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
+        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen], shares_clock=True)
         why = _why_closed(chosen, tables) if not stopped else "interrupted"
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
         reason: Reason = "failed" if first_failure is not None else "timeout" if hung else "done"
@@ -289,16 +289,17 @@ def trace_of(rank: RankHandle, folder: str) -> Tables | None:
     return files.load(saved) if saved.exists() else None
 
 
-def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None) -> Tables | None:
+def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_clock: bool = False) -> Tables | None:
     """One trace of what the ranks of a cell recorded; None where none has recorded anything.
 
     Args:
         parts: of each rank that has left a trace.
         ranks: the ranks that ran the cell; None for all of the world.
+        shares_clock: see `merge_tables`.
     """
     if not parts or ranks is None:
-        return merge_tables(parts, is_whole=True) if parts else None
-    tables = merge_tables(parts)
+        return merge_tables(parts, is_whole=True, shares_clock=shares_clock) if parts else None
+    tables = merge_tables(parts, shares_clock=shares_clock)
     others = f"this cell ran on {format_ranks(ranks)} of {tables.info.world_size} ranks"
     notes = [note for note in tables.info.notes if "left no trace" not in note]
     return replace(tables, info=replace(tables.info, notes=(*notes, others)))

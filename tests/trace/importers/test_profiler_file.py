@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.profiler_file import is_communication, read_profiler_file
+from dsexplore.trace.importers.profiler_file import ProfilerFile, is_communication, read_profiler_file
 
 EVENTS: list[dict[str, Any]] = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 1, "args": {"name": "python"}},
@@ -21,7 +21,8 @@ EVENTS: list[dict[str, Any]] = [
     "ts": 4, "dur": 5, "args": {"Collective name": "allreduce", "grid": [1, 2, {"a": 1}]}},
     {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 12, "dur": 3, "args": {}},
 ]  # fmt: skip
-KEPT = ["nn.Module: Net_0", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"]
+COLLECTIVE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+KEPT = ["nn.Module: Net_0", COLLECTIVE]
 WHOLE = {
     "schemaVersion": 1,
     "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [0]}]},
@@ -37,19 +38,43 @@ def written(path: Path, content: Any, *, sort: bool = False) -> Path:
     return path
 
 
+def read_names(read: ProfilerFile) -> list[str]:
+    """The names of all that is kept: the ranges first, those of a file of another form among the events."""
+    return [event["name"] for event in (*read.ranges_on({(1, 1)})[0], *read.events)]
+
+
 @pytest.mark.parametrize("name", ["trace.json", "trace.pt.trace.json.gz"])
 @pytest.mark.parametrize("sort", [False, True])
 def test_any_order_of_keys_is_read(tmp_path: Path, name: str, sort: bool) -> None:
     read = read_profiler_file(written(tmp_path / name, WHOLE, sort=sort))
-    assert [event["name"] for event in read.events] == KEPT
+    assert read_names(read) == KEPT
     assert read.distributed["rank"] == 3
     assert read.base == 1_700_000_000_000_000_000
-    assert read.events[1]["args"] == {"Collective name": "allreduce", "grid": [1, 2, {"a": 1}]}
+    assert read.events[-1]["args"] == {"Collective name": "allreduce", "grid": [1, 2, {"a": 1}]}
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_of_kernels_that_compute_place_and_time_are_read(tmp_path: Path, sort: bool) -> None:
+    more = {**EVENTS[5], "tid": 8, "ts": 20.5}
+    read = read_profiler_file(written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [more, *EVENTS]}, sort=sort))
+    found = [tuple(kernel[name] for name in ("pid", "tid", "ts", "dur")) for kernel in read.kernels]
+    assert found[:2] == [(0, 8, 20.5, 3), (0, 7, 2, 3)]
+
+
+def test_ranges_are_read_of_threads_that_are_asked_for(tmp_path: Path) -> None:
+    other = {**EVENTS[2], "tid": 2, "name": "nn.Module: Other_0"}
+    damaged = {**EVENTS[2], "tid": 3, "args": {"a": "torn"}}
+    file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [other, damaged, *EVENTS]})
+    file.write_text(file.read_text().replace('"torn"', '"to"rn"'))
+    read = read_profiler_file(file)
+    assert [event["name"] for event in read.ranges_on({(1, 2)})[0]] == ["nn.Module: Other_0"]
+    assert read.ranges_on({(1, 3)}) == ([], 1)
+    assert read.ranges_on({(1, 4), None}) == ([], 0)
 
 
 def test_a_plain_list_of_events_is_read(tmp_path: Path) -> None:
     read = read_profiler_file(written(tmp_path / "old.json", EVENTS))
-    assert [event["name"] for event in read.events] == KEPT
+    assert read_names(read) == KEPT
     assert (read.distributed, read.base) == ({}, 0)
 
 
@@ -57,7 +82,7 @@ def test_events_that_stand_across_two_blocks_are_whole(tmp_path: Path, monkeypat
     file = written(tmp_path / "trace.json", WHOLE)
     for size in (7, 64, 300):
         monkeypatch.setattr("dsexplore.trace.importers.profiler_file._BLOCK", size)
-        assert [event["name"] for event in read_profiler_file(file).events] == KEPT
+        assert read_names(read_profiler_file(file)) == KEPT
 
 
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
@@ -106,8 +131,8 @@ def test_numbers_that_are_none_are_read(tmp_path: Path, sort: bool) -> None:
     file = written(tmp_path / "trace.json", WHOLE, sort=sort)
     file.write_text(file.read_text().replace('"a": 1', '"a": inf, "b": -nan'))
     read = read_profiler_file(file)
-    assert [event["name"] for event in read.events] == KEPT
-    assert (read.events[1]["args"]["grid"][2], read.damaged) == ({"a": None, "b": None}, 0)
+    assert read_names(read) == KEPT
+    assert (read.events[-1]["args"]["grid"][2], read.damaged) == ({"a": None, "b": None}, 0)
 
 
 def test_an_event_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -115,7 +140,7 @@ def test_an_event_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> Non
     file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [*more, *EVENTS]})
     file.write_text(file.read_text().replace('"ncclKernel_1(x)"', '"ncclKernel_1(x)" "'))
     read = read_profiler_file(file)
-    assert [event["name"] for event in read.events] == ["ncclKernel_0(x)", "ncclKernel_2(x)", *KEPT]
+    assert read_names(read) == [KEPT[0], "ncclKernel_0(x)", "ncclKernel_2(x)", COLLECTIVE]
     assert read.damaged == 1
 
 
@@ -123,14 +148,16 @@ def test_a_kernel_with_a_name_of_no_library_is_kept_where_it_describes_a_collect
     own = {**EVENTS[3], "name": "void house::exchange<4>(x)"}
     described = {**own, "args": {"Collective name": "all_to_allv"}}
     file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [own, described, own, *EVENTS]})
-    assert [event["name"] for event in read_profiler_file(file).events] == [own["name"], *KEPT]
+    read = read_profiler_file(file)
+    assert read_names(read) == [KEPT[0], own["name"], COLLECTIVE]
+    assert len(read.kernels) == 3  # the two that are not described, and the first gemm
 
 
 def test_text_that_is_no_utf8_is_read(tmp_path: Path) -> None:
     for name, sort in (("torch.json", False), ("other.json", True)):
         file = written(tmp_path / name, WHOLE, sort=sort)
         file.write_bytes(file.read_bytes().replace(b"Net_0", b"N\xe9t_0\t"))
-        assert [event["name"] for event in read_profiler_file(file).events] == ["nn.Module: N�t_0\t", KEPT[1]]
+        assert read_names(read_profiler_file(file)) == ["nn.Module: N�t_0\t", KEPT[1]]
 
 
 def test_a_list_of_events_without_its_end_is_cut_off(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from dsexplore.cli import main
 from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.profiler_calls import calls_of
+from dsexplore.trace.importers.profiler_calls import calls_of, nanoseconds
 from dsexplore.trace.importers.profiler_file import ProfilerFile
 from dsexplore.trace.trace import load
 
@@ -58,6 +58,24 @@ def test_a_new_trace_says_all_of_a_collective(tmp_path: Path) -> None:
     assert (row["start"], row["end"], row["state"]) == (BASE + 100_250, BASE + 107_750, "completed")
     assert trace.groups.select("ranks", "timing").row(0) == (list(range(8)), "cuda")
     assert trace.info.world_size == 8
+
+
+@pytest.mark.parametrize("is_written_as_torch_does", [True, False])
+def test_a_collective_is_exposed_while_nothing_computes(tmp_path: Path, is_written_as_torch_does: bool) -> None:
+    collective = event("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", ts=100, dur=50)
+    collective["args"] = NEW
+    computing = [event("gemm", ts=90, dur=20, tid=7, stream=7), event("gelu", ts=140, dur=5, tid=8, stream=8)]
+    events = [*computing, collective, event("aten::mm", "cpu_op", ts=110, dur=40)]
+    if not is_written_as_torch_does:
+        events = [dict(reversed(one.items())) for one in events]
+    trace = load(trace_of(events, tmp_path / "t", 2))
+    assert trace.events["waited"].to_list() == [(50 - 10 - 5) * 1_000]
+
+
+def test_a_collective_of_a_file_without_other_kernels_is_not_known_to_be_exposed(tmp_path: Path) -> None:
+    collective = event("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    collective["args"] = NEW
+    assert load(trace_of([collective], tmp_path / "t", 2)).events["waited"].to_list() == [None]
 
 
 def test_an_old_trace_says_it_in_the_kernels_name(tmp_path: Path) -> None:
@@ -141,6 +159,15 @@ def test_without_kernels_an_op_has_what_its_description_says(tmp_path: Path) -> 
     trace = load(trace_of([op, described, after], tmp_path / "t"))
     assert trace.events.select("op", "message_bytes", "group").rows()[0] == ("all_gather", 65536, "5")
     assert trace.events["op"].to_list() == ["all_gather", "all_reduce"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [(7, 7_000), (0.25, 250), (-0.5, -500), (-731166.512, -731_166_512), ("1.5", 1_500), (1.7e9, 1_700_000_000_000)],
+)
+def test_times_keep_their_nanoseconds(written: object, expected: int) -> None:
+    assert nanoseconds(written, 0) == expected
+    assert nanoseconds(written, BASE) == BASE + expected
 
 
 def test_every_op_of_torchs_is_known() -> None:

@@ -1,0 +1,64 @@
+"""For how long kernels computed on a profiled GPU while something else ran there.
+
+Worked example: kernels compute from 0 to 10 µs and, on another stream, from 5 to 20 µs. A collective from 15 to 30 µs
+has 5 µs of computation beside it, and is exposed for the other 10: nothing of the program ran there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dsexplore.trace.importers.profiler_file import Event
+
+Times = npt.NDArray[np.float64]
+
+
+class ComputeTime:
+    """The computation of one file, by device.
+
+    Args:
+        kernels: that compute, with ``pid`` (of a GPU: its number), ``ts`` and ``dur`` in microseconds; one without is
+            left out.
+    """
+
+    def __init__(self, kernels: Iterable[Event]) -> None:
+        spans: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+        for kernel in kernels:
+            begin, took = kernel.get("ts"), kernel.get("dur")
+            if isinstance(begin, (int, float)) and isinstance(took, (int, float)):
+                spans[kernel.get("pid")].append((begin, took))
+        self._devices = {device: _covered(np.array(of_device, dtype=float)) for device, of_device in spans.items()}
+
+    def exposed(self, events: Sequence[Event]) -> list[int | None]:
+        """Nanoseconds of each event of a GPU in which nothing computed there; None where nothing ever did, or that is
+        not known."""
+        found: list[int | None] = [None] * len(events)
+        for device, known in self._devices.items():
+            own = [at for at, event in enumerate(events) if event.get("pid") == device and "dur" in event]
+            begin, took = (np.array([float(events[at][name]) for at in own]) for name in ("ts", "dur"))
+            computed = np.interp(begin + took, *known) - np.interp(begin, *known)
+            alone = np.rint((took - computed) * 1_000).clip(min=0)
+            for at, exposed in zip(own, alone.astype(np.int64).tolist(), strict=True):
+                found[at] = exposed
+        return found
+
+
+def _covered(spans: Times) -> tuple[Times, Times]:
+    """Moments, and for how long there was computation before each: a line between two moments, and level outside.
+
+    Args:
+        spans: of shape [kernels, 2], begin and duration.
+    """
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    begin, end = spans[:, 0], np.maximum.accumulate(spans.sum(axis=1))
+    is_first = np.append(True, begin[1:] > end[:-1])
+    begins = begin[is_first]
+    ends = end[np.append(is_first[1:], True)]
+    long = ends - begins
+    total = np.cumsum(long)
+    return np.stack([begins, ends], axis=1).ravel(), np.stack([total - long, total], axis=1).ravel()
