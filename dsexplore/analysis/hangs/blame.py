@@ -6,8 +6,9 @@ In this order:
    order, such a rank is stopped by something else than a collective: it left, it slept, it was in other code. Where
    they are most of the ranks, and their earlier steps do not have the collective that the others wait in, those others
    called one too many. Named with them are ranks without a record that nothing held up, and ranks that wait in nothing
-   but what another rank has in flight too, which went on past it. Other ranks without a record that are missing in the
-   same collectives may have come: they are suspects.
+   but what another rank has in flight too, which went on past it. Of other ranks without a record that are missing in
+   the same collectives, one with an empty file is named, as it had nothing in flight to write; one without a file may
+   have come, and is a suspect.
 2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
@@ -92,8 +93,10 @@ def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[
         return Blame("extra", tuple(waiting), instances=instances)
     odd = {rank for found in harmful for rank in found.minority} - set(idle)
     first = next((found for found in harmful if found.minority), None)
-    culprits = {*idle, *odd, *_left_behind(job, front), *stopped_unseen(job, front)}
-    suspects = _unseen_with(front, instances) - culprits
+    unseen = _unseen_with(front, instances)
+    empty = {rank for rank in unseen if job.ranks[rank].has_empty_file}
+    culprits = {*idle, *odd, *empty, *_left_behind(job, front), *stopped_unseen(job, front)}
+    suspects = unseen - culprits
     return Blame("missing", tuple(sorted(culprits)), tuple(sorted(suspects)), instances, mismatch=first)
 
 

@@ -42,6 +42,7 @@ def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
         dump.rank,
         calls,
         has_left_evidence=not dump.note,
+        has_empty_file=bool(dump.note),
         is_whole=bool(dump.entries) and _is_whole(dump),
         enqueued=groups.enqueued(dump),
     )

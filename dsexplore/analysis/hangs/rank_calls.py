@@ -107,6 +107,8 @@ class RankCalls:
     """In program order."""
     has_left_evidence: bool = True
     """False for a rank of which nothing is known, as it left no file or an empty one."""
+    has_empty_file: bool = False
+    """Whether the rank left a file without a byte: it was asked for its calls, and wrote none."""
     is_whole: bool = True
     """Whether ``calls`` begins with the first call; false where a ring buffer lost it, or only pending ones were
     kept."""

@@ -262,6 +262,23 @@ def test_of_two_ranks_that_stop_one_without_a_file_is_a_culprit_or_a_suspect(nam
     assert set(found.suspects) <= {second}
 
 
+@pytest.mark.parametrize("only_active", [False, True])
+@pytest.mark.parametrize("name", [name for name in JOBS if "stages" not in name])
+def test_of_two_ranks_that_stop_at_one_place_both_are_named_though_the_file_of_one_is_empty(
+    name: str, only_active: bool
+) -> None:
+    draw = random.Random(f"{name} {only_active}")
+    programs, groups = JOBS[name]()
+    first = draw.choice(RANKS)
+    at = late(programs[first], draw)
+    second = draw.choice([rank for rank in programs[first].ops[at].group.ranks if rank != first])
+    job = come_to_rest(programs, {first: at, second: at})
+    left: dict[int, Any] = dict(recorded(job, groups, only_active=only_active))
+    left[second] = None
+    dumps = [dump_of(Path(f"dump_{rank}"), content, rank) for rank, content in left.items()]
+    assert report_of(job_of_dumps(Dumps(tuple(dumps)))).culprits == tuple(sorted((first, second)))
+
+
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_file_that_is_lost_is_not_taken_for_a_call_that_is_left_out(name: str, kept: str) -> None:
