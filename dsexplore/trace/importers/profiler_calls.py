@@ -157,10 +157,9 @@ def _thread(event: Event) -> object:
 
 def nanoseconds(microseconds: Any, base: int) -> int:
     """A time of the file in nanoseconds since the epoch; whole microseconds and the rest apart, to lose nothing."""
-    if not isinstance(microseconds, (int, float)):
-        microseconds = float(microseconds)
-    whole = int(microseconds)
-    return base + whole * 1_000 + round((microseconds - whole) * 1_000)
+    time = microseconds if isinstance(microseconds, int) else float(microseconds)
+    whole = int(time)
+    return base + whole * 1_000 + round((time - whole) * 1_000)
 
 
 def _op(kernel: str, arguments: Mapping[str, Any], *launches: Event | None) -> str:
