@@ -60,25 +60,24 @@ class _Axis:
         return self.stride <= other.stride and other.end <= self.end
 
 
-def join(meshes: Sequence[Any], rank: int | None = None) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     """The joint mesh of several ``DeviceMesh``, and for each of them the readings of its axes.
 
     Ranks on axes that none of the meshes has (other pipeline stages, say) are left out: what they hold is unknown.
 
     Args:
-        meshes: at least one ``DeviceMesh``; all of them hold this process's rank.
-        rank: this process's rank; without it, or where it is on none, the first rank of the first mesh.
+        meshes: at least one ``DeviceMesh``; all of them hold one rank, this process's.
 
     Raises:
         UsageError: the ranks of a mesh form no regular grid, so the ranks of the other copies are unknown.
     """
     distinct = list(dict.fromkeys(meshes))
-    shown, readings = _join(distinct, rank)
+    shown, readings = _join(distinct)
     found = dict(zip(distinct, readings, strict=True))
     return shown, [found[mesh] for mesh in meshes]
 
 
-def _join(meshes: Sequence[Any], rank: int | None) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     if len(meshes) == 1:
         only = read_mesh(meshes[0])
         return only, [plain_readings(only)]
@@ -91,8 +90,8 @@ def _join(meshes: Sequence[Any], rank: int | None) -> tuple[Mesh, list[tuple[Rea
     atoms = [_Axis("", outer // inner, inner) for inner, outer in pairwise(ends)]
     atoms = [atom for atom in reversed(atoms) if any(axis.covers(atom) for axis in used)]
     atoms = _named(atoms, used) or [_Axis("rank", 1, 1)]
-    own = int(device_ranks(meshes[0]).flat[0]) if rank is None or rank not in order else rank
-    return _mesh_of(atoms, order, own), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
+    one = int(device_ranks(meshes[0]).flat[0])
+    return _mesh_of(atoms, order, one), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
 
 
 def _common_order(meshes: Sequence[Any]) -> Numbers:

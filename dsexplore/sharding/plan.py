@@ -127,7 +127,7 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
         raise UsageError("mesh= is for plans and plain tensors: DTensors have their own, so leave it out")
     readings: list[tuple[Reading, ...]] = []
     if on_mesh:
-        shown, readings = join(on_mesh, dist.get_rank() if _in_a_group() else None)
+        shown, readings = join(on_mesh)
     else:
         shown = read_mesh(mesh) if mesh is not None else _world()
     following = iter(readings)

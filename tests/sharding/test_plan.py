@@ -132,7 +132,7 @@ def test_meshes_whose_ranks_have_no_order_in_common():
 
     with pytest.raises(UsageError, match="show the tensors of one mesh at a time"):
         join([on_paper([0, 1, 2, 3]), on_paper([0, 1, 3, 2])])
-    mesh, _ = join([on_paper([4, 5, 6, 7]), on_paper([4, 6])], rank=99)
+    mesh, _ = join([on_paper([4, 5, 6, 7]), on_paper([4, 6])])
     assert mesh.block((0,) * len(mesh.shape), mesh.shape).tolist() == [4, 5, 6, 7]
 
 
@@ -140,7 +140,7 @@ def test_meshes_of_one_rank_each_are_one_rank():
     def alone(rank, name):
         return DeviceMesh("cpu", torch.tensor([rank]), mesh_dim_names=(name,), _init_backend=False, _rank=rank)
 
-    mesh, readings = join([alone(5, "dp"), alone(5, "tp")], rank=5)
+    mesh, readings = join([alone(5, "dp"), alone(5, "tp")])
     assert (mesh.axes, mesh.shape, mesh.rank((0,))) == (("rank",), (1,), 5)
     assert [axis((0,)) for (axis,) in readings] == [0, 0]
 
