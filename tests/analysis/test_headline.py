@@ -132,8 +132,9 @@ def test_each_sentence_links_to_an_element_of_the_page() -> None:
 
 
 def test_sentences_that_say_the_same_are_equal() -> None:
-    assert trace_of(row(0)).headline().sentences == trace_of(row(0)).headline().sentences
-    assert trace_of(row(0)).headline().sentences != trace_of(row(0, op="broadcast")).headline().sentences
+    one, same = (trace_of(row(0), row(1)).headline().sentences for _ in range(2))
+    assert one == same
+    assert one != trace_of(row(0), row(1, axis="dp")).headline().sentences
 
 
 def test_a_report_answers_in_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,10 @@ def test_without_any_group_it_records_a_single_process() -> None:
     with dsexplore.commtrace() as trace:
         torch.ones(2).sum()
     assert (len(trace), trace.info.world_size, trace.info.simulated) == (0, 1, False)
+
+
+def test_a_trace_is_saved_when_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "step.parquet"
+    with dsexplore.commtrace(world_size=4, save=path) as trace:
+        dist.all_reduce(torch.ones(2))
+    assert dsexplore.load(path).events.equals(trace.events)
