@@ -221,12 +221,25 @@ def _comm(options: argparse.Namespace) -> int | None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.worlds.scripts.run_command import add_arguments
+    from dsexplore.worlds.scripts.run_options import add_arguments
 
     add_arguments(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.ranks is None:
+        return _run_script(options)
+    from dsexplore.worlds.real import server_process
+
+    server_process.start()  # the processes of ranks come from it: it loads torch while this process does
+    try:
+        return _run_script(options)
+    except UsageError:
+        server_process.close()
+        raise
+
+
+def _run_script(options: argparse.Namespace) -> int:
     from dsexplore.worlds.scripts.run_command import run
 
     if options.cluster is None:

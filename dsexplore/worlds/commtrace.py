@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 from dsexplore.capture.record import record
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.simulate import World, current_world, opened
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.nothing_sent import reason
@@ -119,16 +120,19 @@ def recorded(
         return world.remarks.notes() + ([reason(world.size, world.rank, world.used)] if silent else [])
 
     spec, target = ("", "") if world is None else (str(world.spec), world.target)
-    with record(
-        save=save,
-        stack_depth=stack_depth,
-        simulated=world is not None,
-        mesh_spec=spec,
-        further_notes=notes,
-        target=target,
-        timeout=timeout,
-        costs=costs,
-        saves_end=saves_end,
-    ) as trace:
+    with (
+        explained(),
+        record(
+            save=save,
+            stack_depth=stack_depth,
+            simulated=world is not None,
+            mesh_spec=spec,
+            further_notes=notes,
+            target=target,
+            timeout=timeout,
+            costs=costs,
+            saves_end=saves_end,
+        ) as trace,
+    ):
         yield trace
         has_ended = True

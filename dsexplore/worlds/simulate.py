@@ -37,10 +37,11 @@ from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.fake.real_integers import patch_reducer
+from dsexplore.worlds.fake.real_integers import patch_integers
+from dsexplore.worlds.fake.unsupported import explained, patch_unsupported
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
-from dsexplore.worlds.scripts.spawned import patch_spawn
+from dsexplore.worlds.scripts.spawned import patch_processes, patch_spawn
 from dsexplore.worlds.simulated import closed
 from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
 from dsexplore.worlds.simulated.ddp import patch_ddp
@@ -130,7 +131,8 @@ def opened(settings: WorldSettings) -> Iterator[DeviceMesh]:
     """
     world = World(settings)
     try:
-        yield world.open()
+        with explained():
+            yield world.open()
     finally:
         world.close()
 
@@ -174,6 +176,7 @@ class World:
         self._watch = closed.Watch()
         self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
         self._mesh: DeviceMesh | None = None
+        self._started_processes = False
 
     def __str__(self) -> str:
         ranks = f"{self.size} rank{'s' if self.size > 1 else ''}"
@@ -227,7 +230,7 @@ class World:
     def used(self) -> Use:
         """The use that the program has made of this world so far."""
         meshes, modules = self._watch.made
-        return Use(self._takeover.was_initialised, meshes - self._meshes, modules)
+        return Use(self._takeover.was_initialised, meshes - self._meshes, modules, self._started_processes)
 
     def close(self) -> None:
         """Take everything back; a second call does nothing."""
@@ -249,7 +252,8 @@ class World:
             fake_tensors.patch_reading(patches, self._inventor)
             fake_tensors.patch_loaders(patches, self.remarks)
             fake_files.patch_files(patches, self.remarks)
-            patch_reducer(patches)
+            patch_integers(patches)
+            patch_unsupported(patches)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module)
         received = Received()
@@ -265,6 +269,7 @@ class World:
         patch_fsdp1_optimizers(patches)
         patch_zero_optimizers(patches)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
+        patch_processes(patches, lambda: setattr(self, "_started_processes", True))
 
     def _cuda(self) -> AbstractContextManager[object]:
         # Imported when a program for GPUs is to run: it loads parts of torch.cuda that nothing else needs.

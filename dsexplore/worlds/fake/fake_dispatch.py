@@ -33,12 +33,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dsexplore.worlds.fake.invented_values import READS, Inventor
+from dsexplore.worlds.fake.guessed_sizes import READS, packed
+from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.known_values import note
 from dsexplore.worlds.fake.real_integers import RealIntegers
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
+_PACK = torch.ops.aten._pack_padded_sequence.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 _WITHOUT_TENSORS = frozenset({torch.ops.profiler._record_function_enter_new.default})
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -125,6 +127,8 @@ class SimulationMode(FakeTensorMode):
         read = READS.get(func)
         if read is not None and _needs_invention(args):
             return read(self.inventor, args, kwargs)
+        if func is _PACK:
+            return packed(self.inventor, self.integers, *args)
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(func, types, args, kwargs)
         result = self._remembered(func, types, args, kwargs)

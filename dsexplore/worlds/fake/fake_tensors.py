@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.storage import TypedStorage, UntypedStorage
 from torch.utils.data import DataLoader
 
 from dsexplore.worlds.fake.invented_values import Inventor
@@ -242,7 +243,40 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
     ):
         patches.attribute(torch.Tensor, name, function)
     patches.attribute(FakeTensor, "data_ptr", _address)
+    patches.attribute(TypedStorage, "_getitem", _element(inventor, TypedStorage._getitem))
+    patches.attribute(UntypedStorage, "__getitem__", _element(inventor, UntypedStorage.__getitem__))
+    patches.function(nn.functional.ctc_loss, _with_tensors_of_lengths)
     patches.function(_flat_param._same_storage, lambda _original: _share_storage)
+
+
+def _element(inventor: Inventor, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``tensor.storage()[0]``: a value of which nothing is known but its type."""
+
+    def element(storage: TypedStorage | UntypedStorage, index: Any) -> Any:
+        if storage.device.type != "meta" or type(index) is not int:
+            return original(storage, index)
+        if isinstance(storage, TypedStorage):
+            size, dtype = storage._size(), storage.dtype
+        else:
+            size, dtype = storage.nbytes(), torch.uint8
+        if not -size <= index < size:
+            raise IndexError(f"index {index} out of range for storage of size {size}")
+        return inventor.value(torch.empty((), dtype=dtype))
+
+    return element
+
+
+def _with_tensors_of_lengths(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``ctc_loss`` of lengths in tuples, which its C++ writes to the memory of a tensor."""
+    parameters = signature(original)
+
+    def ctc_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = parameters.bind(*args, **kwargs).arguments
+        for name in ("input_lengths", "target_lengths"):
+            given[name] = torch.as_tensor(given[name], dtype=torch.int64)
+        return original(**given)
+
+    return ctc_loss
 
 
 def _address(tensor: FakeTensor) -> int:

@@ -10,16 +10,15 @@ What is invented follows from what made the tensor, as far as the rules of `know
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.worlds.fake.endless_loops import ENDED, Reads
-from dsexplore.worlds.fake.known_values import guess_of, has_guess, known_of, set_guess
+from dsexplore.worlds.fake.known_values import guess_of, known_of
 from dsexplore.worlds.remarks import Remarks, user_frames
 
 _aten = torch.ops.aten
@@ -85,63 +84,3 @@ class Inventor:
         if is_other:
             self._remarks.say(ENDED)
         return is_other
-
-
-Read = Callable[[Inventor, Sequence[Any], Mapping[str, Any]], Any]
-
-
-def _are_equal(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
-    return bool(inventor.value(args[0].new_ones((), dtype=torch.bool)))
-
-
-def _nonzero(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
-    tensor = args[0]
-    share = guess_of(tensor).mean if tensor.dtype == torch.bool or has_guess(tensor) else 0.5
-    count = inventor.size(min(max(share, 0.0), 1.0) * tensor.numel())
-    return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)
-
-
-def _masked_select(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
-    tensor, mask = args
-    total = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
-    return tensor.new_empty((inventor.size(guess_of(mask).mean * total),))
-
-
-def _unique(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    tensor = args[0]
-    count = inventor.size(min(guess_of(tensor).choices or tensor.numel(), tensor.numel()))
-    places = tensor.new_empty(tensor.shape, dtype=torch.int64)
-    counts = tensor.new_empty((count,), dtype=torch.int64)
-    set_guess(counts, tensor.numel() / max(count, 1))
-    return tensor.new_empty((count,)), places, counts
-
-
-def _repeated(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    repeats = args[0]
-    size = kwargs.get("output_size", args[1] if len(args) > 1 else None)
-    if size is None:
-        size = inventor.size(guess_of(repeats).mean * repeats.numel())
-    return repeats.new_empty((size,), dtype=torch.int64)
-
-
-def _bincount(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    tensor = args[0]
-    weights = kwargs.get("weights", args[1] if len(args) > 1 else None)
-    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    size = least or inventor.size(guess_of(tensor).choices or 1)
-    counts = tensor.new_empty((size,), dtype=torch.int64 if weights is None else torch.float64)
-    set_guess(counts, tensor.numel() / max(size, 1))
-    return counts
-
-
-READS: dict[Any, Read] = {
-    _aten._local_scalar_dense.default: lambda inventor, args, _kwargs: inventor.value(args[0]),
-    _aten.equal.default: _are_equal,
-    _aten.allclose.default: _are_equal,
-    _aten.nonzero.default: _nonzero,
-    _aten.masked_select.default: _masked_select,
-    _aten._unique2.default: _unique,
-    _aten.repeat_interleave.Tensor: _repeated,
-    _aten.bincount.default: _bincount,
-}
-"""Ops whose results depend on values, and what they return."""

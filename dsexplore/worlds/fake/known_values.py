@@ -168,6 +168,18 @@ def _chosen(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
     set_guess(indices, (count - 1) / 2, count)
 
 
+def _sorted(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Values in order, and their places, as of lengths that are to be packed."""
+    known = known_of(args[0])
+    if known is None:
+        _chosen(func, args, kwargs, result)
+        return
+    with unset_fake_temporarily():
+        made = func(known, *args[1:], **kwargs)
+    for each, values in zip(result, made, strict=True):
+        setattr(each, _KNOWN, values)
+
+
 def _random_integers(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
     numbers = [arg for arg in args if isinstance(arg, int)]
     low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2] if numbers else (0, 2)
@@ -187,8 +199,13 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 def _compared(name: str) -> Rule:
     holds = _COMPARE[name]
 
-    def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
+    def rule(func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
         one, other = args[0], args[1]
+        known = known_of(one), known_of(other) if isinstance(other, torch.Tensor) else other
+        if known[0] is not None and known[1] is not None and result.numel() <= _LARGEST_KNOWN:
+            with unset_fake_temporarily():
+                setattr(result, _KNOWN, func(*known))
+            return
         first, second = guess_of(one), guess_of(other)
         choices = max(first.choices, second.choices)
         if one is other or math.isinf(second.mean):
@@ -288,10 +305,11 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(
         (
             *(_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim),
-            *(_aten.sort.default, _aten.argsort.default, _aten.multinomial.default),
+            *(_aten.argsort.default, _aten.multinomial.default),
         ),
         _chosen,
     ),
+    **dict.fromkeys([_aten.sort.default, _aten.sort.stable], _sorted),
     **dict.fromkeys(_overloads("randint"), _random_integers),
     **{op: _compared(name) for name in _COMPARE for op in (getattr(_aten, name).Scalar, getattr(_aten, name).Tensor)},
     **dict.fromkeys(_overloads("logical_not", "bitwise_not"), _computed(lambda a: 1 - a, 1)),

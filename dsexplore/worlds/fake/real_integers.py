@@ -1,4 +1,4 @@
-"""Tensors that keep their memory although a fake mode is entered: the integers of the C++ reducer of DDP.
+"""Tensors that keep their memory although a fake mode is entered: integers that C++ reads or writes in memory.
 
 `DistributedDataParallel` hands its parameters to a reducer in C++, which does to tensors what ops do, so that fake
 tensors serve; but for three small tensors of integers, whose elements it writes and reads in memory:
@@ -7,7 +7,8 @@ tensors serve; but for three small tensors of integers, whose elements it writes
 * the order of the parameters in buckets, which rank 0 broadcasts before the second step;
 * which parameters were used, all-reduced in each step with ``find_unused_parameters`` or ``static_graph``.
 
-So the factories that make them give real tensors, and ops on these run as they are.
+So the factories that make them give real tensors, and ops on these run as they are. Packed sequences need the same:
+recurrent layers read in memory how many sequences have each step, and ``pad_packed_sequence`` writes lengths.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import _VF
 from torch._C._distributed_c10d import Reducer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
@@ -53,7 +55,7 @@ class RealIntegers:
             ``NotImplemented`` where the op is the fake mode's.
         """
         if self._makes and func in _FACTORIES and kwargs.get("dtype") in _INTEGERS:
-            return self._kept(func(*args, **kwargs))
+            return self.keep(func(*args, **kwargs))
         if not self._storages or not args:
             return NotImplemented
         first = args[0]
@@ -61,9 +63,10 @@ class RealIntegers:
             first = first[0]
         if not isinstance(first, torch.Tensor) or first.untyped_storage()._cdata not in self._storages:
             return NotImplemented
-        return self._kept(func(*args, **kwargs))
+        return self.keep(func(*args, **kwargs))
 
-    def _kept(self, made: Any) -> Any:
+    def keep(self, made: Any) -> Any:
+        """Take the memory of a result, if that is a tensor, as one of these integers'."""
         if isinstance(made, torch.Tensor):
             if len(self._storages) > _MANY:
                 self._storages = {key: one for key, one in self._storages.items() if not one.expired()}
@@ -73,8 +76,9 @@ class RealIntegers:
         return made
 
 
-def patch_reducer(patches: Patches) -> None:
-    """Make DDP's reducer find memory where it reads its integers, on whatever fake mode is entered then."""
+def patch_integers(patches: Patches) -> None:
+    """Make DDP's reducer and packed sequences find memory for their integers, on whatever fake mode is entered then."""
+    patches.attribute(_VF, "_pad_packed_sequence", _with_memory(_VF._pad_packed_sequence))
     patches.attribute(DistributedDataParallel, "__init__", _with_memory(DistributedDataParallel.__init__))
     for name in ("_rebuild_buckets", "_set_static_graph"):
         patches.attribute(Reducer, name, _with_memory(getattr(Reducer, name)))

@@ -9,21 +9,24 @@ process that has imported torch already (`dsexplore.worlds.real.rank_server`): a
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.real.messages import Job
 from dsexplore.worlds.real.packing import pack_program
 from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, RankOutcome, wait_for_all
-from dsexplore.worlds.real.rank_server import server
+from dsexplore.worlds.real.server_process import server
 
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]
 
@@ -75,19 +78,69 @@ def run_ranks(
         run = _Run()
         stack.callback(run.close)
         for rank in range(world_size):
-            variables = {**DEFAULTS, **os.environ, **launcher_variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            job = Job(
-                rank=rank,
-                world_size=world_size,
-                program=packed,
-                backend=backend,
-                group_timeout=group_timeout,
-                environment={**variables, **(environment or {})},
-                directory=str(os.getcwd()),  # noqa: PTH109 - a string is what travels
-                path=tuple(sys.path),
-            )
+            variables = {**launcher_variables, **(environment or {})}
+            job = _job(packed, rank, world_size, variables, backend=backend, group_timeout=group_timeout)
             run.add(RankHandle(rank, job, on_line))
         return run.until_over(timeout, grace)
+
+
+def run_in_turn(
+    program: Callable[..., Any],
+    arguments: Sequence[Sequence[Any]],
+    *,
+    together: int,
+    on_line: Callable[[int, str], None] | None = None,
+    on_end: Callable[[RankOutcome], None] = lambda _outcome: None,
+) -> None:
+    """Run a function once for each of several arguments, each time in a process of its own that is alone in its world.
+
+    So many run at a time, and the next one starts as soon as one has ended. A process that fails leaves the others
+    alone. On Ctrl-C those that run are ended, and no other starts.
+
+    Args:
+        program: called as ``program(*arguments[index])``.
+        arguments: of each process.
+        together: processes at a time.
+        on_line: called with the index of a process and each line that it prints, as it prints it.
+        on_end: called with the outcome of each process, whose ``rank`` is its index, once that has ended.
+
+    Raises:
+        UsageError: a program or arguments that cannot be sent to another process.
+    """
+    server()
+    with ExitStack() as stack:
+        launcher_variables = stack.enter_context(rendezvous(1))
+        run = _Run()
+        stack.callback(run.close)
+
+        def start(index: int) -> RankHandle:
+            job = _job(pack_program(program, arguments[index], None), 0, 1, launcher_variables)
+            return RankHandle(index, job, on_line)
+
+        run.in_turn(map(start, range(len(arguments))), together, on_end)
+
+
+def _job(
+    packed: bytes,
+    rank: int,
+    world_size: int,
+    variables: Mapping[str, str],
+    *,
+    backend: str | None = None,
+    group_timeout: float = 30.0,
+) -> Job:
+    """The job of a rank in the caller's surroundings, with more variables in its environment."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return Job(
+        rank=rank,
+        world_size=world_size,
+        program=packed,
+        backend=backend,
+        group_timeout=group_timeout,
+        environment={**DEFAULTS, **os.environ, **own, **variables},
+        directory=str(os.getcwd()),  # noqa: PTH109 - a string is what travels
+        path=tuple(sys.path),
+    )
 
 
 DEFAULTS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -186,18 +239,51 @@ class _Run:
 
     def until_over(self, timeout: float, grace: float) -> RanksRun:
         """Wait until all ranks have finished, the time is up, or ``grace`` seconds after a failure; end the rest."""
-        try:
+        with self._noting_stacks():
             first_failure = wait_for_all(self._ranks, self._began + timeout, grace)
-        except KeyboardInterrupt as interrupt:
-            for outcome in self.close():
-                if outcome.status == "stuck":
-                    interrupt.add_note(f"rank {outcome.rank} was at:\n{outcome.stack}")
-            raise
         outcomes = self.close()
         reason: Reason = "timeout" if any(outcome.status == "stuck" for outcome in outcomes) else "done"
         if first_failure is not None:
             reason = "failed"
         return RanksRun(outcomes, time.monotonic() - self._began, reason, first_failure)
+
+    def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome], None]) -> None:
+        """Wait until all ranks have ended, of which so many run at a time: taking one from the iterator starts it."""
+        with self._noting_stacks(), selectors.DefaultSelector() as selector:
+
+            def start_next() -> None:
+                for rank in islice(ranks, 1):
+                    self.add(rank)
+                    for descriptor in rank.descriptors:
+                        selector.register(descriptor, selectors.EVENT_READ, rank)
+
+            for _ in range(together):
+                start_next()
+            while self._ranks:
+                for key, _ in selector.select():
+                    rank: RankHandle = key.data
+                    if rank.take(key.fd, time.monotonic()):
+                        selector.unregister(key.fd)
+                for rank in [rank for rank in self._ranks if rank.status is not None]:
+                    with uninterrupted():
+                        rank.release()
+                        for descriptor in selector.get_map().keys() & set(rank.descriptors):
+                            selector.unregister(descriptor)
+                        start_next()
+                        self._ranks.remove(rank)
+                        outcome = rank.end()
+                    on_end(outcome)
+
+    @contextmanager
+    def _noting_stacks(self) -> Iterator[None]:
+        """On Ctrl-C end all ranks, and note on the interrupt where those were that had not finished."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            for outcome in self.close():
+                if outcome.status == "stuck":
+                    interrupt.add_note(f"rank {outcome.rank} was at:\n{outcome.stack}")
+            raise
 
     def close(self) -> tuple[RankOutcome, ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""

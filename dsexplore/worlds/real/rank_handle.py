@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dsexplore.units import format_bytes
 from dsexplore.worlds.real.messages import CellReport, Job, Reap, Report, Start, send, unpack_report
-from dsexplore.worlds.real.rank_server import server
+from dsexplore.worlds.real.server_process import server
 
 STACK_WAIT = 2.0
 """Seconds that hung ranks get to write their stacks, all together."""
@@ -195,6 +195,24 @@ class RankHandle:
             self._given = end + 1
             self._on_line(self.rank, line)
 
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """The descriptors that become readable when the rank prints, reports, or has ended."""
+        return self.output.descriptor, self.result.descriptor, self.ended
+
+    def take(self, descriptor: int, last_look: float) -> bool:
+        """Take what has come over a descriptor that is readable; return whether nothing more will come.
+
+        Args:
+            descriptor: one of `descriptors`.
+            last_look: see `has_ended`.
+        """
+        if descriptor == self.ended:
+            self.has_ended(last_look)
+            return True
+        self.read()
+        return (self.output if descriptor == self.output.descriptor else self.result).at_end
+
     def has_ended(self, last_look: float) -> None:
         """Set the status, now that the process has ended.
 
@@ -329,22 +347,15 @@ def wait_for_all(
     again: float | None = None
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
-            for descriptor in (rank.output.descriptor, rank.result.descriptor, rank.ended):
+            for descriptor in rank.descriptors:
                 selector.register(descriptor, selectors.EVENT_READ, rank)
         while any(rank.status is None for rank in ranks):
             left = deadline - time.monotonic()
             ready = selector.select(max(left if again is None else min(left, again), 0))
             ready_at = time.monotonic()
             for key, _ in ready:
-                rank = key.data
-                if key.fd == rank.ended:
-                    rank.has_ended(last_look)
+                if key.data.take(key.fd, last_look):
                     selector.unregister(key.fd)
-                else:
-                    pipe = rank.output if key.fd == rank.output.descriptor else rank.result
-                    rank.read()
-                    if pipe.at_end:
-                        selector.unregister(key.fd)
             again = on_output()
             if left <= 0:
                 break

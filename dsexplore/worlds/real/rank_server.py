@@ -1,9 +1,9 @@
-"""The process that local ranks are forked from, and how the launcher talks to it.
+"""The program of the process that local ranks are forked from; `dsexplore.worlds.real.server_process` starts it.
 
 The server imports torch once, so that a rank runs a few milliseconds after it was requested. The server holds no
 process group, no device and no threads but those that the allocator of polars starts for itself, so a fork of it is as
-good as a fresh interpreter. `server` starts it when first called. The server answers requests over a Unix socket
-(`Start`, `Reap`, `Preload`), and ends when that socket closes.
+good as a fresh interpreter. The server answers requests over a Unix socket (`Start`, `Reap`, `Preload`), and ends when
+that socket closes.
 
 Each rank leads a session of its own, so Ctrl-C in the terminal reaches the launcher alone. Each rank dies with the
 server, and what ranks have started is the server's to end once their own parent is gone: so nothing outlives a launcher
@@ -12,18 +12,12 @@ that was killed.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import importlib
 import os
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +25,7 @@ import polars as pl
 
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
-from dsexplore.worlds.real.messages import Preload, Reap, Start, receive, send
+from dsexplore.worlds.real.messages import Preload, Reap, receive, send
 from dsexplore.worlds.real.rank_process import become_rank
 
 PRELOAD = (
@@ -131,97 +125,3 @@ def main(descriptor: int) -> None:
     freeze()
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)
-
-
-class Server:
-    """The server as the launcher sees it: its process, and the launcher's end of the socket.
-
-    Raises:
-        RuntimeError: the process did not start.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        self._socket, theirs = socket.socketpair()
-        start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main({theirs.fileno()})"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", start],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is the launcher's to handle
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        try:
-            receive(self._socket)
-        except EOFError as error:
-            self._process.wait()
-            self._errors.seek(0)
-            text = self._errors.read().decode(errors="replace")
-            self.close()
-            raise RuntimeError(f"the process that local ranks are forked from did not start:\n{text}") from error
-        self.owner = os.getpid()
-
-    @property
-    def pid(self) -> int:
-        """The process number."""
-        return self._process.pid
-
-    @property
-    def usable(self) -> bool:
-        """Whether the server runs, and was started by this process (after a fork it is the parent's)."""
-        return self.owner == os.getpid() and self._process.poll() is None
-
-    def request(self, request: Start | Reap | Preload, descriptors: Sequence[int] = ()) -> int:
-        """Send a request, with descriptors of open files, and wait for the answer."""
-        with self._lock:
-            send(self._socket, request, descriptors)
-            answer: int = receive(self._socket)[0]
-        return answer
-
-    def close(self) -> None:
-        """End the process and close the socket."""
-        self._socket.close()
-        self._process.wait()
-        self._errors.close()
-
-
-_running: Server | None = None
-_starting = threading.Lock()
-
-
-def server() -> Server:
-    """The server of this process; started when first called, and again where the last one has died.
-
-    Raises:
-        RuntimeError: the server did not start.
-    """
-    global _running
-    with _starting:
-        if _running is None or not _running.usable:
-            _running = Server()
-        return _running
-
-
-def preload(modules: Sequence[str]) -> None:
-    """Make the server of this process import modules that its ranks are going to need.
-
-    A server in which they have started threads is ended, as a fork of it could hang: the next one has no such modules.
-    """
-    if server().request(Preload(tuple(modules))) > 0:
-        close()
-
-
-def close() -> None:
-    """End the server of this process; the next `run_ranks` starts another. Called at exit."""
-    global _running
-    with _starting:
-        if _running is not None and _running.owner == os.getpid():
-            _running.close()
-        _running = None
-
-
-atexit.register(close)

@@ -9,7 +9,7 @@ from dsexplore.analysis.likeness import digest, first_difference
 from dsexplore.progress import Work, track
 from dsexplore.trace.represented_ranks import ranks_text
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.real import rank_server
+from dsexplore.worlds.real import server_process
 from dsexplore.worlds.scripts.distinct_ranks import Distinct, Outcome, Search
 from dsexplore.worlds.scripts.program import Program
 from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, Progression, axes_of
@@ -73,7 +73,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     if any(end.status != 0 for end in played.ends):
         return None
     pilot = played.ends[0].found
-    rank_server.preload(pilot.modules)
+    server_process.preload(pilot.modules)
     axes = axes_of(pilot.groups, world.spec, world.size)
     tests = conditions_on_rank(pilot.files, Layout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)

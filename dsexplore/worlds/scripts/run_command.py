@@ -1,4 +1,5 @@
-"""``dsexplore run``: an unmodified training script on simulated ranks, from a terminal."""
+"""``dsexplore run``: an unmodified training script on simulated ranks, from a terminal; its options are in
+`dsexplore.worlds.scripts.run_options`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import UsageError
@@ -18,63 +18,6 @@ from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.script import Setting, play
 from dsexplore.worlds.scripts.several_ranks import RankEnd
 
-DESCRIPTION = """\
-Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.
-
-  dsexplore run --world-size 64 train.py --lr 0.1
-  dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
-  dsexplore run --mesh dp=8,tp=8 --fake --steps 2 -o step.parquet --html step.html train.py
-  dsexplore run --world-size 64 --fake --cluster dgx-h100 train.py
-
-Options before the script are dsexplore's, those after it are the script's."""
-
-_OF_TORCHRUN = ("--master-addr", "--master-port", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
-"""Where ranks of a cluster meet: accepted, so that torchrun's line can be used, and without effect."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dsexplore run`` to a parser."""
-    parser.description = DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = "dsexplore run [options] (train.py | -m package.module) [argument ...]"
-    option = parser.add_argument
-    option("--world-size", type=int, metavar="N", help="number of ranks")
-    option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; says the world size too")
-    option("--nnodes", type=int, metavar="N", help="number of nodes, as torchrun's")
-    option(
-        *("--nproc-per-node", "--nproc_per_node", "--ranks-per-node"),
-        dest="ranks_per_node",
-        type=int,
-        metavar="N",
-        help="ranks on each node, as torchrun's (default: 8)",
-    )
-    option("--rank", type=int, metavar="R", help="the rank to play (default: 0)")
-    option(
-        "--ranks",
-        metavar="RANKS",
-        help="several ranks, each in a process of its own: 0,8, all, or distinct: one of each that differ",
-    )
-    option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
-    option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
-    option(
-        *("--value",),
-        dest="values",
-        action="append",
-        default=[],
-        metavar="LINE=NUMBER",
-        help="what a read of a fake tensor returns there, as train.py:31=0.5; repeatable",
-    )
-    option("--cluster", metavar="NAME", help="also predict the step on that cluster, such as dgx-h100, or a .toml file")
-    option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
-    option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
-    option("--html", type=Path, metavar="FILE", help="write the report there")
-    option("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    for name in _OF_TORCHRUN:
-        option(name, name.replace("-", "_").replace("__", "--", 1), help=argparse.SUPPRESS)
-    option("--standalone", action="store_true", help=argparse.SUPPRESS)
-    option("script", help="the script, or with -m the module")
-    option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-
 
 def run(
     options: argparse.Namespace, command: str | None = None, show_more: Callable[[Trace], None] | None = None
@@ -82,7 +25,7 @@ def run(
     """Do what ``dsexplore run`` was asked.
 
     Args:
-        options: as parsed.
+        options: as parsed, see `run_options`.
         command: the line that was typed, for the report.
         show_more: called with the trace once it has been shown.
 

@@ -21,21 +21,16 @@ from dsexplore.progress import Work, track
 from dsexplore.trace.files import rank_file
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.real.local_ranks import run_ranks
+from dsexplore.worlds.real.local_ranks import RankOutcome, run_in_turn
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.script import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around
 from dsexplore.worlds.simulated.repeated_microbatches import NotAlike
 
-_FOREVER = 1e6
-"""Seconds that ranks may take: a script ends when it ends."""
 _NO_RESULTS = ("/dev/", "/proc/")
 _CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
 _NAMED = 3
 """Files that a note names."""
-_MOST_WAITING = 8
-"""Ranks on fake tensors that are played at a time where there are fewer processors: more than there are processors, so
-that none is idle while the last ranks of a batch end; such a rank needs 200 MB."""
 
 
 @dataclass(frozen=True)
@@ -126,31 +121,35 @@ class Players:
 
     def play(self, ranks: Sequence[int], work: Work) -> None:
         """Play those ranks, some at a time."""
-        for start in range(0, len(ranks), self._together):
-            batch = list(ranks[start : start + self._together])
-            ends = self._play_batch(batch)
-            unlike = [end.rank for end in ends if end.is_unlike]
-            if unlike:
-                self._setting = replace(self._setting, repeats=False)
-                ends = [*(end for end in ends if not end.is_unlike), *self._play_batch(unlike)]
-            self.ends += sorted(ends, key=lambda end: batch.index(end.rank))
-            work.advance(len(batch))
+        before = len(self.ends)
+        unlike = self._play(ranks, work)
+        if unlike:
+            self._setting = replace(self._setting, repeats=False)
+            self._play(unlike, work)
+        self.ends[before:] = sorted(self.ends[before:], key=lambda end: ranks.index(end.rank))
 
-    def _play_batch(self, batch: list[int]) -> list[RankEnd]:
-        """Play those ranks at a time."""
-        ran = run_ranks(
+    def _play(self, ranks: Sequence[int], work: Work) -> list[int]:
+        """Play those ranks; return those whose microbatches were not alike, which are still to be played."""
+        unlike: list[int] = []
+
+        def ended(outcome: RankOutcome) -> None:
+            rank = ranks[outcome.rank]
+            failed = RankEnd(rank, 1, outcome.traceback or outcome.error)
+            end: RankEnd = outcome.value if outcome.status == "ok" else failed
+            if end.is_unlike:
+                unlike.append(rank)
+            else:
+                self.ends.append(end)
+                work.advance()
+
+        run_in_turn(
             _play_one,
-            len(batch),
-            args=(self._program, self._setting, batch, self._folder),
-            backend=None,
-            timeout=_FOREVER,
-            grace=_FOREVER,
-            on_line=partial(_print_line, batch),
+            [(self._program, self._setting, rank, self._folder) for rank in ranks],
+            together=self._together,
+            on_line=partial(_print_line, ranks),
+            on_end=ended,
         )
-        return [
-            outcome.value if outcome.status == "ok" else RankEnd(rank, 1, outcome.traceback or outcome.error)
-            for rank, outcome in zip(batch, ran.outcomes, strict=True)
-        ]
+        return unlike
 
     def tables(self, rank: int) -> Tables:
         """The tables that a rank recorded; empty where it left none."""
@@ -172,9 +171,8 @@ def players(program: Program, setting: Setting) -> Iterator[Players]:
         UsageError: there is no such script.
     """
     program.check()
-    together = len(os.sched_getaffinity(0))
-    if setting.fake:
-        together = max(together, min(2 * together, _MOST_WAITING))
+    processors = len(os.sched_getaffinity(0))
+    together = processors + 1 if setting.fake else processors  # so that none is idle while a rank starts or ends
     with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
         yield Players(program, setting, folder, together)
 
@@ -183,9 +181,8 @@ def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
     print(f"[rank {ranks[index]}] {line}", flush=True)
 
 
-def _play_one(program: Program, setting: Setting, ranks: Sequence[int], folder: str) -> RankEnd:
-    """In a process of its own: play the rank of this process's place among ``ranks``."""
-    rank = ranks[int(os.environ["RANK"])]
+def _play_one(program: Program, setting: Setting, rank: int, folder: str) -> RankEnd:
+    """In a process of its own: play a rank."""
     written: dict[str, None] = {}
     found: list[WorldFound] = []  # one, once the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))

@@ -1,9 +1,16 @@
-"""``torch.multiprocessing.spawn`` in a simulated world: the process that plays a rank calls what that rank would."""
+"""Processes that a program starts in a simulated world.
+
+For ``torch.multiprocessing.spawn`` the process that plays a rank calls what that rank would. Other processes are
+started, and nothing of them is traced: `patch_processes` notes that there were some.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dsexplore.errors import UsageError
@@ -55,3 +62,16 @@ def patch_spawn(patches: Patches, rank: int, size: int, ranks_per_node: int, rem
         return None if join else EndedProcesses()
 
     patches.function(_spawning.start_processes, lambda _original: start_processes)
+
+
+def patch_processes(patches: Patches, started: Callable[[], object]) -> None:
+    """Call ``started`` whenever the program starts a process, other than a ``DataLoader`` that starts its workers."""
+    original = BaseProcess.start
+
+    @wraps(original)
+    def start(process: BaseProcess) -> None:
+        if not str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.utils.data."):
+            started()
+        original(process)
+
+    patches.attribute(BaseProcess, "start", start)

@@ -14,11 +14,13 @@ class Use:
         initialised: whether the process group was initialised by the program, or by torch for it.
         meshes: how many device meshes it made.
         modules: how many modules it distributed with FSDP or DistributedDataParallel.
+        started_processes: whether it started processes, those of a ``DataLoader`` aside.
     """
 
     initialised: bool
     meshes: int
     modules: int
+    started_processes: bool = False
 
 
 def reason(size: int, rank: int, use: Use) -> str:
@@ -31,6 +33,12 @@ def reason(size: int, rank: int, use: Use) -> str:
         why = (
             "the process group was initialised, but no module was distributed over it (DistributedDataParallel, "
             f"fully_shard, parallelize_module), and rank {rank} called no collective"
+        )
+    elif use.started_processes:
+        why = (
+            "the program started processes of its own (multiprocessing.Process), which are not traced, and this one "
+            "initialised no process group: let torch.multiprocessing.spawn start them, of which the rank that is "
+            "played runs here, or call their function without a process, as torchrun's ranks do"
         )
     else:
         why = (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.worlds.commtrace import commtrace
+from dsexplore.worlds.fake.invented_values import READ
 from dsexplore.worlds.simulate import simulate
 
 
@@ -35,3 +38,18 @@ def test_gradients_pass_through_what_is_waited_for_late(fake: bool) -> None:
         functional.all_gather_single(x * 2, 0, mesh).sum().backward()
         assert x.grad is not None
         assert x.grad.shape == x.shape
+
+
+def test_elements_of_storages_are_invented_and_said() -> None:
+    with (
+        warnings.catch_warnings(),
+        commtrace(world_size=2, fake=True) as trace,
+    ):
+        warnings.simplefilter("ignore")
+        storage = torch.randn(4).storage()
+        assert storage[0] == 1.0
+        assert len(storage.tolist()) == 4
+        assert torch.randn(4).untyped_storage()[15] == 1
+        with pytest.raises(IndexError, match="index 4 out of range for storage of size 4"):
+            storage[4]
+    assert any(note.startswith(READ) for note in trace.info.notes)

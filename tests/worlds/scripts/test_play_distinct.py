@@ -10,7 +10,7 @@ import pytest
 
 import dsexplore
 from dsexplore.trace.represented_ranks import ranks_in
-from dsexplore.worlds.real import rank_server
+from dsexplore.worlds.real import server_process
 from dsexplore.worlds.scripts.play_distinct import play_distinct
 from dsexplore.worlds.scripts.program import Program
 from dsexplore.worlds.scripts.script import Setting
@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     yield path
-    rank_server.close()
+    server_process.close()
 
 
 @pytest.mark.processes
@@ -122,10 +122,40 @@ def test_microbatches_that_are_repeated_are_in_the_trace(tmp_path: Path, argumen
             dsexplore.run(path, *arguments, world_size=4, fake=True, ranks=ranks) for ranks in ("distinct", "all")
         )
     finally:
-        rank_server.close()
+        server_process.close()
     assert trace.info.ranks_stood_for == 4
     assert trace.by_op().rows() == everyone.by_op().rows()
     assert trace.by_module().rows() == everyone.by_module().rows()
     assert trace.unmatched().is_empty()
     assert any("recorded without being run" in note for note in trace.info.notes) == (not arguments)
     assert not any("recorded without being run" in note for note in everyone.info.notes)
+
+
+SHARDED = """\
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+model = fully_shard(torch.nn.Linear(4, int(sys.argv[1])), mesh=mesh)
+model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("rows", "kinds"),
+    [
+        (8, "1 rank stands for all 4: nothing differs"),
+        (7, "2 ranks stand for all 4: they differ by the sizes of their shards alone"),
+    ],
+)
+def test_ranks_that_differ_by_their_shards_alone_are_not_called_equal(tmp_path: Path, rows: int, kinds: str) -> None:
+    path = tmp_path / "sharded.py"
+    path.write_text(SHARDED)
+    try:
+        trace = dsexplore.run(path, str(rows), world_size=4, device="cpu", ranks="distinct")
+    finally:
+        server_process.close()
+    assert trace.info.notes[0].startswith(kinds)

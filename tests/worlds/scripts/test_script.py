@@ -222,6 +222,13 @@ class TestNothingSent:
         ("text", "why"),
         [
             ("import torch\ntorch.ones(2) + 1", "the program never initialised a process group"),
+            (
+                "import multiprocessing, time\n"
+                "process = multiprocessing.get_context('fork').Process(target=time.time)\n"
+                "process.start()\n"
+                "process.join()",
+                "the program started processes of its own",
+            ),
             ("import torch.distributed as d; d.init_process_group()", "no module was distributed over it"),
             (
                 "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (4,))",

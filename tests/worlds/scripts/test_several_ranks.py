@@ -11,7 +11,7 @@ import pytest
 
 from dsexplore import load
 from dsexplore.errors import UsageError
-from dsexplore.worlds.real import rank_server
+from dsexplore.worlds.real import server_process
 from dsexplore.worlds.scripts.program import Program
 from dsexplore.worlds.scripts.script import Setting
 from dsexplore.worlds.scripts.several_ranks import RankEnd, _watched_files, parse_ranks, play_ranks, written_by_several
@@ -60,7 +60,7 @@ class TestProcesses:
     @pytest.fixture(autouse=True)
     def end_the_server(self) -> Iterator[None]:
         yield
-        rank_server.close()
+        server_process.close()
 
     @pytest.fixture
     def script(self, tmp_path: Path) -> Path:
