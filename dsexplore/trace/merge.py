@@ -122,7 +122,7 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, is_whole: bool) -> TraceInfo:
-    """What the merged trace says of itself.
+    """The merged trace's `TraceInfo`.
 
     Args:
         parts: each with its ranks.

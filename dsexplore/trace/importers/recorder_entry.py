@@ -115,7 +115,7 @@ def entry_of(index: int, entry: Any) -> RecorderEntry:
 
 
 class _Called(NamedTuple):
-    """What the recorder's name of a call says; a dump has few different ones."""
+    """The parts of the recorder's name of a call; a dump has few different ones."""
 
     raw_op: str
     library: str
