@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
@@ -221,9 +221,20 @@ def _comm(options: argparse.Namespace) -> int | None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.cost.compute import Attention
     from dsexplore.worlds.scripts.run_options import add_arguments
 
     add_arguments(parser)
+    parser.add_argument(
+        "--async-tp",
+        action="store_true",
+        help="with --cluster: collectives of tensor parallelism run in pieces beside their products",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=get_args(Attention),
+        help="with --cluster: whose attention kernels run (default: flash-2)",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -243,6 +254,10 @@ def _run_script(options: argparse.Namespace) -> int:
     from dsexplore.worlds.scripts.run_command import run
 
     if options.cluster is None:
+        for name in ("async_tp", "attention"):
+            if getattr(options, name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is about a predicted step: give --cluster too, such as --cluster dgx-h100")
         return run(options)
     from dsexplore.cost.cluster import Cluster
 
@@ -252,7 +267,13 @@ def _run_script(options: argparse.Namespace) -> int:
         if trace.tables.kernels.is_empty():
             print("nothing was computed, so no step is predicted", file=sys.stderr)
             return
-        print(trace.predict(cluster, ranks_per_node=options.ranks_per_node)._repr_mimebundle_()["text/plain"])
+        prediction = trace.predict(
+            cluster,
+            ranks_per_node=options.ranks_per_node,
+            async_tp=options.async_tp,
+            attention=options.attention or "flash-2",
+        )
+        print(prediction._repr_mimebundle_()["text/plain"])
 
     return run(options, show_more=show_prediction)
 

@@ -177,7 +177,7 @@ async ([source, spec]) => {
         ("sankey", ".sankey-link >> nth=1", ["flow", [1]]),
         ("sankey", ".sankey-node:has-text('rank 0') rect >> nth=0", ["flow", [2]]),
         ("sankey", ".sankey-node:has-text('to rank 4') rect >> nth=0", ["flow", [4]]),
-        ("ranks", ".hm image", ["rank_peer", [0, 0]]),
+        ("ranks", ".dsx-heat[data-at='0,0']", ["rank_peer", [0, 0]]),
     ],
 )
 def test_a_click_on_what_goes_between_ranks_names_the_mark(

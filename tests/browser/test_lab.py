@@ -69,8 +69,7 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
     redrawn(page, lambda: page.click("text=clear"))
     assert lab.evaluate(page, "len(explorer.selection)") == 25
 
-    box = page.locator(".dsx-plot .hm, .dsx-plot .plot").first.bounding_box()
-    page.mouse.click(box["x"] + 0.25 * box["width"], box["y"] + 0.2 * box["height"])
+    page.click(".dsx-plot .dsx-heat[data-at]")
     page.wait_for_selector('.dsx-row[aria-selected="true"]')
     assert lab.evaluate(page, "explorer.widget.selected") >= 0
     shot(page, "explorer_clicked")
@@ -82,9 +81,9 @@ def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
     page.set_viewport_size({"width": 800, "height": 1250})
     opened(lab, page, "dark.ipynb", explored, dark=True)
     shot(page, "explorer_800_dark")
-    brightness = """() => [".dsx-tree", ".dsx-plot .ytick text"].map((place) => {
-        const { color, fill } = getComputedStyle(document.querySelector(place));
-        return (place === ".dsx-tree" ? color : fill).match(/[0-9.]+/g).slice(0, 3).reduce((a, b) => a + +b, 0);
+    brightness = """() => [".dsx-tree", ".dsx-plot .dsx-of"].map((place) => {
+        const { color } = getComputedStyle(document.querySelector(place));
+        return color.match(/[0-9.]+/g).slice(0, 3).reduce((a, b) => a + +b, 0);
     })"""
     assert min(page.evaluate(brightness)) > 600
     lab.set_theme(page, dark=False)
@@ -134,9 +133,10 @@ def test_exported_as_a_page_or_as_plain_html(lab: Any, page: Any, explored: str,
 def test_plotly_comes_from_the_kernel_where_lab_has_none(lab: Any, page: Any, explored: str) -> None:
     page.route("**/jupyterlab-plotly/**", lambda route: route.abort())
     opened(lab, page, "fallback.ipynb", explored)
+    redrawn(page, lambda: page.select_option(".dsx-explorer select[aria-label='figure']", "ops"))
     assert page.evaluate("!(globalThis._JUPYTERLAB || {})['jupyterlab-plotly']")
     assert page.evaluate("typeof globalThis.Plotly.react") == "function"
-    assert page.locator(".dsx-plot .heatmaplayer image, .dsx-plot .hm image").count() >= 1
+    assert page.locator(".dsx-plot .barlayer path").count() >= 1
     redrawn(page, lambda: row(page, "[0–2, 4–7]").click())
     assert page.requests.foreign == []
 
@@ -227,7 +227,8 @@ def test_every_figure_is_legible(
         shot(place, f"figure_{kind}_{width}_{theme}")
         outside = page.evaluate(
             """() => { const box = document.querySelector(".dsx-plot").getBoundingClientRect();
-                return [...document.querySelectorAll(".dsx-plot svg text")].filter((text) => text.textContent.trim())
+                return [...document.querySelectorAll(".dsx-plot svg text, .dsx-grid > span")]
+                    .filter((text) => text.textContent.trim())
                     .map((text) => [text.textContent, text.getBoundingClientRect()])
                     .filter(([, at]) => at.width && (at.left < box.left - 1 || at.right > box.right + 1))
                     .map(([text]) => text); }"""

@@ -83,10 +83,23 @@ def test_figures_that_cannot_be_are_refused(prediction: Prediction) -> None:
             prediction.figure(**options)
 
 
+def test_controls_begin_with_what_the_prediction_was_asked_for(prediction: Prediction) -> None:
+    box = prediction.what_if(async_tp=True, attention="cudnn").explore()
+    assert (box.controls["async_tp"].value, box.controls["attention"].value) == (True, "cudnn")
+    assert box.prediction.step == prediction.what_if(async_tp=True, attention="cudnn").step
+
+
 def test_controls_answer_and_say_when_a_new_trace_is_needed(prediction: Prediction) -> None:
     box = prediction.explore()
     box.controls["overlap"].value = False
     assert box.prediction.step == prediction.what_if(overlap=False).step
+    box.controls["overlap"].value = True
+    box.controls["async_tp"].value = True
+    assert box.prediction.step == prediction.what_if(async_tp=True).step != prediction.step
+    box.controls["async_tp"].value = False
+    box.controls["attention"].value = "cudnn"
+    assert box.prediction.options.attention == "cudnn"
+    assert box.prediction.compute.expected == prediction.what_if(attention="cudnn").compute.expected
     assert "without a new trace" in box.message.value
     box.controls["sequence"].value = 2.0
     assert "new trace" in box.message.value

@@ -1,12 +1,13 @@
-"""The explorer of a prediction: what if the cluster, the node, overlap, compilation, batch or sequence were others."""
+"""The explorer of a prediction: what if the cluster, node, overlap, compilation, kernels or batch were others."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from dsexplore.cost.cluster import known_clusters
+from dsexplore.cost.compute import Attention
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.views.cost import prediction_figures
@@ -36,6 +37,14 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
     )
     overlap = ipywidgets.Checkbox(value=prediction.options.overlap, description="overlap")
     compiled = ipywidgets.Dropdown(options=_AS_TRACED, value=prediction.options.compiled, description="modules")
+    async_tp = ipywidgets.Checkbox(
+        value=prediction.options.async_tp,
+        description="async TP",
+        tooltip="collectives of tensor parallelism in pieces beside their products",
+    )
+    attention = ipywidgets.Dropdown(
+        options=get_args(Attention), value=prediction.options.attention, description="attention"
+    )
     batch = ipywidgets.Dropdown(options=_FACTORS, value=1.0, description="batch ×")
     sequence = ipywidgets.Dropdown(options=_FACTORS, value=1.0, description="sequence ×")
     kind = ipywidgets.Dropdown(options=kinds, description="picture")
@@ -54,6 +63,8 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
                 ranks_per_node=node.value,
                 overlap=overlap.value,
                 compiled=compiled.value,
+                async_tp=async_tp.value,
+                attention=attention.value,
                 batch=batch.value,
                 sequence=sequence.value,
             )
@@ -65,7 +76,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
         tables.value = tables_of(box.prediction)
         draw()
 
-    for control in (cluster, node, overlap, compiled, batch, sequence):
+    for control in (cluster, node, overlap, compiled, async_tp, attention, batch, sequence):
         control.observe(ask, "value")
     kind.observe(draw, "value")
     box.controls = {
@@ -73,13 +84,15 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
         "ranks_per_node": node,
         "overlap": overlap,
         "compiled": compiled,
+        "async_tp": async_tp,
+        "attention": attention,
         "batch": batch,
         "sequence": sequence,
         "picture": kind,
     }
     box.message = message
     box.prediction = prediction
-    rows = [[cluster, node, compiled], [batch, sequence, overlap, kind]]
+    rows = [[cluster, node, kind], [compiled, attention, overlap, async_tp], [batch, sequence]]
     box.children = [*(ipywidgets.HBox(row) for row in rows), message, picture, tables]
     ask()
     return box

@@ -112,7 +112,7 @@ class PredictionView(View):
         return getattr(prediction_figures, kind)(self._prediction)
 
     def explore(self, **options: Any) -> Any:
-        """Controls for cluster, ranks per node, overlap, compilation, batch and sequence; the answer follows."""
+        """Controls for what `Prediction.what_if` takes: cluster, overlap, kernels, batch and so on."""
         from dsexplore.views.cost.prediction_explorer import explorer
 
         if options:

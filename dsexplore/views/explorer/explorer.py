@@ -20,24 +20,30 @@ from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.parameter_day import parameter_day
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
-from dsexplore.near_names import did_you_mean
 from dsexplore.signatures import with_options
-from dsexplore.trace import measured_time
-from dsexplore.trace.select import check_module, check_value
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
-from dsexplore.views.explorer.filters import FACETS, Filters, Passed, choices, chosen, lists, several
+from dsexplore.views.explorer.figure_panel import TITLES, FigurePanel
+from dsexplore.views.explorer.filters import (
+    FACETS,
+    Filters,
+    Passed,
+    check_filters,
+    choices,
+    chosen,
+    known_names,
+    lists,
+)
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.picking import Picked, Shown, picked
+from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.figure_spec import Spec, finished
-from dsexplore.views.trace.figures import KINDS, figure_of, module_heatmap, top_of, why_empty
+from dsexplore.views.trace.figures import KINDS
 from dsexplore.views.trace.headline_view import filter_by, headline_html
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.time_columns import time_columns
@@ -46,12 +52,6 @@ from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])
 _display: Callable[..., None] = display
-_DRAWN = ("rank", "step", "seq", "op", "phase", "axis", "group", "peer", "message_bytes", "wire_bytes", "start", "end")
-"""The columns that figures read."""
-_TITLES = {
-    "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
-    "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
-}  # fmt: skip
 PARTS = (timeline_panel.PART, map_panel.PART)
 """The parts below the tree, shown where they are open."""
 _PARAMETER = "parameter"
@@ -116,14 +116,12 @@ class Explorer:
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
         self._lanes = TimelinePanel(self._trace.tables, sizes)
         self._map = MapPanel(self._codes, self._prediction)
-        self._tops: dict[tuple[str, str], float] = {}
-        self._window: tuple[float, float] | None = None
+        self._figure = FigurePanel(self._codes)
         self._quiet = False
-        self._drawn_rows: list[int] = []
         self.widget = ExplorerWidget(
             on_event=self._on_event,
             lists=lists(self._codes),
-            kinds=[[kind, _TITLES[kind]] for kind in KINDS],
+            kinds=[[kind, TITLES[kind]] for kind in KINDS],
             kind=figure,
             sizes=sizes,
             height=height,
@@ -187,14 +185,7 @@ class Explorer:
         Raises:
             UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
         """
-        check_module(self._known, module, "filter")
-        for name, wanted in facets.items():
-            if name not in FACETS:
-                known = ["module", "implicit", *FACETS]
-                near = did_you_mean(name, known)
-                raise UsageError(f"filter({name}=…): no such filter; filters are {', '.join(known)}{near}")
-            for value in several(wanted):
-                check_value(self._known, name, value, "filter")
+        check_filters(self._known, module, facets)
         filters = Filters(dict(facets), module, implicit)
         self._forget()
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
@@ -322,9 +313,12 @@ class Explorer:
     @_in_one_message
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["type"] == "zoom":
-            self._zoom(event.get("range"))
+            self._figure.zoom(self._chosen, event.get("range"))
+            self._draw_again()
         elif event["type"] == "click":
-            self._pick(event)
+            found = self._figure.picked(self._chosen, event)
+            if found is not None:
+                self._choose(found)
         elif event["type"] == "sentence":
             self._lead(int(event["index"]))
         elif event["type"] == "again":
@@ -373,18 +367,6 @@ class Explorer:
     }
     """Message of the browser: what is picked with it."""
 
-    def _zoom(self, extent: list[float] | None) -> None:
-        scale = 1e6 if measured_time.is_timed(self._events(self._chosen.inside(self._drawn_rows))) else 1.0
-        self._window = None if extent is None else (float(extent[0]) * scale, float(extent[1]) * scale)
-        self._draw_again()
-
-    def _pick(self, click: dict[str, Any]) -> None:
-        """Choose a clicked mark: select the module that sent most of it, and list the mark's events."""
-        mask = self._chosen.mask if click.get("kind") == "cause" else self._chosen.inside(self._drawn_rows)
-        found = picked(Shown(self._codes, self.widget.spec, mask, self._window), click)
-        if found is not None:
-            self._choose(found)
-
     def _choose(self, found: Picked) -> None:
         """Choose some events: select the module that sent most of them, and list them."""
         self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
@@ -408,12 +390,7 @@ class Explorer:
 
     @cached_property
     def _known(self) -> Tables:
-        """The trace with each name of its events once: all that a filter's names are compared with."""
-        events = self._trace.tables.events
-        found = [events[name].unique() for name in (*FACETS, "owner", "trigger")]
-        longest = max(len(names) for names in found)
-        columns = [names.extend_constant(None, longest - len(names)) for names in found]
-        return replace(self._trace.tables, events=pl.DataFrame(columns))
+        return known_names(self._trace.tables)
 
     def _events(self, mask: Mask) -> pl.DataFrame:
         events = self._trace.tables.events
@@ -421,30 +398,13 @@ class Explorer:
 
     def _draw(self) -> None:
         """Draw the figure of the selected module, or of everything."""
-        self._window, self._drawn_rows = None, self._rows.chosen
+        self._figure.begin(self._rows.chosen)
         self._draw_again()
 
     @_in_one_message
     def _draw_again(self) -> None:
         """Draw the figure of the same events, in another kind or range."""
-        kind = str(self.widget.kind)
-        if kind != "sequence":
-            self._window = None
-        empty = why_empty(kind, filtered=self._chosen.passed.filters != Filters())
-        self.widget.show(finished(self._spec(kind), empty), f"{_TITLES[kind]} of {self._chosen.summary}")
-
-    def _spec(self, kind: str) -> Spec:
-        tables = self._trace.tables
-        if kind == "modules":
-            grid = self._codes.places(self._chosen.passed.sums, self._drawn_rows or None)
-            return module_heatmap(grid, self._codes.largest_place)
-        drawn = tables.events.select(_DRAWN)
-        sizes = self._codes.kind_of_sizes
-        if (kind, sizes) not in self._tops:
-            self._tops[kind, sizes] = top_of(replace(tables, events=drawn), kind, sizes)
-        events = drawn.filter(pl.Series(self._chosen.inside(self._drawn_rows)))
-        part = Tables(events=events, groups=tables.groups, info=tables.info)
-        return figure_of(part, kind, self._window, sizes, self._tops[kind, sizes])
+        self.widget.show(*self._figure.drawn(self._chosen, str(self.widget.kind)))
 
     @_in_one_message
     def _draw_parts(self) -> None:

@@ -1,12 +1,18 @@
-"""The explorer's filters: the labels to choose from, and the events that a choice lets through."""
+"""The explorer's filters: the labels to choose from, what is refused, and the events that a choice lets through."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import polars as pl
+
+from dsexplore.errors import UsageError
+from dsexplore.near_names import did_you_mean
+from dsexplore.trace.select import check_module, check_value
+from dsexplore.trace.tables import Tables
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes, Matched
@@ -71,6 +77,34 @@ class Passed:
         events = self.filters.implicit or self.filters.picks  # by more than module, axis and phase
         sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums
+
+
+def known_names(tables: Tables) -> Tables:
+    """A trace with each name of its events once: all that a filter's names are compared with."""
+    found = [tables.events[name].unique() for name in (*FACETS, "owner", "trigger")]
+    longest = max(len(names) for names in found)
+    return replace(tables, events=pl.DataFrame([names.extend_constant(None, longest - len(names)) for names in found]))
+
+
+def check_filters(known: Tables, module: str, facets: Mapping[str, Any]) -> None:
+    """Refuse the arguments of a filter that the trace does not know.
+
+    Args:
+        known: see `known_names`.
+        module: a shell pattern.
+        facets: facet → a value or a list of values.
+
+    Raises:
+        UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
+    """
+    check_module(known, module, "filter")
+    for name, wanted in facets.items():
+        if name not in FACETS:
+            names = ["module", "implicit", *FACETS]
+            near = did_you_mean(name, names)
+            raise UsageError(f"filter({name}=…): no such filter; filters are {', '.join(names)}{near}")
+        for value in several(wanted):
+            check_value(known, name, value, "filter")
 
 
 def lists(codes: EventCodes) -> list[list[object]]:

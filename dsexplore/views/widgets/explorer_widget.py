@@ -33,7 +33,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
     """
 
-    _esm = script(*EXPLORER_SCRIPTS, "marks.js", "plot.js", "explorer.js", render="explorer")
+    _esm = script(*EXPLORER_SCRIPTS, "marks.js", "heat_grid.js", "plot.js", "explorer.js", render="explorer")
     _css = EXPLORER_STYLE + style("plot.css")
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)

@@ -45,6 +45,7 @@ export function markWords({ curve, point }, data) {
 
 // Plotly's text is its own kind of HTML: line breaks and entities become what they stand for.
 function plainText(text) {
+  if (!/[&<]/.test(text)) return String(text);
   const decode = document.createElement("textarea");
   decode.innerHTML = String(text).replace(/<br\s*\/?>/g, ", ").replace(/<\/?[bi]>/g, "");
   return decode.value;

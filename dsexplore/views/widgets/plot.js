@@ -1,4 +1,5 @@
-// Draws a plotly figure with the plotly.js that is there already: the page's, JupyterLab's, or the installed package's.
+// Draws a figure: a heatmap of few cells as a grid, any other with the plotly.js that is there already: the page's,
+// JupyterLab's, or the installed package's.
 const MIME = "application/vnd.plotly.v1+json";
 // Safari has no idle callbacks.
 const whenIdle = globalThis.requestIdleCallback ?? ((run) => setTimeout(run, 200));
@@ -72,29 +73,32 @@ export function plot({ model, el }) {
   const spoken = document.createElement("div");
   spoken.className = "dsx-spoken";
   spoken.setAttribute("role", "status");
-  const scale = element("div", "dsx-scale");
+  const scale = element("div", "dsx-scale"), sheet = element("div"), grid = heatGrid((row, column) => chooseMark(drawn()[0], [row, column]));
+  box.append(grid.el, sheet);
   el.append(box, scale, spoken);
-  let plotly = null, bound = false, zoom = 0, width = 0, ink = "", at = -1;
+  let plotly = null, bound = false, gridded = null, zoom = 0, width = 0, ink = "", at = -1;
   const send = (message) => model.send(message);
   const choose = (trace, point, customdata, x) => send({
     type: "click", kind: (trace.meta || {}).kind || "", customdata: customdata ?? null, x: x ?? null, index: [point].flat(),
   });
+  function chooseMark(trace, index) {
+    const deep = Array.isArray(index), of = (values) => (deep ? ((values || [])[index[0]] || [])[index[1]] : (values || [])[index]);
+    choose(trace, index, of(trace.customdata), (trace.x || [])[deep ? index[1] : index]);
+  }
   // Plotly keeps numbers that came packed as typed arrays in _fullData.
-  const drawn = () => box._fullData || box.data || [];
+  const drawn = () => (gridded ? [gridded] : sheet._fullData || sheet.data || []);
   function point(to) {
     const marks = marksOf(drawn());
     at = to < marks.length ? to : -1;
     spoken.textContent = at < 0 ? "" : markWords(marks[at], drawn());
+    if (gridded) grid.point(at < 0 ? null : marks[at].point);
   }
   box.addEventListener("keydown", (event) => {
-    if (!bound || event.target !== box || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!(bound || gridded) || event.target !== box || event.ctrlKey || event.metaKey || event.altKey) return;
     const marks = marksOf(drawn());
     if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) point(nextMark(marks, at, event.key));
-    else if ((event.key === "Enter" || event.key === " ") && at >= 0) {
-      const { curve, point: index } = marks[at], trace = drawn()[curve], deep = Array.isArray(index);
-      const of = (values) => (deep ? ((values || [])[index[0]] || [])[index[1]] : (values || [])[index]);
-      choose(trace, index, of(trace.customdata), (trace.x || [])[deep ? index[1] : index]);
-    } else if (event.key === "Escape" && at >= 0) point(-1);
+    else if ((event.key === "Enter" || event.key === " ") && at >= 0) chooseMark(drawn()[marks[at].curve], marks[at].point);
+    else if (event.key === "Escape" && at >= 0) point(-1);
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -102,15 +106,15 @@ export function plot({ model, el }) {
   box.addEventListener("blur", () => { if (at >= 0) point(-1); });
   function bind() {
     bound = true;
-    box.on("plotly_click", ({ points }) => {
+    sheet.on("plotly_click", ({ points }) => {
       // Of a Sankey diagram plotly hands over a link, or a node, which has the links that begin at it.
       const { data, trace, pointIndex, pointNumber, customdata, x, sourceLinks } = points[0];
       const index = sourceLinks ? trace.link.value.length + pointNumber : pointIndex ?? pointNumber ?? 0;
       choose(data ?? trace, index, customdata, x);
     });
-    box.on("plotly_relayout", (change) => {
+    sheet.on("plotly_relayout", (change) => {
       const range = change["xaxis.range[0]"] !== undefined ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : change["xaxis.autorange"] ? null : undefined;
-      if (range === undefined || !box.data.some((trace) => (trace.meta || {}).kind === "sequence")) return;
+      if (range === undefined || !sheet.data.some((trace) => (trace.meta || {}).kind === "sequence")) return;
       clearTimeout(zoom);
       zoom = setTimeout(() => send({ type: "zoom", range }), 120);
     });
@@ -141,27 +145,35 @@ export function plot({ model, el }) {
     drawScale(data);
     if (width) makeRoom(data, Object.assign(layout, { width }), width);
     // Given its settings again, plotly would lay out the page before it begins.
-    await plotly.react(box, data, layout, bound ? undefined : SETTINGS);
+    await plotly.react(sheet, data, layout, bound ? undefined : SETTINGS);
+    if (bound) return;
+    bind();
+    // Once more in idle time, so that the browser has compiled plotly's redrawing before the first choice.
+    whenIdle(() => { if (box.isConnected && !gridded) after(figure); });
   }
   async function draw() {
-    if (!model.get("spec").data) return;
-    plotly ??= await library(model);
+    const { data } = model.get("spec");
+    if (!data) return;
+    const found = gridIn(data);
+    if (!found) plotly ??= await library(model);
+    else if (!plotly && !box.dataset.drawn) whenIdle(() => { if (box.isConnected) void library(model); }); // for the next kind of figure
     box.setAttribute("aria-label", `${model.get("spoken")}. Arrow keys go from mark to mark, Enter chooses one.`);
     at = -1;
     spoken.textContent = "";
-    await figure();
-    if (!bound) {
-      bind();
-      // Once more in idle time, so that the browser has compiled plotly's redrawing before the first choice.
-      whenIdle(() => { if (box.isConnected) after(figure); });
-    }
+    gridded = found;
+    grid.el.hidden = !found;
+    sheet.hidden = Boolean(found);
+    if (found) {
+      drawScale([{ ...found }]);
+      grid.show(found, width ||= box.clientWidth);
+    } else await figure();
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);
   }
   // Draws at once unless a drawing is under way: plotly reads sizes, for which the browser lays out the page first.
   let drawing = null;
   function after(draw) {
     const now = drawing ? drawing.then(draw) : draw();
-    const drawn = now.catch((error) => { box.textContent = `The figure could not be drawn: ${error}`; })
+    const drawn = now.catch((error) => { Object.assign(sheet, { textContent: `The figure could not be drawn: ${error}`, hidden: false }); })
       .then(() => { if (drawing === drawn) drawing = null; });
     drawing = drawn;
   }
@@ -172,7 +184,8 @@ export function plot({ model, el }) {
     if (!box.clientWidth || (box.clientWidth === width && now === ink)) return;
     width = box.clientWidth;
     ink = now;
-    if (bound) after(async () => { await plotly.relayout(box, { width, "font.color": ink }); });
+    if (gridded) grid.fit(width);
+    else if (bound) after(async () => { await plotly.relayout(sheet, { width, "font.color": ink }); });
   }
   // Observers report a size after the layout; reading it at another time forces one more layout.
   const seen = new ResizeObserver(fit), themed = new MutationObserver(fit);
@@ -183,7 +196,7 @@ export function plot({ model, el }) {
   function end() {
     for (const observer of [seen, themed]) observer.disconnect();
     scheme.removeEventListener("change", fit);
-    if (plotly) plotly.purge(box);
+    if (plotly) plotly.purge(sheet);
   }
   return { names: ["spec"], show, end };
 }

@@ -20,7 +20,7 @@ from dsexplore.views.widgets import script, style
 class PlotWidget(anywidget.AnyWidget):
     """Shows one figure; calls ``on_event`` with what was clicked and with the range that was zoomed to."""
 
-    _esm = script("follow.js", "dom.js", "marks.js", "plot.js", render="alone(plot)")
+    _esm = script("follow.js", "dom.js", "marks.js", "heat_grid.js", "plot.js", render="alone(plot)")
     _css = style("plot.css")
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""

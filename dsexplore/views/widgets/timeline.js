@@ -28,11 +28,20 @@ export function timeline({ model, el }) {
       const raw = given[name];
       return raw && raw.byteLength ? new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength)) : new Type(0);
     };
+    const begin = read("begin", Float32Array), lane = read("lane", Uint16Array);
     return {
-      begin: read("begin", Float32Array), end: read("end", Float32Array), level: read("level", Float32Array),
-      lane: read("lane", Uint16Array), mark: read("mark", Uint8Array),
-      count: read("count", Uint32Array), bytes: read("bytes", Float32Array),
+      begin, lane, next: followers(begin, lane), end: read("end", Float32Array), level: read("level", Float32Array),
+      mark: read("mark", Uint8Array), count: read("count", Uint32Array), bytes: read("bytes", Float32Array),
     };
+  }
+  // Where the next box of each one's lane begins: what is written on a box ends there.
+  function followers(begin, lane) {
+    const next = new Float32Array(begin.length), of = new Map();
+    for (let i = begin.length - 1; i >= 0; i -= 1) {
+      next[i] = of.get(lane[i]) ?? Infinity;
+      of.set(lane[i], begin[i]);
+    }
+    return next;
   }
   let found = columns();
   const across = (place) => names + place * (width - names);
@@ -95,9 +104,10 @@ export function timeline({ model, el }) {
     pen.fillStyle = colour;
     pen.fillRect(x, y, wide > 4 ? wide - 1 : wide, tall);
     const text = now.labels && now.labels.length ? now.labels[i] : letter;
-    if (text && tall > 11 && wide > 7 + 7 * text.length) {
+    const room = Math.min(wide, across(found.next[i]) - x);
+    if (text && tall > 11 && room > 7 + 7 * text.length) {
       pen.fillStyle = ink;
-      pen.fillText(text, x + (wide - pen.measureText(text).width) / 2, y + tall / 2);
+      pen.fillText(text, x + (room - pen.measureText(text).width) / 2, y + tall / 2);
     }
   }
 
