@@ -249,12 +249,13 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
     patches.function(_flat_param._same_storage, lambda _original: _share_storage)
 
 
-def _element(inventor: Inventor, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _element(inventor: Inventor, original: Callable[..., Any]) -> Callable[..., Any]:
     """``tensor.storage()[0]``: a value of which nothing is known but its type."""
 
-    def element(storage: TypedStorage | UntypedStorage, index: Any) -> Any:
+    def element(storage: TypedStorage | UntypedStorage, /, *args: Any, **kwargs: Any) -> Any:
+        index = args[0] if args else kwargs.get("idx")
         if storage.device.type != "meta" or type(index) is not int:
-            return original(storage, index)
+            return original(storage, *args, **kwargs)
         if isinstance(storage, TypedStorage):
             size, dtype = storage._size(), storage.dtype
         else:
