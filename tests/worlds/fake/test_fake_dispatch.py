@@ -119,6 +119,29 @@ def test_what_torch_does_not_remember_is_what_torch_returns(op: Callable[..., An
     assert [events[at * each : (at + 1) * each].rows() for at in range(4)] == [events[:each].rows()] * 4
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_step_is_not_looked_at_tensor_by_tensor(
+    optimizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    of_torch = FakeTensorMode.dispatch
+
+    def noted(mode: FakeTensorMode, func: Any, *others: Any) -> Any:
+        asked.append(func)
+        return of_torch(mode, func, *others)
+
+    with SimulationMode(allow_non_fake_inputs=True):
+        parameters = [nn.Parameter(torch.ones(4, 3)) for _ in range(3)]
+        for one in parameters:
+            one.grad = torch.ones_like(one)
+        step = optimizer(parameters, fused=True)
+        monkeypatch.setattr(FakeTensorMode, "dispatch", noted)
+        step.step()
+        assert [step.state[one]["exp_avg"].shape for one in parameters] == [(4, 3)] * 3
+    assert asked
+    assert not any("fused" in str(func) for func in asked)
+
+
 def test_a_mesh_gives_the_same_slice_for_the_same_axes() -> None:
     with simulate(mesh="dp=2,tp=4", fake=True) as mesh:
         assert mesh["tp"] is mesh["tp"]
