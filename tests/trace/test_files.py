@@ -246,6 +246,14 @@ def test_a_directory_of_two_recordings_is_refused(tmp_path: Path, make: Make) ->
         dsexplore.load(tmp_path / "t")
 
 
+def test_files_of_two_recordings_are_named_by_the_first(tmp_path: Path, make: Make) -> None:
+    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    Trace(make([{}], world_size=2)).save(first)
+    Trace(make([{"rank": 3}], ranks=(3,), world_size=4)).save(second)
+    with pytest.raises(TraceFileError, match=r"first\.parquet and the others are of different recordings: world_size"):
+        dsexplore.load([first, second])
+
+
 def test_several_processes_need_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     files.check_destination("t.parquet")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -248,6 +248,10 @@ class TestRouting:
         again = hit.scatter(0, torch.randint(8, (4,)), 0.0)
         assert again.sum().item() == 1
 
+    def test_by_joining(self) -> None:
+        one, two = torch.tensor([3, 5]), torch.tensor([7])
+        assert [torch.cat(parts).tolist() for parts in ([one], [one, two])] == [[3, 5], [3, 5, 7]]
+
     def test_by_a_grouped_product_in_fp32(self) -> None:
         weights = torch.randn(EXPERTS, 8, 16, requires_grad=True)
         ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
