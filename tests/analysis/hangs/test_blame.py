@@ -90,7 +90,7 @@ def test_one_rank_that_stops_is_blamed_whatever_the_groups(job: Any, kept: str) 
 
 
 def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> None:
-    """Rank 1 has issued a call that rank 2 comes to later; where nothing says that it died, both wait for each other."""
+    """Rank 1 issued a call that rank 2 comes to later: where nothing says that it died, both wait for each other."""
     world, pair = Group("0", (0, 1, 2), "world"), Group("1", (1, 2), "pair")
     all_wait = Collective(group=world, op="all_reduce")
     of_pair = Collective(group=pair, op="all_reduce", blocking=False)
@@ -104,9 +104,7 @@ def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> 
             yield of_pair
 
     left = dumps(run(program, 3), [world, pair])
-    job = job_of_dumps(
-        Dumps(tuple(dump_of(Path(f"_dump_{rank}"), content, rank) for rank, content in left.items()))
-    )
+    job = job_of_dumps(Dumps(tuple(dump_of(Path(f"_dump_{rank}"), content, rank) for rank, content in left.items())))
     died = replace(job.ranks[1], end="died: killed by SIGKILL")
     found = report_of(replace(job, ranks={**job.ranks, 1: died}))
     assert (found.culprits, found.reason) == ((1,), "missing")
