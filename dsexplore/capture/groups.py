@@ -155,6 +155,11 @@ def _unboxed(handle: Any) -> Any:
     return dist.ProcessGroup.unbox(handle.real_obj)  # of a FakeScriptObject
 
 
+def size_of(group: Group | None) -> int:
+    """Ranks of a group; 1 where an op that nobody described named none."""
+    return group.size if group is not None else 1
+
+
 def describe_group(process_group: Any) -> Group:
     """A live group as plain data, without its axis."""
     name = process_group.group_name

@@ -10,7 +10,7 @@ import polars as pl
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.groups import Group, own_rank
+from dsexplore.capture.groups import Group, own_rank, size_of
 from dsexplore.capture.issued import Issued, Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
@@ -179,7 +179,7 @@ def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
     origins = [one.origin for one in collectives]
     names = {id(module): module.name for each in origins for module in (each.trigger, each.owner) if module}
     groups = [one.group for one in collectives]
-    sizes = [group.size if group else 1 for group in groups]
+    sizes = [size_of(group) for group in groups]
     columns: dict[str, Any] = {
         "rank": [one.rank for one in collectives],
         "op": [op for op, *_ in messages],

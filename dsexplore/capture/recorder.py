@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.autograd_nodes import ModuleCall
-from dsexplore.capture.groups import Group, Groups, own_rank
+from dsexplore.capture.groups import Group, Groups, own_rank, size_of
 from dsexplore.capture.issued import Batches, Issued, Label, Origin, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_entry import ModuleEntry
@@ -261,7 +261,7 @@ class Recorder:
         """Describe a collective that is about to be issued inside ``frame``."""
         reading = read_stack(self._stack_depth, frame, self._modules)
         group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-        messages = entry.messages(args, group.size if group is not None else 1, entry.op)
+        messages = entry.messages(args, size_of(group), entry.op)
         if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(frame):
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = None

@@ -222,13 +222,12 @@ class _Reader:
         return self._costs[key]
 
     def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:
-        ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
-        per_node = self._ranks_on_node(ranks, row, rank)
+        size, per_node = self._parties(row, rank)
         return Collective(
             seq=row["seq"],
-            seconds=self._seconds(row["op"], row["message_bytes"], row["group_size"], per_node),
+            seconds=self._seconds(row["op"], row["message_bytes"], size, per_node),
             stream=_stream(row),
-            link="node" if per_node >= row["group_size"] else "network",
+            link="node" if per_node >= size else "network",
             rule=_rule(row, waited),
             module=row["owner"] or row["trigger"],
             phase=row["phase"],
@@ -239,11 +238,12 @@ class _Reader:
             ranks=row["group_size"],
         )
 
-    def _ranks_on_node(self, ranks: list[int], row: Mapping[str, Any], rank: int) -> int:
-        """How many of the ranks that take part share this rank's node; of a message, the two ends."""
+    def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int]:
+        """How many ranks take part, and how many of them are on this rank's node; of a message, its two ends do."""
         if row["op"] in ("send", "recv"):
-            return 2 if row["peer"] is not None and row["peer"] // self.per_node == rank // self.per_node else 1
-        return max(1, sum(other // self.per_node == rank // self.per_node for other in ranks))
+            return 2, 2 if row["peer"] is not None and row["peer"] // self.per_node == rank // self.per_node else 1
+        ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
+        return row["group_size"], max(1, sum(other // self.per_node == rank // self.per_node for other in ranks))
 
     def _seconds(self, op: str, message_bytes: int, size: int, per_node: int) -> Times:
         key = op, message_bytes, size, per_node
@@ -252,8 +252,7 @@ class _Reader:
                 self.notes[f"{op} is not a collective whose time is known: left out of the prediction"] = None
                 self._times[key] = (0.0, 0.0, 0.0)
             else:
-                ranks = 2 if op in ("send", "recv") else size
-                time = collective_time(op, message_bytes, ranks, min(per_node, ranks), self.cluster)
+                time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster)
                 self._times[key] = time.low, time.expected, time.high
         return self._times[key]
 

@@ -200,6 +200,8 @@ def test_a_short_or_interrupted_read_is_completed(target: int, result: int) -> N
     moved = max(result, 0)
     expected = os.pread(target, BLOCK, BLOCK)
     assert memory[BLOCK + moved : 2 * BLOCK].tobytes() == expected[moved:]
+    assert not memory[: BLOCK + moved].any()  # the engine's own part, which this one leaves as it is
+    assert not memory[2 * BLOCK :].any()
 
 
 def test_a_short_write_is_completed(target: int) -> None:
@@ -207,8 +209,10 @@ def test_a_short_write_is_completed(target: int) -> None:
     engine.results[3] = [512]
     requests, memory = requests_on(target, 5, write=True)
     memory[:] = 0xEE
+    before = os.pread(target, 10 * BLOCK, 0)
     run(engine, requests, Policy(False, False), target)
-    assert os.pread(target, BLOCK, 3 * BLOCK) == os.pread(target, 512, 3 * BLOCK) + b"\xee" * (BLOCK - 512)
+    first, end = 3 * BLOCK + 512, 4 * BLOCK  # what the engine, which writes nothing, left over of the request
+    assert os.pread(target, 10 * BLOCK, 0) == before[:first] + b"\xee" * (end - first) + before[end:]
 
 
 def test_a_file_that_ends_early_is_an_error(target: int) -> None:

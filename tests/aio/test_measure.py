@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import threading
@@ -16,7 +15,6 @@ import pytest
 from dsexplore.aio import pool
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer, fill_random
-from dsexplore.aio.disk import cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Task
 from dsexplore.aio.pool import Pool
 from dsexplore.aio.target import Target
@@ -231,100 +229,6 @@ def test_random_fill_does_not_compress() -> None:
     assert len(zlib.compress(data, 1)) > 0.99 * len(data)
     assert data == fill_random(Buffer(17_000_003), seed=5).bytes.tobytes()
     assert data != fill_random(Buffer(17_000_003), seed=6).bytes.tobytes()
-
-
-def test_cached_pages_are_dropped_without_privileges(file: Path) -> None:
-    disk = disk_of(file)
-    if disk.kind != "disk":
-        pytest.skip(f"{disk.label}: its files live in memory")
-    file.read_bytes()
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        if cached_share(fd) is None:
-            pytest.skip("this kernel does not tell what is cached")
-        assert cached_share(fd) == 1.0
-        assert drop_cached(fd) == 0.0
-    finally:
-        os.close(fd)
-
-
-def test_the_part_of_a_file_that_is_data(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        assert data_share(fd) == 1.0  # nothing is missing
-        os.pwrite(fd, os.urandom(1 << 20), 1 << 20)
-        os.fsync(fd)
-        assert data_share(fd) == 0.5
-        os.pwrite(fd, os.urandom(1 << 20), 3 << 20)
-        os.ftruncate(fd, 8 << 20)
-        os.fsync(fd)
-        assert data_share(fd) == 0.25
-        os.pwrite(fd, os.urandom(8 << 20), 0)
-        os.fsync(fd)
-        assert data_share(fd) == 1.0
-        os.ftruncate(fd, 0)
-        os.posix_fallocate(fd, 0, 1 << 20)
-        assert data_share(fd) == 0.0  # never written: reads give zeros, and ask no disk
-    finally:
-        os.close(fd)
-
-
-def test_facts_about_a_disk(file: Path) -> None:
-    disk = disk_of(file)
-    assert disk.path == str(file)
-    assert str(file).startswith(disk.mount)
-    assert disk.free_bytes > 0
-    assert disk.direct is (disk.why_buffered is None)
-    if disk.direct:
-        assert 4096 % disk.offset_alignment == 0
-        assert disk.label.endswith("direct I/O)")
-    assert disk_of(file, direct=False).why_buffered == "buffered I/O was asked for"
-    assert disk_of(file, direct=False).label.endswith("page cache)")
-
-
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
-def test_a_disk_that_refuses_a_direct_read_is_read_through_the_page_cache(
-    file: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    if not disk_of(file).direct:
-        pytest.skip("direct I/O is not possible here")
-
-    def refuse(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("dsexplore.aio.disk.os.preadv", refuse)
-    if number == errno.EINVAL:
-        assert disk_of(file).why_buffered == "a direct read was refused (EINVAL)"
-    else:
-        with pytest.raises(OSError, match="Input/output error"):
-            disk_of(file)
-
-
-def test_tmpfs_is_recognised(mounted) -> None:  # type: ignore[no-untyped-def]
-    path = mounted("size=2m") / "file"
-    path.write_bytes(bytes(8192))
-    disk = disk_of(path)
-    assert (disk.filesystem, disk.kind, disk.direct) == ("tmpfs", "memory", False)
-    assert disk.why_buffered is not None
-    assert "page cache" in disk.label
-
-
-@pytest.mark.parametrize(
-    ("filesystem", "device", "kind"),
-    [
-        ("nfs4", "server:/home", "network"),
-        ("fuse.sshfs", "host:", "network"),
-        ("9p", "share", "network"),
-        ("ext4", "/dev/nvme0n1p1", "disk"),
-        ("ext4", "/dev/zram0", "memory"),
-        ("ramfs", "none", "memory"),
-    ],
-)
-def test_kinds_of_filesystem(filesystem: str, device: str, kind: str) -> None:
-    from dsexplore.aio.disk import _kind_of
-
-    assert _kind_of(filesystem, device) == kind
 
 
 def test_a_warm_up_precedes_the_slice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

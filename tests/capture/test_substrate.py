@@ -136,6 +136,19 @@ def test_an_unknown_op_is_recorded_and_warned_of_once() -> None:
         library._destroy()
 
 
+def test_an_unknown_op_without_a_group_is_counted_as_of_this_rank_alone() -> None:
+    library = torch.library.Library("c10d", "FRAGMENT")
+    library.define("lonely_(Tensor x) -> Tensor")
+    library.impl("lonely_", lambda x: x.clone(), "CPU")
+    try:
+        with pytest.warns(RuntimeWarning, match="does not know .* c10d::lonely_"), record() as trace:
+            torch.ops.c10d.lonely_(torch.ones(4))
+        event = trace.events.row(0, named=True)
+        assert (event["group"], event["group_size"], event["message_bytes"]) == ("", 1, 16)
+    finally:
+        library._destroy()
+
+
 def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(depth: int, frame: Any, modules: Any) -> Any:
         raise RuntimeError("fault of ours")

@@ -8,13 +8,11 @@ from dataclasses import replace
 import polars as pl
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import dsexplore
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.prediction import Prediction
-from dsexplore.cost.rank_program import Kernels, Options, programs
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 
@@ -130,24 +128,6 @@ def test_the_last_of_the_steps_that_compute_most_is_predicted() -> None:
     computed = [trace.predict(step=step).compute.expected for step in range(3)]
     assert trace.predict().compute.expected == computed[1]
     assert computed[1] not in (computed[0], computed[2])
-
-
-def test_kernels_that_differ_in_their_shape_alone_have_times_of_their_own() -> None:
-    with dsexplore.commtrace(world_size=1, fake=True, costs=True) as trace:
-        a, b = torch.randn(8192, 8192), torch.randn(64, 8192)
-        dist.barrier()
-        a @ a
-        dist.barrier()
-        a @ b.T
-    products = pl.col("kind") == "matmul"
-    square, narrow = trace.tables.kernels.filter(products).iter_rows(named=True)
-    like = {name: pl.lit(square[name]) for name in ("flops", "read_bytes", "written_bytes")}
-    alike = trace.tables.kernels.with_columns(
-        pl.when(products).then(value).otherwise(pl.col(name)).alias(name) for name, value in like.items()
-    )
-    program = programs(replace(trace.tables, kernels=alike), DGX, Options())[0]
-    times = {item.shape: item.seconds for item in program.items if isinstance(item, Kernels) and item.shape}
-    assert times[tuple(narrow["shape"])] > times[tuple(square["shape"])]
 
 
 def test_a_step_is_whole_beside_steps_of_its_kind() -> None:

@@ -1,0 +1,55 @@
+"""The kernels and collectives of one rank's step: how long each takes, and over which link."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+
+import dsexplore
+from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.rank_program import Collective, Kernels, Options, programs
+
+DGX = Cluster.load("dgx-h100")
+
+
+def test_kernels_that_differ_in_their_shape_alone_have_times_of_their_own() -> None:
+    with dsexplore.commtrace(world_size=1, fake=True, costs=True) as trace:
+        a, b = torch.randn(8192, 8192), torch.randn(64, 8192)
+        dist.barrier()
+        a @ a
+        dist.barrier()
+        a @ b.T
+    products = pl.col("kind") == "matmul"
+    square, narrow = trace.tables.kernels.filter(products).iter_rows(named=True)
+    like = {name: pl.lit(square[name]) for name in ("flops", "read_bytes", "written_bytes")}
+    alike = trace.tables.kernels.with_columns(
+        pl.when(products).then(value).otherwise(pl.col(name)).alias(name) for name, value in like.items()
+    )
+    program = programs(replace(trace.tables, kernels=alike), DGX, Options())[0]
+    times = {item.shape: item.seconds for item in program.items if isinstance(item, Kernels) and item.shape}
+    assert times[tuple(narrow["shape"])] > times[tuple(square["shape"])]
+
+
+def test_a_message_goes_over_the_link_between_its_two_ends() -> None:
+    """Of four ranks, two to a node: only the neighbour of rank 0 is on its node, whatever the group's size."""
+    with dsexplore.commtrace(world_size=4, ranks_per_node=2, fake=True, costs=True) as trace:
+        tensor = torch.ones(1 << 20) * 2
+        for peer in (1, 2, 3):
+            dist.send(tensor, peer)
+        with pytest.warns(RuntimeWarning, match="recv without a source"):
+            dist.recv(tensor)
+        dist.all_reduce(tensor)
+    program = programs(trace.tables, DGX, Options(ranks_per_node=2))[0]
+    sent = [item for item in program.items if isinstance(item, Collective)]
+    assert [(item.peer, item.link) for item in sent] == [
+        (1, "node"),
+        (2, "network"),
+        (3, "network"),
+        (None, "network"),
+        (None, "network"),
+    ]
+    assert sent[0].seconds < sent[1].seconds == sent[2].seconds == sent[3].seconds
