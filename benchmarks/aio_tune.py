@@ -34,7 +34,7 @@ from dsexplore.aio.measure import Bench
 from dsexplore.aio.rounds import mix
 from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.aio.sweeping import sweep
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.units import parse_size
 
 GOAL = 0.97
@@ -115,7 +115,7 @@ def opened_bench(args: argparse.Namespace) -> Iterator[Bench]:
     """A bench on a scratch file full of random data."""
     with ExitStack() as stack:
         path = stack.enter_context(random_file(args.directory, args.size))
-        source, written = Target(path, write=False), Target(path, write=True)
+        source, written = TransferFile(path, write=False), TransferFile(path, write=True)
         stack.callback(source.close)
         stack.callback(written.close)
         bench = Bench("linux-aio", source, args.size, write_target=written)

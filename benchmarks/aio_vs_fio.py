@@ -41,7 +41,7 @@ from dsexplore.aio.handle import aio_handle
 from dsexplore.aio.measure import Bench, Mode, Operation
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.statistics import Interval, median, ratio_interval
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.units import parse_size
 
 BLOCKS = (1 << 20, 128 << 10)
@@ -159,7 +159,7 @@ def configs(args: argparse.Namespace) -> Iterator[tuple[Operation, AioConfig]]:
 def opened_bench(path: str, backend: str, mode: Mode, huge: bool, args: argparse.Namespace) -> Iterator[Bench]:
     """Our side, on the same kind of memory as theirs."""
     with ExitStack() as stack:
-        source, written = Target(path, write=False), Target(path, write=True)
+        source, written = TransferFile(path, write=False), TransferFile(path, write=True)
         stack.callback(source.close)
         stack.callback(written.close)
         bench = Bench(backend, source, args.size, mode=mode, write_target=written, huge=huge)

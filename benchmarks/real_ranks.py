@@ -30,7 +30,7 @@ from pathlib import Path
 from dsexplore import run_ranks
 from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_world import RankWorld
-from dsexplore.worlds.real.server_process import server
+from dsexplore.worlds.real.server_handle import server
 
 SOURCE = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
 CELL = Cell(

@@ -240,13 +240,13 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.ranks is None:
         return _run_script(options)
-    from dsexplore.worlds.real import server_process
+    from dsexplore.worlds.real import server_handle
 
-    server_process.start()  # the processes of ranks come from it: it loads torch while this process does
+    server_handle.start()  # the processes of ranks come from it: it loads torch while this process does
     try:
         return _run_script(options)
     except UsageError:
-        server_process.close()
+        server_handle.close()
         raise
 
 

@@ -23,7 +23,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
-from dsexplore.worlds.scripts.several_ranks import parse_ranks
+from dsexplore.worlds.scripts.play_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.target_traffic import TARGETS
 from dsexplore.worlds.world_settings import WorldSettings

@@ -26,7 +26,7 @@ from traitlets.config import Config
 from dsexplore import RanksFailedError, real_cells
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.real import rank_handle, rank_world
-from dsexplore.worlds.real import server_process as server_module
+from dsexplore.worlds.real import server_handle as server_module
 from dsexplore.worlds.real.messages import Cell
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]

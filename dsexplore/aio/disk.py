@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.target import O_DIRECT, Alignment, Target, direct_alignment, make_durable
+from dsexplore.aio.transfer_file import O_DIRECT, Alignment, TransferFile, direct_alignment, make_durable
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "9p", "afs"}
 _NETWORK_FUSE = {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"}
@@ -103,7 +103,7 @@ def cached_share(fd: int) -> float | None:
 
 def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | None]:
     """Read one block past the page cache: (what requests must be multiples of, why it did not work)."""
-    target = Target(path, write=False)
+    target = TransferFile(path, write=False)
     try:
         if not target.direct:
             return None, target.why_buffered

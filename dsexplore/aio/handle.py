@@ -21,7 +21,7 @@ from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import Memory, memory_of
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 
 File = str | os.PathLike[str] | int
@@ -315,15 +315,15 @@ def aio_write(
         return handle.write(buffer, filename, validate)
 
 
-def _opened(file: File, write: bool) -> Target:
+def _opened(file: File, write: bool) -> TransferFile:
     operation = "write" if write else "read"
     try:
-        return Target(file, write=write)
+        return TransferFile(file, write=write)
     except OSError as error:
         raise type(error)(error.errno, f"open for {operation}: {error.strerror}", error.filename or file) from error
 
 
-def _check_length(target: Target, memory: Memory, offset: int) -> None:
+def _check_length(target: TransferFile, memory: Memory, offset: int) -> None:
     state = os.fstat(target.fd)
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, f"open for read: {os.strerror(errno.EISDIR)}", target.path)

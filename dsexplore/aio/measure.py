@@ -26,7 +26,7 @@ from dsexplore.aio.driver import Watch
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import HostMemory, Memory
 from dsexplore.aio.statistics import quantile
-from dsexplore.aio.target import Target, make_durable
+from dsexplore.aio.transfer_file import TransferFile, make_durable
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
 
@@ -166,11 +166,11 @@ class Bench:
     def __init__(
         self,
         backend: str,
-        target: Target,
+        target: TransferFile,
         size: int,
         *,
         mode: Mode = "tensor",
-        write_target: Target | None = None,
+        write_target: TransferFile | None = None,
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
         huge: bool = True,
@@ -282,12 +282,12 @@ class Bench:
             at = starts[number % len(starts)]
             yield range(at, at + step)
 
-    def _job(self, part: range, config: AioConfig, target: Target, run: _Run | None = None) -> Job:
+    def _job(self, part: range, config: AioConfig, target: TransferFile, run: _Run | None = None) -> Job:
         """The transfer of one part of the file, as `aio_handle` would make it."""
         address = self._arena.address + part.start if self.mode == "tensor" else 0
         return Job(
             HostMemory(address, len(part), self._arena),
-            Target(target.fd, write=target.write),
+            TransferFile(target.fd, write=target.write),
             part.start,
             config,
             config.thread_count,
@@ -305,7 +305,7 @@ class Bench:
         depth = config.queue_depth
         return [_Ring(places[at : at + depth]) for at in range(0, len(places), depth)]
 
-    def _run(self, pool: Pool, task: Task, target: Target) -> _Run:
+    def _run(self, pool: Pool, task: Task, target: TransferFile) -> _Run:
         """Move one tensor after another for as long as the task says; each is finished before the next begins."""
         config, rings = task.config, self._rings(task.config)
         busy, begun = time.process_time(), self._clock()
@@ -332,7 +332,7 @@ class Bench:
             self.bytes_written += run.bytes
         return run
 
-    def _spoil(self, task: Task, target: Target) -> None:
+    def _spoil(self, task: Task, target: TransferFile) -> None:
         """Change the memory that each thread surely fills first, so that stale bytes cannot pass the check."""
         job = self._job(next(self._transfers(task)), task.config, target)
         for share in range(task.config.thread_count):
@@ -371,7 +371,7 @@ class Bench:
                 target.path,
             )
 
-    def _sync(self, target: Target) -> float:
+    def _sync(self, target: TransferFile) -> float:
         begun = self._clock()
         make_durable(target.fd)
         return self._clock() - begun

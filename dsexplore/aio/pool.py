@@ -15,7 +15,7 @@ from dsexplore.aio.backends.choose import open_engine
 from dsexplore.aio.backends.threads import start_thread
 from dsexplore.aio.driver import Policy, Watch, drive, move_plainly
 from dsexplore.aio.staging import Memory, SlotPool, Stage
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 
 _SPAN = 65536
 """Requests laid out at a time: a table of 4 MiB. The queue drains between spans."""
@@ -63,7 +63,7 @@ class Job:
     def __init__(
         self,
         memory: Memory,
-        target: Target,
+        target: TransferFile,
         offset: int,
         config: AioConfig,
         shares: int,

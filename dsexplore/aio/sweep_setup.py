@@ -24,7 +24,7 @@ from dsexplore.aio.result import Conditions
 from dsexplore.aio.scratch import Scratch
 from dsexplore.aio.staging import memory_of
 from dsexplore.aio.sweep_progress import Progress, Report
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, parse_size
 
@@ -150,9 +150,9 @@ class Setup:
             self._fill(scratch.fd, seed)
         self.disk: Disk = replace(disk_of(self.path, direct=direct), path=path)
         direct = direct and self.disk.direct
-        self.source = Target(self.path, write=False, direct=direct)
+        self.source = TransferFile(self.path, write=False, direct=direct)
         stack.callback(self.source.close)
-        self.written: Target | None = None
+        self.written: TransferFile | None = None
         self.renew: Callable[[], None] | None = None
         if own:
             self.written, self.renew = self._write_side(stack, path, direct)
@@ -193,7 +193,7 @@ class Setup:
         try:
             for at in range(0, self.size, chunk.nbytes):
                 part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
-                job = Job(memory_of(part, writable=False), Target(self.path, write=True), at, CONTROL, 1)
+                job = Job(memory_of(part, writable=False), TransferFile(self.path, write=True), at, CONTROL, 1)
                 pool.start(job, 0, 0)
                 job.finished.wait()
                 if job.error is not None:
@@ -203,13 +203,15 @@ class Setup:
         self.bytes_written += self.size
         os.fsync(fd)
 
-    def _write_side(self, stack: ExitStack, directory: str, direct: bool) -> tuple[Target, Callable[[], None] | None]:
+    def _write_side(
+        self, stack: ExitStack, directory: str, direct: bool
+    ) -> tuple[TransferFile, Callable[[], None] | None]:
         if self.plan.write_mode == "overwrite":
-            target = Target(self.path, write=True, direct=direct)
+            target = TransferFile(self.path, write=True, direct=direct)
             stack.callback(target.close)
             return target, None
         scratch = stack.enter_context(Scratch(directory, self.size))
-        target = Target(scratch.path, write=True, direct=direct)
+        target = TransferFile(scratch.path, write=True, direct=direct)
         stack.callback(target.close)
 
         def renew() -> None:
@@ -241,7 +243,7 @@ class Setup:
         )
 
 
-def _drop(source: Target) -> None:
+def _drop(source: TransferFile) -> None:
     drop_cached(source.fd)
 
 

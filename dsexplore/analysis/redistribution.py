@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.placement_text import Placement, read_all
 from dsexplore.sharding.chunks import Cut, part_size
 from dsexplore.sharding.layout import Sharding
-from dsexplore.sharding.placement import Placement, read_all
 from dsexplore.sharding.tensor import Placed, fit
 from dsexplore.trace.collectives import wire_bytes
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dsexplore.cost.beside_measured import beside as beside
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
-    from dsexplore.cost.duration import collective_time as collective_time
+    from dsexplore.cost.collective_duration import collective_time as collective_time
     from dsexplore.cost.measured_compute import with_measured_compute as with_measured_compute
     from dsexplore.cost.range import Range as Range
 

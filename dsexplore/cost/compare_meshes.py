@@ -33,7 +33,7 @@ from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.real.local_ranks import run_ranks
-from dsexplore.worlds.real.packing import pack_program
+from dsexplore.worlds.real.packed_program import pack_program
 
 _COMPARED = 3
 """How many of the fastest meshes are looked at for ties."""

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds
-from dsexplore.cost.duration import collective_time
 from dsexplore.errors import UsageError
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables

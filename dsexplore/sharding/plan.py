@@ -13,10 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from dsexplore.errors import UsageError
 from dsexplore.model_names import class_name
+from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.mesh import Mesh, read_mesh
-from dsexplore.sharding.placement import Placement, read, read_all
 from dsexplore.sharding.tensor import Placed, fit
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")

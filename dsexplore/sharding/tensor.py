@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from dsexplore.errors import UsageError
+from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import Cut, Range, held_ranges, part_size
 from dsexplore.sharding.joint_mesh import Reading
-from dsexplore.sharding.placement import Placement
 
 
 @dataclass(frozen=True)

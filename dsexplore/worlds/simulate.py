@@ -4,7 +4,7 @@ Requirements on this module:
 
 * the world is torch's own: the mesh is torch's `DeviceMesh`, the groups are torch's "fake" backend, so TP, SP,
   FSDP2, DDP and their combinations run unchanged, and what they communicate is what they would;
-* a training script that sets up its group itself gets the simulated one (``takeover``), and finds the variables
+* a training script that sets up its group itself gets the simulated one (``set_up_calls``), and finds the variables
   that torchrun sets (``launcher_environment``);
 * groups have names that no other world has, so a model of a closed world can never use the next one, and says
   so when used (``closed``);
@@ -55,7 +55,7 @@ from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
-from dsexplore.worlds.simulated.takeover import Takeover
+from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
 from dsexplore.worlds.simulated.zero_optimizers import patch_zero_optimizers
 from dsexplore.worlds.world_settings import WorldSettings, resolve
@@ -204,11 +204,11 @@ class World:
         patches = Patches()
         self._exit.callback(patches.undo)
         backend = "nccl" if self.device == "cuda" else "fake"
-        self._takeover = takeover = Takeover(patches, self.size, self.rank, str(self), backend)
+        self._set_up_calls = set_up_calls = SetUpCalls(patches, self.size, self.rank, str(self), backend)
         self._patch(patches)
         self._exit.callback(_clear_caches)
-        self._exit.callback(self._destroy, takeover)
-        takeover.initialise("fake", store=self._store, rank=self.rank, world_size=self.size)
+        self._exit.callback(self._destroy, set_up_calls)
+        set_up_calls.initialise("fake", store=self._store, rank=self.rank, world_size=self.size)
         if self.device == "cuda":
             self._exit.enter_context(self._cuda())
         # Held here, so that a program which drops it still communicates along its axes.
@@ -222,7 +222,7 @@ class World:
 
     def expect_set_up(self) -> None:
         """Make the process group be there only for a program that initialises it, as for one that torchrun starts."""
-        self._takeover.expect_set_up()
+        self._set_up_calls.expect_set_up()
         if self.fake and self.device != "cuda":  # the mode of a GPU that is not there reads lists itself
             self._exit.enter_context(ListMode())
 
@@ -230,7 +230,7 @@ class World:
     def used(self) -> Use:
         """The use that the program has made of this world so far."""
         meshes, modules = self._watch.made
-        return Use(self._takeover.was_initialised, meshes - self._meshes, modules, self._started_processes)
+        return Use(self._set_up_calls.was_initialised, meshes - self._meshes, modules, self._started_processes)
 
     def close(self) -> None:
         """Take everything back; a second call does nothing."""
@@ -277,9 +277,9 @@ class World:
 
         return cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node)
 
-    def _destroy(self, takeover: Takeover) -> None:
+    def _destroy(self, set_up_calls: SetUpCalls) -> None:
         if dist.is_initialized():
-            takeover.destroy()
+            set_up_calls.destroy()
         self._watch.close(str(self))
 
 

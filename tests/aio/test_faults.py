@@ -24,7 +24,7 @@ from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
 from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 
 
@@ -295,7 +295,7 @@ def test_a_filesystem_without_direct_io(tmp_path: Path, monkeypatch: pytest.Monk
         return real(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", refusing)
-    target = Target(tmp_path / "file", write=True)
+    target = TransferFile(tmp_path / "file", write=True)
     assert (target.direct, target.why_buffered) == (False, "the filesystem refuses O_DIRECT (EINVAL)")
     target.close()
     data = fill_random(Buffer(300_001))
@@ -319,7 +319,7 @@ def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, 
     back = np.zeros((64 << 10) + 1, np.uint8)[1:]
     try:
         with aio_handle(4096, 4, backend=backend) as handle:
-            target = Target(fd, write=False)
+            target = TransferFile(fd, write=False)
             from dsexplore.aio.backends.choose import open_engine
             from dsexplore.aio.driver import Policy, drive
 
@@ -539,7 +539,7 @@ def test_a_scratch_file_has_no_name_and_is_reached_by_its_path(tmp_path: Path) -
         assert os.pread(own.fd, 10, 0) == b"abc"
         done = subprocess.run(["cat", own.path], capture_output=True, check=True)  # as fio opens it
         assert done.stdout == b"abc"
-        target = Target(own.path, write=False)
+        target = TransferFile(own.path, write=False)
         assert target.path.startswith(f"{tmp_path}/{PREFIX}")  # what errors name
         target.close()
         own.close()  # and again as the block ends, which does nothing

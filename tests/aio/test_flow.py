@@ -16,7 +16,7 @@ from dsexplore.aio.backends.choose import open_engine, why_not
 from dsexplore.aio.backends.linux_aio import LinuxAio
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.driver import Policy, Watch, drive
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 
 BLOCK = 4096
 COUNT = 400  # several laps of the results that are looked at together
@@ -26,10 +26,10 @@ Call = Callable[..., int]
 
 
 @pytest.fixture
-def target(tmp_path: Path, random_bytes: Callable[[int], bytes]) -> Iterator[Target]:
+def target(tmp_path: Path, random_bytes: Callable[[int], bytes]) -> Iterator[TransferFile]:
     path = tmp_path / "file"
     path.write_bytes(random_bytes(NBYTES))
-    target = Target(path, write=False)
+    target = TransferFile(path, write=False)
     yield target
     target.close()
 
@@ -67,7 +67,9 @@ def as_they_are(_: Between, call: Call, arguments: tuple[Any, ...]) -> int:
     return call(*arguments)
 
 
-def read_all(engine: Any, target: Target, overlap: bool, change: Callable[[Requests], None] | None = None) -> bytes:
+def read_all(
+    engine: Any, target: TransferFile, overlap: bool, change: Callable[[Requests], None] | None = None
+) -> bytes:
     buffer = Buffer(NBYTES)
     requests = split(False, target.fd, buffer.address, NBYTES, 0, BLOCK)
     if change is not None:
@@ -96,7 +98,7 @@ def without_ends(content: bytes, odd: list[int]) -> bytes:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("depth", [1, 3, 150])
 def test_every_engine_moves_every_byte(
-    backend: str, target: Target, random_bytes: Callable[[int], bytes], depth: int, overlap: bool
+    backend: str, target: TransferFile, random_bytes: Callable[[int], bytes], depth: int, overlap: bool
 ) -> None:
     engine = open_engine(backend, depth)
     try:
@@ -108,7 +110,7 @@ def test_every_engine_moves_every_byte(
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("depth", [1, 3, 150])
-def test_a_watch_notes_every_request(backend: str, target: Target, depth: int, overlap: bool) -> None:
+def test_a_watch_notes_every_request(backend: str, target: TransferFile, depth: int, overlap: bool) -> None:
     engine, watch, buffer = open_engine(backend, depth), Watch(deadline=math.inf), Buffer(NBYTES)
     requests = split(False, target.fd, buffer.address, NBYTES // 4096 * 4096, 0, BLOCK)
     try:
@@ -121,7 +123,9 @@ def test_a_watch_notes_every_request(backend: str, target: Target, depth: int, o
 
 
 @pytest.mark.parametrize("engine", [1, 5], indirect=True)
-def test_the_steady_part_runs_in_the_engine(engine: LinuxAio, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steady_part_runs_in_the_engine(
+    engine: LinuxAio, target: TransferFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
     wait = engine.wait
     monkeypatch.setattr(engine, "wait", lambda minimum: calls.append(minimum) or wait(minimum))
@@ -131,7 +135,7 @@ def test_the_steady_part_runs_in_the_engine(engine: LinuxAio, target: Target, mo
 
 @pytest.mark.parametrize("engine", [4], indirect=True)
 def test_partial_submissions_are_resumed(
-    engine: LinuxAio, target: Target, random_bytes: Callable[[int], bytes]
+    engine: LinuxAio, target: TransferFile, random_bytes: Callable[[int], bytes]
 ) -> None:
     def halve(between: Between, call: Call, arguments: tuple[Any, ...]) -> int:
         number, context, count, *rest = arguments
@@ -147,7 +151,7 @@ def test_partial_submissions_are_resumed(
 @pytest.mark.parametrize("engine", [1, 4], indirect=True)
 @pytest.mark.parametrize("submits", [True, False])
 def test_a_call_that_fails_once_is_repeated(
-    engine: LinuxAio, target: Target, random_bytes: Callable[[int], bytes], submits: bool
+    engine: LinuxAio, target: TransferFile, random_bytes: Callable[[int], bytes], submits: bool
 ) -> None:
     """What came before it is still looked at: three direct requests of an odd length, refused and moved plainly."""
     refused: list[int] = []
@@ -167,7 +171,7 @@ def test_a_call_that_fails_once_is_repeated(
 @pytest.mark.parametrize("engine", [1, 7], indirect=True)
 @pytest.mark.parametrize("bad", [0, 1, 40, 200, COUNT - 1])
 def test_refused_requests_are_completed(
-    engine: LinuxAio, target: Target, random_bytes: Callable[[int], bytes], bad: int
+    engine: LinuxAio, target: TransferFile, random_bytes: Callable[[int], bytes], bad: int
 ) -> None:
     """A direct request of an odd length is refused by the system (EINVAL), and moved plainly."""
     if not target.direct:
@@ -177,7 +181,7 @@ def test_refused_requests_are_completed(
 
 @pytest.mark.parametrize("engine", [1, 7], indirect=True)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_failure_ends_the_transfer_soon(engine: LinuxAio, target: Target, overlap: bool) -> None:
+def test_a_failure_ends_the_transfer_soon(engine: LinuxAio, target: TransferFile, overlap: bool) -> None:
     def spoil(requests: Requests) -> None:
         requests.addresses[100] = BLOCK  # where no process has memory
 
@@ -190,7 +194,7 @@ def test_a_failure_ends_the_transfer_soon(engine: LinuxAio, target: Target, over
 
 
 @pytest.mark.parametrize("engine", [4], indirect=True)
-def test_a_queue_that_fails_leaves_nothing_in_flight(engine: LinuxAio, target: Target) -> None:
+def test_a_queue_that_fails_leaves_nothing_in_flight(engine: LinuxAio, target: TransferFile) -> None:
     def break_off(between: Between, call: Call, arguments: tuple[Any, ...]) -> int:
         if arguments[0] is linux_aio._SUBMIT and between.submitted > 90:
             engine._table["fd"] = 2**31 - 1  # no such descriptor

@@ -17,7 +17,7 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.measure import Bench, Task
 from dsexplore.aio.pool import Pool
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 
 SIZE = 16 << 20
@@ -45,7 +45,7 @@ class Ticks:
 
 @pytest.fixture
 def bench(file: Path, backend: str, open_files: None) -> Iterator[Bench]:
-    source, written = Target(file, write=False), Target(file, write=True)
+    source, written = TransferFile(file, write=False), TransferFile(file, write=True)
     bench = Bench(backend, source, SIZE, write_target=written, clock=Ticks())
     fill_random(bench.buffer)
     yield bench
@@ -74,7 +74,7 @@ def test_a_slice_in_each_direction(bench: Bench, file: Path, single: bool, overl
 
 
 def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> None:
-    source = Target(file, write=False)
+    source = TransferFile(file, write=False)
     bench = Bench("threads", source, SIZE + 5)
     starts = set()
     for bench._turn in range(6):
@@ -158,7 +158,7 @@ def test_no_more_is_moved_than_is_allowed(bench: Bench, most: int) -> None:
 
 
 def test_a_ring_uses_depth_times_block_of_memory(file: Path, backend: str) -> None:
-    source = Target(file, write=False)
+    source = TransferFile(file, write=False)
     bench = Bench(backend, source, SIZE, mode="ring")
     sample = bench.measure(SMALL, "read", 0.03)
     assert sample.bytes >= SMALL.bytes_in_flight
@@ -204,7 +204,7 @@ def test_a_failing_request_ends_all_threads(bench: Bench, file: Path) -> None:
 
 
 def test_a_file_that_is_only_read_is_never_written(file: Path) -> None:
-    source = Target(file, write=False)
+    source = TransferFile(file, write=False)
     bench = Bench("threads", source, SIZE)
     with pytest.raises(UsageError, match="only read, never written"):
         bench.measure(SMALL, "write", 0.02)
@@ -249,7 +249,7 @@ def test_a_warm_up_precedes_the_slice(bench: Bench, monkeypatch: pytest.MonkeyPa
 
 def test_queues_are_kept_open_up_to_a_number_of_requests(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsexplore.aio.measure._KEPT_REQUESTS", 10)
-    source = Target(file, write=False)
+    source = TransferFile(file, write=False)
     bench = Bench("threads", source, SIZE, clock=Ticks())
     for depth, threads in ((4, 2), (2, 1), (4, 2), (4, 1)):
         bench.measure(AioConfig(256 << 10, depth, threads), "read", 0.01)
@@ -269,7 +269,7 @@ def test_fresh_files_are_written_once(tmp_path: Path) -> None:
         os.truncate(path, 0)
         renewed.append(1)
 
-    source, written = Target(path, write=False), Target(path, write=True)
+    source, written = TransferFile(path, write=False), TransferFile(path, write=True)
     bench = Bench("threads", source, SIZE, write_target=written, renew=renew)
     fill_random(bench.buffer)
     sample = bench.measure(SMALL, "write", 30.0)

@@ -14,14 +14,14 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import HostMemory
-from dsexplore.aio.target import Alignment, Target
+from dsexplore.aio.transfer_file import Alignment, TransferFile
 
 CONFIG = AioConfig(block_size=8192, queue_depth=2, thread_count=2)
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[Target]:
-    target = Target(tmp_path / "file", write=True)
+def target(tmp_path: Path) -> Iterator[TransferFile]:
+    target = TransferFile(tmp_path / "file", write=True)
     target.direct, target.alignment = True, Alignment(512, 512)  # where direct requests are refused, too
     yield target
     target.close()
@@ -41,13 +41,13 @@ def target(tmp_path: Path) -> Iterator[Target]:
     ],
 )
 def test_threads_share_the_whole_pages(
-    target: Target, offset: int, nbytes: int, shares: int, parts: list[tuple[int, int]]
+    target: TransferFile, offset: int, nbytes: int, shares: int, parts: list[tuple[int, int]]
 ) -> None:
     job = Job(HostMemory(0, nbytes, None), target, offset, CONFIG, shares)
     assert [(job.part(share).start, job.part(share).stop) for share in range(shares)] == parts
 
 
-def test_parts_follow_the_alignment_that_the_filesystem_asks_for(target: Target) -> None:
+def test_parts_follow_the_alignment_that_the_filesystem_asks_for(target: TransferFile) -> None:
     target.alignment = Alignment(512, 16_384)
     job = Job(HostMemory(0, 80_000, None), target, 100, CONFIG, 3)
     assert [job.part(share) for share in range(3)] == [range(16384, 32768), range(32768, 49152), range(49152, 65536)]
@@ -79,10 +79,10 @@ def test_a_transfer_longer_than_one_table_of_requests(
     buffer = Buffer(len(data))
     buffer.bytes[:] = np.frombuffer(data, np.uint8)
     memory = HostMemory(buffer.address, len(data), buffer)
-    assert run(pool, Job(memory, Target(tmp_path / "file", write=True), offset, CONFIG, 2)).error is None
+    assert run(pool, Job(memory, TransferFile(tmp_path / "file", write=True), offset, CONFIG, 2)).error is None
     assert (tmp_path / "file").read_bytes() == bytes(offset) + data
     buffer.bytes[:] = 0
-    assert run(pool, Job(memory, Target(tmp_path / "file", write=False), offset, CONFIG, 2)).error is None
+    assert run(pool, Job(memory, TransferFile(tmp_path / "file", write=False), offset, CONFIG, 2)).error is None
     assert buffer.bytes.tobytes() == data
 
 
@@ -93,18 +93,18 @@ def test_validation_compares_every_byte(
     monkeypatch.setattr(pools, "_COMPARED", 16_000)
     buffer = Buffer(40_000)
     buffer.bytes[:] = np.arange(40_000) % 251
-    read_again, path = Target.open_for_reading, tmp_path / "file"
+    read_again, path = TransferFile.open_for_reading, tmp_path / "file"
     memory = HostMemory(buffer.address, 40_000, buffer)
 
-    def changed_meanwhile(target: Target) -> int:
+    def changed_meanwhile(target: TransferFile) -> int:
         with path.open("r+b") as file:
             file.seek(100 + changed)
             file.write(b"\xff")
         return read_again(target)
 
-    write = lambda: run(pool, Job(memory, Target(path, write=True), 100, CONFIG, 2, validate=True))  # noqa: E731
+    write = lambda: run(pool, Job(memory, TransferFile(path, write=True), 100, CONFIG, 2, validate=True))  # noqa: E731
     assert write().error is None
-    monkeypatch.setattr(Target, "open_for_reading", changed_meanwhile)
+    monkeypatch.setattr(TransferFile, "open_for_reading", changed_meanwhile)
     error = write().error
     assert isinstance(error, OSError)
     begin = changed // 16_000 * 16_000
@@ -118,7 +118,7 @@ def test_errors_that_are_not_the_system_s_are_raised_as_they_are(
     buffer = Buffer(100)
     for error in (MemoryError("no room"), OSError("no number")):
         monkeypatch.setattr(pools, "move_plainly", raising(error))
-        job = Job(HostMemory(buffer.address, 100, buffer), Target(tmp_path / "file", write=True), 1, CONFIG, 2)
+        job = Job(HostMemory(buffer.address, 100, buffer), TransferFile(tmp_path / "file", write=True), 1, CONFIG, 2)
         assert run(pool, job).error is error
 
 

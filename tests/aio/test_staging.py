@@ -19,7 +19,7 @@ from dsexplore.aio.driver import Policy, drive
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import DeviceMemory, HostMemory, Stage
 from dsexplore.aio.sweep_progress import Progress, reporting
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 
 CONFIG = AioConfig(block_size=8192, queue_depth=3, thread_count=2)
 
@@ -33,7 +33,7 @@ def pool() -> Iterator[Pool]:
 
 def move(pool: Pool, tensor: torch.Tensor, path: Path, offset: int, *, write: bool, validate: bool = False) -> None:
     """Move a tensor as if the CPU could not reach it: the way of tensors on other devices."""
-    job = Job(DeviceMemory(tensor), Target(path, write=write), offset, CONFIG, 2, validate=validate)
+    job = Job(DeviceMemory(tensor), TransferFile(path, write=write), offset, CONFIG, 2, validate=validate)
     for share in range(2):
         pool.start(job, share, share)
     assert job.finished.wait(60)

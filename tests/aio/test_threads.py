@@ -16,7 +16,7 @@ from dsexplore.aio import AioConfig, aio_handle
 from dsexplore.aio import pool as pools
 from dsexplore.aio.measure import Bench
 from dsexplore.aio.pool import Pool
-from dsexplore.aio.target import Target
+from dsexplore.aio.transfer_file import TransferFile
 
 PAIR = AioConfig(block_size=256 << 10, queue_depth=4, thread_count=2)
 
@@ -43,7 +43,7 @@ def test_ctrl_c_while_threads_start_leaves_none(monkeypatch: pytest.MonkeyPatch)
 def test_ctrl_c_between_the_shares_of_a_slice_is_no_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(8 << 20))
-    source = Target(path, write=False)
+    source = TransferFile(path, write=False)
     bench = Bench("threads", source, 8 << 20)
     start = Pool.start
 

@@ -20,8 +20,8 @@ from dsexplore.comm.handles import Handle
 from dsexplore.comm.log_records import Call, Record
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.comm.printing import Printer
 from dsexplore.comm.spellings import ALL_REDUCE
+from dsexplore.comm.verbose_lines import Printer
 from dsexplore.errors import UsageError
 from tests.comm.every_op import every_op
 

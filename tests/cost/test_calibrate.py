@@ -13,7 +13,7 @@ from dsexplore.cli import main
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.cost import Cluster, collective_time
 from dsexplore.cost.calibrate import calibrated, usual_base
-from dsexplore.worlds.real import server_process
+from dsexplore.worlds.real import server_handle
 
 SIZES = tuple(1 << power for power in range(9, 25))
 
@@ -118,7 +118,7 @@ def test_the_command_measures_local_ranks(tmp_path: Path, capsys: pytest.Capture
     try:
         assert main(["comm", "--real", "2", *arguments, "--calibrate", str(target)]) == 0
     finally:
-        server_process.close()
+        server_handle.close()
     assert "gloo on cpu, 2 ranks, float32" in capsys.readouterr().out
     assert Cluster.load(target).measured[-1].message_bytes == (1024, 4096)
 

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
 from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compare_meshes import MeshComparison, compare_meshes, factorisations, moved_constants
-from dsexplore.cost.duration import collective_time
 from dsexplore.errors import UsageError
 from dsexplore.worlds import demo
 

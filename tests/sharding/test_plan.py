@@ -22,10 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dsexplore
 from dsexplore.errors import UsageError
-from dsexplore.placement_text import short
+from dsexplore.placement_text import Placement, read, read_all, short
 from dsexplore.sharding import Sharding
 from dsexplore.sharding.joint_mesh import join
-from dsexplore.sharding.placement import Placement, read, read_all
 from dsexplore.worlds.simulate import simulate
 
 MESHES = {"dp=4": 4, "dp=2,tp=2": 4, "dp=2,cp=1,tp=3": 6}

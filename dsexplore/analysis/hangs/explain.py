@@ -17,7 +17,7 @@ from dsexplore.trace import files
 from dsexplore.trace.importers.debug_server import is_address, read_debug_server
 from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
-from dsexplore.trace.importers.many_objects import no_collection
+from dsexplore.trace.importers.paused_collector import no_collection
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 

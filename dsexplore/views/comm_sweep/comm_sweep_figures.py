@@ -8,7 +8,7 @@ from typing import Any
 from dsexplore.comm.bandwidth import bandwidth
 from dsexplore.comm.sweep_result import CommSweep, SweepPoint
 from dsexplore.cost.calibrate import Calibration
-from dsexplore.cost.duration import collective_time
+from dsexplore.cost.collective_duration import collective_time
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.cost.calibrate import Calibration
-from dsexplore.cost.duration import collective_time
+from dsexplore.cost.collective_duration import collective_time
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure

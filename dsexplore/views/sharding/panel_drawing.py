@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.joint_mesh import Reading
-from dsexplore.sharding.placement import Placement
 from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page import html
 from dsexplore.views.sharding.axis_cuts import AxisCuts, axis_cuts

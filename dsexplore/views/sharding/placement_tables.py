@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import ranges_text
 from dsexplore.sharding.layout import Sharding, index_text
 from dsexplore.sharding.mesh import Mesh
-from dsexplore.sharding.placement import Placement
 from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes

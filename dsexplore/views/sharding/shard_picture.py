@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsexplore.sharding.placement import Placement
+from dsexplore.placement_text import Placement
 from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page import html
 from dsexplore.views.sharding import axis_marks, brackets

@@ -14,13 +14,13 @@ Where torch's way forks, and what is done there:
 | ``with torch.device("cuda")``, ``set_default_device`` | likewise; restored when the block ends | `function_mode` |
 | hooks and autograd functions in backward, threads | the function mode is entered there too | `function_mode` |
 | parameters, ``torch.cuda.FloatTensor``, ``record_stream``, fake tensors | marked, answered or ignored | `tensors` |
-| ``torch.cuda.*``, ``torch.accelerator.*`` | torch's Python, over functions of ``torch._C`` made here | `answers` |
+| ``torch.cuda.*``, ``torch.accelerator.*`` | torch's Python, over functions of ``torch._C`` made here | `torch_cuda` |
 | streams, events | run at once, in order; elapsed time is this machine's | `streams` |
 | memory figures | an estimate, which a warning says once | `gpu_memory` |
 | name, capability, memory, NCCL's version | those of the GPU asked for, from ``gpus/*.toml`` | `gpu` |
 | seeds, generators, 16-byte states | the CPU's generator; a state names a point of it | `rng` |
 | ``torch.autocast("cuda")`` | CPU autocast, with CUDA's list of ops (norms, sums … in fp32) | `autocast` |
-| ``torch.load(map_location="cuda")`` | CPU memory, marked; files are saved as CPU tensors | `loading` |
+| ``torch.load(map_location="cuda")`` | CPU memory, marked; files are saved as CPU tensors | `torch_load` |
 | meshes of ``cuda``, groups of ``nccl`` | the mesh stays ``cuda``: ``S(0) → S(1)`` is an all_to_all | `nccl` |
 | ``barrier(device_ids=...)``, ``ProcessGroupNCCL.Options`` | a barrier of a CPU tensor; kept | `nccl` |
 | DTensor's random ops | one state, which the ranks agree on by a broadcast, as on GPUs | `nccl` |
@@ -31,7 +31,7 @@ Where torch's way forks, and what is done there:
 | ``torch.compile`` | the code as it is written, said once | `refused` |
 | CUDA graphs, Triton kernels, extensions, ``nn.DataParallel`` | one error that names it and the remedy | `refused` |
 | an op of tensors on different devices | torch's error, for what a script forgot to move | `mixed_devices` |
-| ``pickle``, ``copy`` | the device is kept; what was pickled is loaded where a GPU is | `loading`, `tensors` |
+| ``pickle``, ``copy`` | the device is kept; what was pickled is loaded where a GPU is | `torch_load`, `tensors` |
 
 What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of
 ``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; an op in place on a tensor

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from dsexplore.worlds.cuda.device_marks import mark
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.cuda.marks import mark
 from dsexplore.worlds.patches import Patches
 
 

@@ -1,8 +1,8 @@
 """The function mode that reads ``cuda`` as the CPU, and answers what a script asks its tensors.
 
 Every call from Python into torch passes a `TorchFunctionMode`. Device arguments are rewritten there, results carry the
-device that the script believes them to be on (`marks`), and ``tensor.device``, ``is_cuda`` and ``get_device()`` answer
-it. What C++ calls by itself, autograd and DDP's reducer among it, sees CPU tensors.
+device that the script believes them to be on (`device_marks`), and ``tensor.device``, ``is_cuda`` and ``get_device()``
+answer it. What C++ calls by itself, autograd and DDP's reducer among it, sees CPU tensors.
 
 torch takes the mode off while it runs a function for it, and ``backward`` is such a function: `patch_backward` puts the
 mode on again, so that hooks of FSDP, checkpoint and the script find the devices that forward found.
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from dsexplore.worlds.cuda.marks import CPU, device_of, mark, marked
+from dsexplore.worlds.cuda.device_marks import CPU, device_of, mark, marked
 from dsexplore.worlds.cuda.mixed_devices import refuse_mixed
 from dsexplore.worlds.fake.fake_lists import with_numbers
 from dsexplore.worlds.patches import Patches

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from dsexplore.user_warnings import warn
-from dsexplore.worlds.cuda.marks import ATTRIBUTE, tensors_alive
+from dsexplore.worlds.cuda.device_marks import ATTRIBUTE, tensors_alive
 
 SAID = (
     "torch.cuda's memory figures are estimates here, as no GPU is there: counted are tensors that Python holds "

@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.tensor import DTensor, _op_schema
 from torch.distributed.tensor.parallel import _data_parallel_utils
 
+from dsexplore.worlds.cuda.device_marks import CPU, mark, marked
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.cuda.marks import CPU, mark, marked
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.patches import Patches
 

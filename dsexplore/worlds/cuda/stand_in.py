@@ -9,17 +9,17 @@ from importlib import import_module
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.worlds.cuda.answers import Devices, patch_torch_cuda
 from dsexplore.worlds.cuda.autocast import patch_autocast
+from dsexplore.worlds.cuda.device_marks import patch_marks
 from dsexplore.worlds.cuda.flex_masks import patch_flex_attention
 from dsexplore.worlds.cuda.function_mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
-from dsexplore.worlds.cuda.loading import patch_files
-from dsexplore.worlds.cuda.marks import patch_marks
 from dsexplore.worlds.cuda.nccl import patch_groups
 from dsexplore.worlds.cuda.refused import patch_refused
 from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_from_local, patch_tensors
+from dsexplore.worlds.cuda.torch_cuda import Devices, patch_torch_cuda
+from dsexplore.worlds.cuda.torch_load import patch_files
 from dsexplore.worlds.on_import import on_import
 from dsexplore.worlds.patches import Patches
 

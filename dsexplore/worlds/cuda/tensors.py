@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
+from dsexplore.worlds.cuda.device_marks import CPU, mark
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.cuda.marks import CPU, mark
 from dsexplore.worlds.patches import Patches
 
 

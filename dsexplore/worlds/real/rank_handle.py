@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dsexplore.units import format_bytes
 from dsexplore.worlds.real.messages import CellReport, Job, Reap, Report, Start, send, unpack_report
-from dsexplore.worlds.real.server_process import server
+from dsexplore.worlds.real.server_handle import server
 
 STACK_WAIT = 2.0
 """Seconds that hung ranks get to write their stacks, all together."""

@@ -1,4 +1,4 @@
-"""The program of the process that local ranks are forked from; `dsexplore.worlds.real.server_process` starts it.
+"""The program of the process that local ranks are forked from; `dsexplore.worlds.real.server_handle` starts it.
 
 The server imports torch once, so that a rank runs a few milliseconds after it was requested. The server holds no
 process group, no device and no threads but those that the allocator of polars starts for itself, so a fork of it is as

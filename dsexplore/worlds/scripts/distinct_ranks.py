@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.scripts.rank_axes import Axis
-from dsexplore.worlds.scripts.rank_tests import RankTest
+from dsexplore.worlds.scripts.rank_conditions import RankTest
 from dsexplore.worlds.scripts.shard_shapes import ShardedShape, ranks_by_shapes
 
 MOST_STAGES = 64

@@ -9,13 +9,10 @@ from dsexplore.analysis.likeness import digest, first_difference
 from dsexplore.progress import Work, track
 from dsexplore.trace.represented_ranks import ranks_text
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.real import server_process
+from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts.distinct_ranks import Distinct, Outcome, Search
-from dsexplore.worlds.scripts.program import Program
-from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, Progression, axes_of
-from dsexplore.worlds.scripts.rank_tests import Layout, conditions_on_rank
-from dsexplore.worlds.scripts.script import Setting
-from dsexplore.worlds.scripts.several_ranks import (
+from dsexplore.worlds.scripts.play_rank import Setting
+from dsexplore.worlds.scripts.play_ranks import (
     Players,
     RankEnd,
     finished,
@@ -24,6 +21,9 @@ from dsexplore.worlds.scripts.several_ranks import (
     players,
     written_by_several,
 )
+from dsexplore.worlds.scripts.program import Program
+from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, Progression, axes_of
+from dsexplore.worlds.scripts.rank_conditions import Layout, conditions_on_rank
 from dsexplore.worlds.scripts.shard_shapes import sharded_shapes
 
 DISTINCT = "distinct"
@@ -73,7 +73,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     if any(end.status != 0 for end in played.ends):
         return None
     pilot = played.ends[0].found
-    server_process.preload(pilot.modules)
+    server_handle.preload(pilot.modules)
     axes = axes_of(pilot.groups, world.spec, world.size)
     tests = conditions_on_rank(pilot.files, Layout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)

@@ -14,9 +14,9 @@ from dsexplore.errors import UsageError
 from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.scripts.play_distinct import play_several
+from dsexplore.worlds.scripts.play_rank import Setting, play
+from dsexplore.worlds.scripts.play_ranks import RankEnd
 from dsexplore.worlds.scripts.program import Program, exit_status
-from dsexplore.worlds.scripts.script import Setting, play
-from dsexplore.worlds.scripts.several_ranks import RankEnd
 
 
 def run(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.scripts.play_distinct import play_several
+from dsexplore.worlds.scripts.play_rank import Setting, play
 from dsexplore.worlds.scripts.program import Program
-from dsexplore.worlds.scripts.script import Setting, play
 
 
 def run(

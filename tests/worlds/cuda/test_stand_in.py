@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.cuda import marks
+from dsexplore.worlds.cuda import device_marks
+from dsexplore.worlds.cuda.device_marks import ATTRIBUTE
 from dsexplore.worlds.cuda.gpu import known_gpus, read_gpu
-from dsexplore.worlds.cuda.marks import ATTRIBUTE
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in, standing_in
 
 CPU = torch.device("cpu")
@@ -286,7 +286,7 @@ def test_what_is_pickled_keeps_its_device(dtype: torch.dtype) -> None:
 
 def test_closing_looks_for_marks_only_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[None] = []
-    monkeypatch.setattr(marks, "tensors_alive", lambda: looked.append(None) or [])
+    monkeypatch.setattr(device_marks, "tensors_alive", lambda: looked.append(None) or [])
     with cuda_stand_in():
         assert (torch.ones(2) + 1).device == CPU
     assert not looked

@@ -12,16 +12,16 @@ import pytest
 
 from dsexplore import run_ranks
 from dsexplore.errors import UsageError
-from dsexplore.worlds.real import server_process
+from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
-from dsexplore.worlds.real.packing import pack_program
+from dsexplore.worlds.real.packed_program import pack_program
 from dsexplore.worlds.real.rank_process import run_source
 from dsexplore.worlds.real.rank_server import PRELOAD
 
 RESTART = """
 import os, signal
 import dsexplore
-from dsexplore.worlds.real.server_process import server
+from dsexplore.worlds.real.server_handle import server
 pid = server().pid
 os.kill(pid, signal.SIGKILL)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -89,14 +89,14 @@ def test_the_value_of_source_text_is_its_last_expression() -> None:
 
 @pytest.mark.processes
 def test_a_server_that_nobody_waited_for_is_ended_at_once() -> None:
-    server_process.close()
-    started = server_process.start()
-    assert server_process.start() is started
-    server_process.close()
+    server_handle.close()
+    started = server_handle.start()
+    assert server_handle.start() is started
+    server_handle.close()
     assert not started.usable
 
 
 def test_the_launcher_and_its_options_load_nothing_of_torch() -> None:
-    modules = "dsexplore.worlds.real.server_process, dsexplore.worlds.scripts.run_options"
+    modules = "dsexplore.worlds.real.server_handle, dsexplore.worlds.scripts.run_options"
     command = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=280)

@@ -11,7 +11,7 @@ from dsexplore.mesh_text import parse_mesh
 from dsexplore.sharding.chunks import Cut
 from dsexplore.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
 from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, axes_of
-from dsexplore.worlds.scripts.rank_tests import RankTest
+from dsexplore.worlds.scripts.rank_conditions import RankTest
 from dsexplore.worlds.scripts.shard_shapes import ShardedShape
 
 Does = Callable[[int], object]

@@ -10,10 +10,10 @@ import pytest
 
 import dsexplore
 from dsexplore.trace.represented_ranks import ranks_in
-from dsexplore.worlds.real import server_process
+from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts.play_distinct import play_distinct
+from dsexplore.worlds.scripts.play_rank import Setting
 from dsexplore.worlds.scripts.program import Program
-from dsexplore.worlds.scripts.script import Setting
 
 SCRIPT = """\
 import sys
@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     yield path
-    server_process.close()
+    server_handle.close()
 
 
 @pytest.mark.processes
@@ -122,7 +122,7 @@ def test_microbatches_that_are_repeated_are_in_the_trace(tmp_path: Path, argumen
             dsexplore.run(path, *arguments, world_size=4, fake=True, ranks=ranks) for ranks in ("distinct", "all")
         )
     finally:
-        server_process.close()
+        server_handle.close()
     assert trace.info.ranks_stood_for == 4
     assert trace.by_op().rows() == everyone.by_op().rows()
     assert trace.by_module().rows() == everyone.by_module().rows()
@@ -157,5 +157,5 @@ def test_ranks_that_differ_by_their_shards_alone_are_not_called_equal(tmp_path: 
     try:
         trace = dsexplore.run(path, str(rows), world_size=4, device="cpu", ranks="distinct")
     finally:
-        server_process.close()
+        server_handle.close()
     assert trace.info.notes[0].startswith(kinds)

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.pipelining import PipelineStage
 
 import dsexplore
-from dsexplore.worlds.real import server_process
+from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts import stage_shapes
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 
@@ -51,7 +51,7 @@ def script(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     yield path
-    server_process.close()
+    server_handle.close()
 
 
 @pytest.mark.processes
@@ -70,7 +70,7 @@ def test_a_stage_that_never_knows_is_one_error(tmp_path: Path) -> None:
     path.write_text(SCRIPT.replace("if rank == 0:", "if rank == 0:\n    raise ValueError('no data')\nelif rank == -1:"))
     with pytest.raises(dsexplore.UsageError, match=r"stage 0 was played as rank 0 for the shapes.*no data"):
         dsexplore.run(path, world_size=3, rank=1, device="cpu")
-    server_process.close()
+    server_handle.close()
 
 
 def stage(index: int) -> Any:

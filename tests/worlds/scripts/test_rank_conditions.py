@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsexplore.worlds.scripts.rank_axes import Axis
-from dsexplore.worlds.scripts.rank_tests import Layout, conditions_on_rank
+from dsexplore.worlds.scripts.rank_conditions import Layout, conditions_on_rank
 
 LAYOUT = Layout(16, 8, [Axis("dp", 4, 4), Axis("tp", 1, 4)])
 

@@ -52,7 +52,7 @@ def direct_alignment(fd: int) -> Alignment | None:
     return Alignment(memory, offset) if memory and offset else None
 
 
-class Target:
+class TransferFile:
     """An open file in one direction.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 from dsexplore.aio import target as target_module
 from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends import syscalls
-from dsexplore.aio.target import Alignment, Target
+from dsexplore.aio.transfer_file import Alignment, TransferFile
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_direct_requests_are_aligned_as_the_filesystem_says(
     path.write_bytes(bytes(SECTOR))
     monkeypatch.setattr(target_module, "direct_alignment", lambda _fd: known)
     for direct in (True, False):
-        opened = Target(str(path), write=False, direct=direct)
+        opened = TransferFile(str(path), write=False, direct=direct)
         try:
             assert opened.alignment == (asked if opened.direct else Alignment(1, 1))
             assert direct or not opened.direct

@@ -36,7 +36,7 @@ _KNOW_THE_SIMULATION = (
 _ALWAYS_HAVE_A_GROUP = ("dsexplore.", "torch.distributed.distributed_c10d")
 
 
-class Takeover:
+class SetUpCalls:
     """Takes the set-up calls over for a world of ``size`` ranks.
 
     Args:

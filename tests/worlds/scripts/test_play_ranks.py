@@ -11,10 +11,10 @@ import pytest
 
 from dsexplore import load
 from dsexplore.errors import UsageError
-from dsexplore.worlds.real import server_process
+from dsexplore.worlds.real import server_handle
+from dsexplore.worlds.scripts.play_rank import Setting
+from dsexplore.worlds.scripts.play_ranks import RankEnd, _watched_files, parse_ranks, play_ranks, written_by_several
 from dsexplore.worlds.scripts.program import Program
-from dsexplore.worlds.scripts.script import Setting
-from dsexplore.worlds.scripts.several_ranks import RankEnd, _watched_files, parse_ranks, play_ranks, written_by_several
 
 SCRIPT = """\
 import os, sys
@@ -60,7 +60,7 @@ class TestProcesses:
     @pytest.fixture(autouse=True)
     def end_the_server(self) -> Iterator[None]:
         yield
-        server_process.close()
+        server_handle.close()
 
     @pytest.fixture
     def script(self, tmp_path: Path) -> Path:
