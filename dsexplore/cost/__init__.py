@@ -18,7 +18,7 @@ _HOMES = {
     "Cluster": "cluster",
     "Range": "range",
     "beside": "beside_measured",
-    "collective_time": "duration",
+    "collective_time": "collective_duration",
     "known_clusters": "cluster",
     "with_measured_compute": "measured_compute",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.aio import target as target_module
+from dsexplore.aio import transfer_file
 from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends import syscalls
 from dsexplore.aio.transfer_file import Alignment, TransferFile
@@ -22,7 +22,7 @@ def test_direct_requests_are_aligned_as_the_filesystem_says(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(SECTOR))
-    monkeypatch.setattr(target_module, "direct_alignment", lambda _fd: known)
+    monkeypatch.setattr(transfer_file, "direct_alignment", lambda _fd: known)
     for direct in (True, False):
         opened = TransferFile(str(path), write=False, direct=direct)
         try:
