@@ -26,7 +26,7 @@ from dsexplore.worlds.real.cell_names import Travel, UsedNames, pack_names, used
 from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.local_ranks import RanksFailedError
 from dsexplore.worlds.real.messages import Cell
-from dsexplore.worlds.real.rank_handle import RankOutcome
+from dsexplore.worlds.real.rank_outcome import RankOutcome
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 
 INTERVAL = 0.25

@@ -57,12 +57,7 @@ def record(
         UsageError: a ``stack_depth`` below 1, a ``save`` that several processes would overwrite, or a ``timeout`` that
             is no time or has no ``save``.
     """
-    if stack_depth < 1:
-        raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
-    if timeout is not None and (timeout <= 0 or save is None):
-        raise UsageError(f"timeout={timeout} with save={save!r}: give seconds above 0, and a directory to save into")
-    if save is not None:
-        check_destination(save)
+    _check(stack_depth, save, timeout)
     recorder = in_use()
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
     trace = Trace(lambda: recorder.tables(recording), recording.step)
@@ -75,10 +70,7 @@ def record(
             if save is not None and not simulated:
                 while_open.enter_context(saved_early(_early_save(recorder, recording, save, timeout)))
             if costs:
-                from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
-
-                recording.kernels = KernelRecording(recorder.modules, recording.issued, recording.steps)
-                recording.kernels.start()
+                _record_costs(recorder, recording)
             yield trace
     except BaseException as error:
         save = save if saves_end else None
@@ -91,6 +83,24 @@ def record(
             )
         raise
     _end(recorder, recording, trace, save if saves_end else None)
+
+
+def _check(stack_depth: int, save: str | os.PathLike[str] | None, timeout: float | None) -> None:
+    """Raise UsageError for options of `record` that cannot be."""
+    if stack_depth < 1:
+        raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
+    if timeout is not None and (timeout <= 0 or save is None):
+        raise UsageError(f"timeout={timeout} with save={save!r}: give seconds above 0, and a directory to save into")
+    if save is not None:
+        check_destination(save)
+
+
+def _record_costs(recorder: Recorder, recording: Recording) -> None:
+    """Record what is computed between the collectives too, until the recording ends."""
+    from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
+
+    recording.kernels = KernelRecording(recorder.modules, recording.issued, recording.steps)
+    recording.kernels.start()
 
 
 def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:

@@ -75,11 +75,7 @@ def sweep(
     """
     ranks = _ranks(group, dtype)
     bytes_wanted = _sizes(sizes, smallest, largest, factor)
-    unknown = [op for op in ops if op not in SWEPT]
-    if unknown or not ops:
-        raise UsageError(f"ops {unknown or list(ops)} cannot be swept: name some of {', '.join(SWEPT)}")
-    if rounds < 1:
-        raise UsageError(f"rounds {rounds} is not a number of rounds: give 1 or more")
+    _check(ops, rounds)
     where, remarks = _places(ranks)
     kept, too_large = _that_fit(bytes_wanted, ranks, where[1])
     remarks += too_large
@@ -115,6 +111,15 @@ def _ranks(group: Any, dtype: torch.dtype) -> Ranks:
         raise UsageError("a simulated group takes no time: measure a real one, as with dsexplore comm --real 4")
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
     return Ranks(group, rank, td.get_world_size(group), device, dtype)
+
+
+def _check(ops: Sequence[str], rounds: int) -> None:
+    """Raise UsageError for ops or rounds that cannot be."""
+    unknown = [op for op in ops if op not in SWEPT]
+    if unknown or not ops:
+        raise UsageError(f"ops {unknown or list(ops)} cannot be swept: name some of {', '.join(SWEPT)}")
+    if rounds < 1:
+        raise UsageError(f"rounds {rounds} is not a number of rounds: give 1 or more")
 
 
 def _sizes(sizes: Sequence[int | str] | None, smallest: int | str, largest: int | str, factor: int) -> list[int]:

@@ -16,6 +16,11 @@ from dsexplore.views.widgets.plot_widget import PlotWidget
 
 _AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_ROWS = (
+    ("cluster", "ranks_per_node", "picture"),
+    ("compiled", "attention", "overlap", "async_tp"),
+    ("batch", "sequence"),
+)
 
 
 def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[Prediction], str]) -> Any:
@@ -29,45 +34,21 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
     import ipywidgets
 
     box = ipywidgets.VBox()
-    own = prediction.cluster.name
-    names = [own, *(name for name in known_clusters() if name != own)]
-    cluster = ipywidgets.Dropdown(options=names, description="cluster")
-    node = ipywidgets.BoundedIntText(
-        value=prediction.options.ranks_per_node or 0, min=0, max=1024, description="ranks/node", tooltip="0: its own"
-    )
-    overlap = ipywidgets.Checkbox(value=prediction.options.overlap, description="overlap")
-    compiled = ipywidgets.Dropdown(options=_AS_TRACED, value=prediction.options.compiled, description="modules")
-    async_tp = ipywidgets.Checkbox(
-        value=prediction.options.async_tp,
-        description="async TP",
-        tooltip="collectives of tensor parallelism in pieces beside their products",
-    )
-    attention = ipywidgets.Dropdown(
-        options=get_args(Attention), value=prediction.options.attention, description="attention"
-    )
-    batch = ipywidgets.Dropdown(options=_FACTORS, value=1.0, description="batch ×")
-    sequence = ipywidgets.Dropdown(options=_FACTORS, value=1.0, description="sequence ×")
+    conditions = _conditions(prediction)
     kind = ipywidgets.Dropdown(options=kinds, description="picture")
-    message = ipywidgets.HTML()
-    tables = ipywidgets.HTML()
+    message, tables = ipywidgets.HTML(), ipywidgets.HTML()
     picture = PlotWidget(on_event=lambda _event: None)
 
     def draw(_: Any = None) -> None:
         figure = getattr(prediction_figures, kind.value)(box.prediction)
         picture.show(json.loads(figure.to_json()), f"{kind.value}, predicted")
 
-    def ask(_: Any = None) -> None:
+    def predict(_: Any = None) -> None:
+        chosen = {name: control.value for name, control in conditions.items()}
+        if chosen["cluster"] == prediction.cluster.name:
+            chosen["cluster"] = prediction.cluster
         try:
-            box.prediction = prediction.what_if(
-                cluster=prediction.cluster if cluster.value == own else cluster.value,
-                ranks_per_node=node.value,
-                overlap=overlap.value,
-                compiled=compiled.value,
-                async_tp=async_tp.value,
-                attention=attention.value,
-                batch=batch.value,
-                sequence=sequence.value,
-            )
+            box.prediction = prediction.what_if(**chosen)
         except UsageError as error:
             message.value = f'<span class="dsx">{html.escape(error, 400)}</span>'
             return
@@ -76,23 +57,37 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
         tables.value = tables_of(box.prediction)
         draw()
 
-    for control in (cluster, node, overlap, compiled, async_tp, attention, batch, sequence):
-        control.observe(ask, "value")
+    for control in conditions.values():
+        control.observe(predict, "value")
     kind.observe(draw, "value")
-    box.controls = {
-        "cluster": cluster,
-        "ranks_per_node": node,
-        "overlap": overlap,
-        "compiled": compiled,
-        "async_tp": async_tp,
-        "attention": attention,
-        "batch": batch,
-        "sequence": sequence,
-        "picture": kind,
-    }
+    box.controls = {**conditions, "picture": kind}
     box.message = message
     box.prediction = prediction
-    rows = [[cluster, node, kind], [compiled, attention, overlap, async_tp], [batch, sequence]]
-    box.children = [*(ipywidgets.HBox(row) for row in rows), message, picture, tables]
-    ask()
+    rows = (ipywidgets.HBox([box.controls[name] for name in row]) for row in _ROWS)
+    box.children = [*rows, message, picture, tables]
+    predict()
     return box
+
+
+def _conditions(prediction: Prediction) -> dict[str, Any]:
+    """A control for each argument of `Prediction.what_if`, by its name, with the prediction's own values."""
+    from ipywidgets import BoundedIntText, Checkbox, Dropdown
+
+    own, options = prediction.cluster.name, prediction.options
+    clusters = [own, *(name for name in known_clusters() if name != own)]
+    return {
+        "cluster": Dropdown(options=clusters, description="cluster"),
+        "ranks_per_node": BoundedIntText(
+            value=options.ranks_per_node or 0, min=0, max=1024, description="ranks/node", tooltip="0: its own"
+        ),
+        "overlap": Checkbox(value=options.overlap, description="overlap"),
+        "compiled": Dropdown(options=_AS_TRACED, value=options.compiled, description="modules"),
+        "async_tp": Checkbox(
+            value=options.async_tp,
+            description="async TP",
+            tooltip="collectives of tensor parallelism in pieces beside their products",
+        ),
+        "attention": Dropdown(options=get_args(Attention), value=options.attention, description="attention"),
+        "batch": Dropdown(options=_FACTORS, value=1.0, description="batch ×"),
+        "sequence": Dropdown(options=_FACTORS, value=1.0, description="sequence ×"),
+    }

@@ -29,20 +29,13 @@ def sequence(
     scale = 1e6 if found.unit == "ns" else 1.0
     places = ((found.first + (np.arange(found.bytes.shape[1]) + 0.5) * found.width) / scale).tolist()
     names = unique(lane_names(found))
-    hover = [
-        [
-            f"{phase} · {count:,} × · {format_bytes(size)}" if count else ""
-            for phase, count, size in zip(p, c, b, strict=True)
-        ]
-        for p, c, b in zip(found.phases, found.counts.tolist(), found.bytes.tolist(), strict=True)
-    ]
     values = np.where(found.counts > 0, shades(found.bytes.astype(np.float64)), np.nan)
     marks = {
         "type": "heatmap",
         "x": places,
         "y": names,
         "z": json_numbers(values),
-        "text": hover,
+        "text": _hover_texts(found),
         "colorscale": _BLUES,
         **byte_colours(max(top, float(found.bytes.max(initial=0)))),
         "ygap": 2,
@@ -61,6 +54,18 @@ def sequence(
         "yaxis2": {**_STRIP, "domain": [1 - room, 1]},
     }
     return {"data": [strip, marks], "layout": layout}
+
+
+def _hover_texts(found: Lanes) -> list[list[str]]:
+    """The text of each bin, lane by lane: its phase, how many collectives and how many bytes; empty where none is."""
+    rows = zip(found.phases, found.counts.tolist(), found.bytes.tolist(), strict=True)
+    return [
+        [
+            f"{phase} · {count:,} × · {format_bytes(size)}" if count else ""
+            for phase, count, size in zip(*row, strict=True)
+        ]
+        for row in rows
+    ]
 
 
 def _phase_strip(found: Lanes, places: list[float]) -> tuple[Spec, list[Spec]]:

@@ -21,7 +21,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.units import format_ranks
 from dsexplore.worlds.real.engine_process import EngineCell
 from dsexplore.worlds.real.messages import Cell, CellReport
-from dsexplore.worlds.real.rank_handle import RankOutcome, unpacked
+from dsexplore.worlds.real.rank_outcome import RankOutcome, unpacked
 from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, merge_cell
 from dsexplore.worlds.world_settings import resolve
 

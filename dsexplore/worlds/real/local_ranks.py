@@ -25,7 +25,8 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.real.messages import Job
 from dsexplore.worlds.real.packed_program import pack_program
-from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, RankOutcome, wait_for_all
+from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, wait_for_all
+from dsexplore.worlds.real.rank_outcome import RankOutcome
 from dsexplore.worlds.real.server_handle import server
 
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]

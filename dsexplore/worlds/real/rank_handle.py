@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
 import signal
 import socket
@@ -11,12 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from dsexplore.units import format_bytes
 from dsexplore.worlds.real.messages import CellReport, Job, Reap, Report, Start, send, unpack_report
+from dsexplore.worlds.real.rank_outcome import RankOutcome, Status, how_it_ended, unpacked
 from dsexplore.worlds.real.server_handle import server
 
 STACK_WAIT = 2.0
@@ -29,35 +27,6 @@ peers fail."""
 CHUNK = 1 << 16
 CHUNKS_AT_ONCE = 16
 """Chunks that are read of one rank before the others have their turn, and the clock."""
-
-Status = Literal["ok", "error", "died", "stuck"]
-"""``ok``: finished; ``error``: raised; ``died``: ended without a result (a signal, ``os._exit``); ``stuck``: had not
-finished when the run was over, and was ended."""
-
-
-@dataclass(frozen=True)
-class RankOutcome:
-    """How the program ended on one rank."""
-
-    rank: int
-    status: Status
-    value: Any = None
-    """The function's return value; for source text the ``repr`` of the last expression, "" where there is none."""
-    error: str = ""
-    """``"RuntimeError: …"``, or how the process ended."""
-    traceback: str = ""
-    output: str = ""
-    """All that the rank wrote to stdout and stderr, C++ libraries included."""
-    stack: str = ""
-    """Where a stuck rank was, innermost call first."""
-    exit_code: int | None = None
-    """Negative for a signal: −9 is SIGKILL."""
-    line: int | None = None
-    """Of a cell, the line that raised."""
-    shown: str = ""
-    """Of a cell, the ``repr`` of its last expression; empty where that is None."""
-    was_stopped: bool = False
-    """Whether a stuck rank's process was stopped, as by SIGSTOP or a debugger."""
 
 
 class Pipe:
@@ -289,40 +258,20 @@ class RankHandle:
         """How the program, or the last cell, ended."""
         how = how_it_ended(exit_code) if self.status == "died" and exit_code is not None else ""
         report = self.report if self.report is not None and self.status != "stuck" else Report(False, error=how)
-        is_cell = isinstance(report, CellReport)
+        cell = report if isinstance(report, CellReport) else None
         return RankOutcome(
             rank=self.rank,
             status=self.status or "stuck",
-            value=unpacked(report) if isinstance(report, CellReport) else report.value,
+            value=unpacked(cell) if cell is not None else report.value,
             error=report.error,
             traceback=report.traceback,
             output=self.output.text,
             stack=self._stack,
             exit_code=exit_code,
-            line=report.line if isinstance(report, CellReport) else None,
-            shown=report.shown if is_cell and isinstance(report, CellReport) else "",
+            line=cell.line if cell is not None else None,
+            shown=cell.shown if cell is not None else "",
             was_stopped=self.was_stopped,
         )
-
-
-class Shown:
-    """A value that could not travel from its rank; shows as its ``repr`` did there."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def unpacked(report: CellReport) -> Any:
-    """The value of a cell; a `Shown` where it cannot be unpickled here."""
-    if report.value is None:
-        return Shown(report.shown) if report.shown else None
-    try:
-        return pickle.loads(report.value)
-    except Exception:  # a DTensor, say, whose mesh is not here
-        return Shown(report.shown)
 
 
 def wait_for_all(
@@ -394,10 +343,3 @@ def readable(descriptor: int, seconds: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))
-
-
-def how_it_ended(exit_code: int) -> str:
-    """``"killed by SIGKILL"``."""
-    if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}, without a result"
