@@ -2,63 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import itertools
 import os
-import signal
 import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dsexplore.aio import AioConfig, Buffer, SweepResult, aio_handle, pool, scratch, sweep
+from dsexplore.aio import AioConfig, Buffer, aio_handle, pool, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
 from dsexplore.aio.buffers import fill_random
-from dsexplore.aio.scratch import PREFIX, Scratch, remove_abandoned
+from dsexplore.aio.scratch import PREFIX
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
-
-
-def python(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
-    words = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
-
-
-Start = Callable[[str], subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """``start(program)``: a process of its own, ended with the test at the latest."""
-    with ExitStack() as stack:
-
-        def begin(program: str) -> subprocess.Popen[str]:
-            words = [sys.executable, "-c", textwrap.dedent(program)]
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
-        yield begin
-
-
-def read_until(process: subprocess.Popen[str], words: str) -> None:
-    """Until a program has printed a line that begins so."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(words):
-            return
-    pytest.fail(f"it ended without a word of {words!r}: {process.communicate()}")
+from tests.aio.programs import python
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -73,13 +35,6 @@ def test_a_disk_that_fills_in_the_middle(loop_disk: Path, backend: str, threads:
         small.bytes[:] = data.bytes[: 1 << 20]
         assert handle.sync_pwrite(small, str(loop_disk / "small")) == 1
     assert (loop_disk / "small").read_bytes() == small.bytes.tobytes()
-
-
-def test_a_sweep_checks_the_space_before_it_writes(loop_disk: Path) -> None:
-    with pytest.raises(OSError, match=r"64 MiB are needed and .* are free: give a smaller size") as caught:
-        sweep(loop_disk, "64MiB", 1)
-    assert caught.value.errno == errno.ENOSPC
-    assert [entry.name for entry in loop_disk.iterdir()] == ["lost+found"]
 
 
 def test_a_disk_that_fills_during_a_sweep_leaves_no_file(loop_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,51 +289,6 @@ def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, 
     assert np.array_equal(back, data.bytes)
 
 
-def test_signals_do_not_lose_requests(tmp_path: Path, backend: str) -> None:
-    """The process is interrupted thousands of times a second while it moves data."""
-    data = fill_random(Buffer(24 << 20))
-    caught = []
-    previous = signal.signal(signal.SIGALRM, lambda *_: caught.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-    try:
-        with aio_handle(65536, 8, False, True, 2, backend=backend) as handle:
-            handle.sync_pwrite(data, str(tmp_path / "file"))
-            back = Buffer(24 << 20)
-            handle.sync_pread(back, str(tmp_path / "file"))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    assert caught
-    assert np.array_equal(back.bytes, data.bytes)
-
-
-@pytest.mark.parametrize(("name", "code", "every"), [("io_getevents", errno.EINTR, 2), ("io_submit", errno.EAGAIN, 2)])
-@pytest.mark.parametrize("single", [True, False])
-def test_interrupted_and_refused_system_calls_are_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, code: int, every: int, single: bool
-) -> None:
-    """Every second call fails, and so does every so many-th of the repetitions that ask why, the first one too."""
-    real_fast, real_slow, times, repeated = sc.fast, getattr(sc, name), itertools.count(), itertools.count()
-    failing = {"io_getevents": linux_aio._GETEVENTS, "io_submit": linux_aio._SUBMIT}[name]
-
-    def fast(number: object, *arguments: object) -> int:
-        return -1 if number is failing and next(times) % 2 == 0 else int(real_fast(number, *arguments))
-
-    def slow(*arguments: int) -> int:
-        if next(repeated) % every == 0:
-            ctypes.set_errno(code)
-            return -1
-        return int(real_slow(*arguments))
-
-    monkeypatch.setattr(sc, "fast", fast)
-    monkeypatch.setattr(sc, name, slow)
-    data = fill_random(Buffer(1 << 20))
-    with aio_handle(65536, 4, single, True, backend="linux-aio") as handle:
-        handle.sync_pwrite(data, str(tmp_path / "file"))
-    assert next(repeated) >= 3
-    assert (tmp_path / "file").read_bytes() == data.bytes.tobytes()
-
-
 @pytest.mark.parametrize("name", ["io_getevents", "io_submit"])
 def test_a_system_call_that_fails_for_good_names_itself_and_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
@@ -394,176 +304,3 @@ def test_a_system_call_that_fails_for_good_names_itself_and_why(
     monkeypatch.undo()
     engine.close()
     os.close(fd)
-
-
-def test_a_fork_after_use(tmp_path: Path, backend: str) -> None:
-    done = python(f"""
-        import os, sys, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tested
-        import numpy as np
-        from dsexplore.aio import aio_handle
-        path = {str(tmp_path)!r} + "/"
-        handle = aio_handle(4096, 4, intra_op_parallelism=2, backend={backend!r})
-        data = np.arange(50_000)
-        handle.sync_pwrite(data, path + "parent")
-        handle.async_pwrite(data, path + "pending")
-        child = os.fork()
-        if child == 0:
-            back = np.zeros_like(data)
-            assert handle.sync_pread(back, path + "parent") == 1  # the parent's pending operation is not the child's
-            assert np.array_equal(back, data)
-            handle.sync_pwrite(data[::-1].copy(), path + "child")
-            handle.close()
-            sys.exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert handle.wait() == 1
-        assert np.array_equal(np.fromfile(path + "pending", np.int64), data)
-        assert np.array_equal(np.fromfile(path + "child", np.int64), data[::-1])
-        handle.close()
-        print("right")
-    """)
-    assert (done.stdout, done.stderr) == ("right\n", "")
-
-
-def test_a_program_that_ends_without_closing_ends(tmp_path: Path, backend: str) -> None:
-    done = python(f"""
-        import numpy as np
-        from dsexplore.aio import aio_handle
-        handle = aio_handle(4096, 4, backend={backend!r})
-        handle.async_pwrite(np.arange(50_000), {str(tmp_path / "file")!r})
-    """)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
-
-
-def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path) -> None:
-    done = python(f"""
-        import os, signal, sys, threading
-        import numpy as np
-        from dsexplore.aio import aio_handle, pool
-        drive, gate = pool.drive, threading.Event()
-        main = threading.main_thread().ident
-        def slow(*arguments):
-            while sys._current_frames()[main].f_code is not pool.Latch.wait.__code__:
-                pass
-            while not gate.wait(0.01):  # one that comes just before the lock is waited for does not wake it
-                os.kill(os.getpid(), signal.SIGINT)
-            drive(*arguments)
-        def once(*_):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            raise KeyboardInterrupt
-        signal.signal(signal.SIGINT, once)
-        pool.drive = slow
-        handle = aio_handle(4096, 4)
-        handle.async_pwrite(np.arange(50_000), {str(tmp_path / "file")!r})
-        try:
-            handle.wait()
-        except KeyboardInterrupt:
-            print("interrupted")
-            gate.set()
-            print(handle.wait())
-    """)
-    assert (done.stdout, done.stderr) == ("interrupted\n1\n", "")
-    assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
-
-
-SWEEP = """
-    from dsexplore.aio import sweep
-    result = sweep({folder!r}, "32MiB", 60, progress=lambda p: print(p.text, flush=True))
-    print("interrupted", result.interrupted, len(result.measured) > 0)
-"""
-
-
-def test_ctrl_c_in_a_sweep(tmp_path: Path, start: Start) -> None:
-    process = start(SWEEP.format(folder=str(tmp_path)))
-    read_until(process, "descent")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert out.splitlines()[-1] == "interrupted True True", err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("words", ["writing", "descent"])
-def test_a_sweep_that_is_ended_leaves_no_file(tmp_path: Path, start: Start, number: signal.Signals, words: str) -> None:
-    process = start(SWEEP.format(folder=str(tmp_path)))
-    read_until(process, words)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == -number
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.processes
-def test_sigterm_ends_the_command_with_the_results_so_far(tmp_path: Path, start: Start) -> None:
-    """A scheduler whose time is up sends it."""
-    saved = tmp_path / "result.json"
-    process = start(f"""
-        import sys
-        from dsexplore.aio import sweeping
-        from dsexplore.cli import main
-        real = sweeping.sweep
-        def reported(*args, **kwargs):
-            return real(*args, **{{**kwargs, "progress": lambda p: print(p.text, flush=True)}})
-        sweeping.sweep = reported
-        sys.exit(main(["aio", {str(tmp_path)!r}, "--size", "32MiB", "--save", {str(saved)!r}]))
-    """)
-    read_until(process, "descent")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, err
-    assert "Interrupted: the results so far." in out
-    assert SweepResult.load(saved).interrupted
-    assert list(tmp_path.iterdir()) == [saved]
-
-
-@pytest.fixture
-def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system on which open files cannot be reached through /proc."""
-    monkeypatch.setattr(Path, "exists", lambda _: False)
-
-
-@pytest.mark.usefixtures("without_proc")
-def test_a_file_that_keeps_its_name_is_removed_with_its_owner(tmp_path: Path) -> None:
-    (tmp_path / "mine.tmp").write_bytes(b"the user's")
-    with Scratch(tmp_path, 4096) as own, Scratch(tmp_path, 4096) as other:  # those in use are left alone
-        assert {str(entry) for entry in tmp_path.glob(f"{PREFIX}*")} == {own.path, other.path}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.tmp"]
-
-
-def test_a_scratch_file_has_no_name_and_is_reached_by_its_path(tmp_path: Path) -> None:
-    with Scratch(tmp_path, 4096) as own:
-        assert list(tmp_path.iterdir()) == []
-        Path(own.path).write_bytes(b"abc")
-        assert os.pread(own.fd, 10, 0) == b"abc"
-        done = subprocess.run(["cat", own.path], capture_output=True, check=True)  # as fio opens it
-        assert done.stdout == b"abc"
-        target = TransferFile(own.path, write=False)
-        assert target.path.startswith(f"{tmp_path}/{PREFIX}")  # what errors name
-        target.close()
-        own.close()  # and again as the block ends, which does nothing
-
-
-@pytest.mark.usefixtures("without_proc")
-def test_a_filesystem_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There nothing is known of an owner, so nothing is taken for abandoned."""
-
-    def refused(*_: int) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(scratch.fcntl, "flock", refused)
-    with Scratch(tmp_path, 4096) as one, Scratch(tmp_path, 4096) as other:
-        assert {entry.name for entry in tmp_path.iterdir()} == {Path(one.path).name, Path(other.path).name}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_abandoned_files_are_told_from_others(tmp_path: Path) -> None:
-    abandoned = tmp_path / f"{PREFIX}99999-0123abcd.tmp"
-    abandoned.write_bytes(b"x")
-    link = tmp_path / f"{PREFIX}1-link.tmp"
-    (tmp_path / "precious").write_bytes(b"y")
-    link.symlink_to(tmp_path / "precious")
-    assert remove_abandoned(tmp_path) == [abandoned]
-    assert (tmp_path / "precious").read_bytes() == b"y"
-    assert link.is_symlink()

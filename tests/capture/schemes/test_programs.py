@@ -15,6 +15,7 @@ from unittest.mock import ANY
 import pytest
 import torch
 import torch.distributed as dist
+from talking_models import SIZE, WIDTH, Pair, Reduce, Talker, forward_and_backward, x
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed._local_tensor import LocalTensorMode
@@ -27,54 +28,10 @@ from dsexplore.capture import ops
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder_in_use import is_recording
 
-WIDTH = 4
-SIZE = 2 * WIDTH * 4
-
-
-class Reduce(torch.autograd.Function):
-    """All-reduces what passes, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return all_reduce(x, "sum", dist.group.WORLD) * 1
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return all_reduce(gradient.contiguous(), "sum", dist.group.WORLD) * 1
-
-
-class Talker(nn.Module):
-    """One all-reduce of 2·4·e forward and one backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Reduce.apply(self.linear(x))
-
-
-class Pair(nn.Module):
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x))
-
-
-def x(**options: Any) -> torch.Tensor:
-    return torch.ones(2, WIDTH, **options)
-
 
 @pytest.fixture(autouse=True)
 def four(world: Callable[..., DeviceMesh]) -> DeviceMesh:
     return world("dp=4")
-
-
-def forward_and_backward(*names: str) -> list[tuple[str, str]]:
-    """One event each way per module that ran, backward in reverse."""
-    return [*(("forward", name) for name in names), *(("backward", name) for name in reversed(names))]
 
 
 def test_several_steps(column: Any) -> None:
@@ -349,125 +306,6 @@ def test_an_exception_in_backward(column: Any) -> None:
             model(x()).sum().backward()
         model(x())
     assert column(trace, "phase") == ["forward", "backward", "forward"]
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_without_autograd(column: Any, mode: Callable[[], Any]) -> None:
-    model = Talker()
-    with record() as trace, mode():
-        model(x())
-    with mode(), record() as inside:
-        model(x())
-    for found in (trace, inside):
-        assert column(found, "phase", "trigger", "message_bytes") == [("forward", "Talker", SIZE)]
-
-
-def test_gradient_accumulation(column: Any) -> None:
-    model = Talker()
-    with record() as trace:
-        losses = [model(x()).sum() for _ in range(3)]
-        for loss in losses:
-            loss.backward()
-    assert column(trace, "phase", "trigger") == [("forward", "Talker")] * 3 + [("backward", "Talker")] * 3
-
-
-def test_microbatches_whose_backwards_interleave(column: Any) -> None:
-    """Forward of a, of b, backward of a, forward of c, …: backward goes by the graph, not by what ran last."""
-    first, second = Pair(Talker(), nn.ReLU()), Pair(nn.ReLU(), Talker())
-    with record() as trace:
-        a = first(x()).sum()
-        b = second(x()).sum()
-        a.backward()
-        c = first(x()).sum()
-        b.backward()
-        c.backward()
-    assert column(trace.where(phase="backward"), "trigger") == ["Pair.first", "Pair#2.second", "Pair.first"]
-
-
-def test_inplace_relu(column: Any) -> None:
-    model = nn.Sequential(Talker(), nn.ReLU(inplace=True), Talker(), nn.ReLU(inplace=True))
-    with record() as trace:
-        model(x()).sum().backward()
-    assert column(trace, "phase", "trigger") == forward_and_backward("Sequential.0", "Sequential.2")
-
-
-def test_a_gradient_to_an_input(column: Any) -> None:
-    model = Talker()
-    start = x(requires_grad=True)
-    with record() as trace:
-        torch.autograd.grad(model(start).sum(), start)
-    assert column(trace, "phase", "trigger") == forward_and_backward("Talker")
-
-
-def test_a_gradient_penalty(column: Any) -> None:
-    """grad with create_graph inside the loss, then backward: all of autograd's runs are backward. What the graph sends
-    that the first of them made belongs to the module whose gradient that was, as what the loss's own graph sends."""
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Talker())
-    start = x(requires_grad=True)
-    with record() as trace:
-        output = model(start).square().sum()
-        (gradient,) = torch.autograd.grad(output, start, create_graph=True)
-        (output + gradient.square().sum()).backward()
-    own = "Sequential.2"
-    assert column(trace, "phase", "trigger") == [
-        ("forward", own),
-        ("backward", own),
-        ("backward", own),
-        ("backward", own),
-    ]
-
-
-def test_a_gradient_penalty_of_two_modules(column: Any) -> None:
-    """Forward 1 per module; the gradient 1 per module, in reverse; its backward again 1 per module for the gradient's
-    graph, last one first, and 1 per module for the forward's."""
-    model = nn.Sequential(Talker(), nn.Tanh(), Talker())
-    start = x(requires_grad=True)
-    with record() as trace:
-        output = model(start).square().sum()
-        (gradient,) = torch.autograd.grad(output, start, create_graph=True)
-        gradient.square().sum().backward()
-    first, second = "Sequential.0", "Sequential.2"
-    assert column(trace, "trigger") == [first, second, second, first, first, second, second, first]
-    assert column(trace, "phase") == ["forward"] * 2 + ["backward"] * 6
-
-
-def test_a_gradient_inside_a_forward(column: Any) -> None:
-    """A module that differentiates in its own forward: that part is backward, of the module that it goes through."""
-
-    class Score(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = Talker()
-
-        def forward(self, value: torch.Tensor) -> torch.Tensor:
-            value = value.requires_grad_()
-            return torch.autograd.grad(self.energy(value).sum(), value)[0]
-
-    with record() as trace:
-        Score()(x())
-    assert column(trace, "phase", "trigger") == forward_and_backward("Score.energy")
-
-
-def test_a_collective_in_a_hook_of_the_module(column: Any) -> None:
-    model = Pair(nn.Linear(WIDTH, WIDTH), nn.ReLU())
-
-    def reduce(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return Reduce.apply(output)
-
-    model.first.register_forward_hook(reduce)
-    with record() as trace:
-        model(x()).sum().backward()
-    assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first")
-
-
-def test_a_collective_in_a_gradient_hook(column: Any) -> None:
-    """Data parallelism by hand: a hook on each parameter, whose module is the trigger."""
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False))
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
-    with record() as trace:
-        model(x()).sum().backward()
-    assert column(trace, "phase", "trigger") == [("backward", "Sequential.2"), ("backward", "Sequential.0")]
 
 
 def test_a_forward_outside_the_trace(column: Any) -> None:
