@@ -46,7 +46,7 @@ class SavedFormat:
 
 
 class SavedJson:
-    """A result that can be saved as a JSON file; who inherits makes plain values of itself, and reads them."""
+    """A result that can be saved as a JSON file; who inherits writes `to_json` and `_read`, and gives `FORMAT`."""
 
     FORMAT: ClassVar[SavedFormat]
 
@@ -65,6 +65,15 @@ class SavedJson:
         Raises:
             UsageError: as for `load`.
         """
+        cls.FORMAT.check(loaded, name)
+        try:
+            return cls._read(loaded, name)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{name} is a damaged {cls.FORMAT.kind}: {error!r}") from error
+
+    @classmethod
+    def _read(cls, loaded: dict[str, Any], name: str) -> Self:
+        """Make a result of the plain values; KeyError or TypeError where they are damaged."""
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:

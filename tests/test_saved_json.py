@@ -1,4 +1,4 @@
-"""Saved results: what is no JSON, of another format or of a newer version is refused by one error."""
+"""Saved results: what is no JSON, damaged, of another format or of a newer version is refused by one error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class Number(SavedJson):
         return {**self.FORMAT.header(), "value": self.value}
 
     @classmethod
-    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
-        cls.FORMAT.check(loaded, name)
+    def _read(cls, loaded: dict[str, Any], name: str) -> Self:
         return cls(loaded["value"])
 
 
@@ -47,9 +46,10 @@ def test_what_is_no_json_is_named(tmp_path: Path) -> None:
         ([], "f is not a saved number: write one with Number.save"),
         ({"format": "other"}, "f is not a saved number: write one with Number.save"),
         ({"format": "mine", "version": 3}, "f was saved by a newer dsexplore (version 3): update dsexplore"),
+        ({"format": "mine", "version": 2}, "f is a damaged number: KeyError('value')"),
     ],
 )
-def test_another_format_or_a_newer_version_is_refused(loaded: Any, said: str) -> None:
+def test_another_format_a_newer_version_and_damage_are_refused(loaded: Any, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         Number.from_json(loaded, "f")
     assert str(caught.value) == said

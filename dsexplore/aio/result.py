@@ -241,27 +241,18 @@ class SweepResult(SavedJson, Displayable):
         }
 
     @classmethod
-    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
-        """Read what `to_json` gave.
-
-        Raises:
-            UsageError: as for `load`.
-        """
-        cls.FORMAT.check(loaded, name)
-        try:
-            return cls(
-                disk=Disk(**loaded["disk"]),
-                conditions=_conditions(loaded["conditions"]),
-                control=AioConfig(**loaded["control"]),
-                measured=[Measured(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
-                references=[_reference(r) for r in loaded["references"]],
-                bytes_written=loaded["bytes_written"],
-                elapsed=loaded["elapsed"],
-                interrupted=loaded["interrupted"],
-                spent=loaded.get("spent", False),
-            )
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{name} is a damaged sweep: {error!r}") from error
+    def _read(cls, loaded: dict[str, Any], name: str) -> Self:
+        return cls(
+            disk=Disk(**loaded["disk"]),
+            conditions=_conditions(loaded["conditions"]),
+            control=AioConfig(**loaded["control"]),
+            measured=[Measured(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
+            references=[_reference(r) for r in loaded["references"]],
+            bytes_written=loaded["bytes_written"],
+            elapsed=loaded["elapsed"],
+            interrupted=loaded["interrupted"],
+            spent=loaded.get("spent", False),
+        )
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *self._other_lines()])

@@ -44,8 +44,8 @@ class Pending(Protocol):
 class Observer(Protocol):
     """Receives every collective: when it is about to be issued, and again once it has returned."""
 
-    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Any:
-        """An op is about to run with these arguments: returns a `Pending`, or None for one not to be followed."""
+    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
+        """An op is about to run with these arguments; returns None for one that is not to be followed."""
 
     def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
         """The op has returned; not called for one that raised.

@@ -148,24 +148,15 @@ class CommSweep(SavedJson, Displayable):
         }
 
     @classmethod
-    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
-        """Read what `to_json` gave.
-
-        Raises:
-            UsageError: as for `load`.
-        """
-        cls.FORMAT.check(loaded, name)
-        try:
-            conditions = loaded["conditions"]
-            unknown = {point["op"] for point in loaded["points"]} - {*OPS}
-            if unknown:
-                raise UsageError(f"{name} has {sorted(unknown)}, which are no collectives: known are {', '.join(OPS)}")
-            return cls(
-                SweepConditions(**{**conditions, "remarks": tuple(conditions["remarks"])}),
-                [SweepPoint(**{**point, "rounds": tuple(point["rounds"])}) for point in loaded["points"]],
-            )
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{name} is a damaged sweep of collectives: {error!r}") from error
+    def _read(cls, loaded: dict[str, Any], name: str) -> Self:
+        conditions = loaded["conditions"]
+        unknown = {point["op"] for point in loaded["points"]} - {*OPS}
+        if unknown:
+            raise UsageError(f"{name} has {sorted(unknown)}, which are no collectives: known are {', '.join(OPS)}")
+        return cls(
+            SweepConditions(**{**conditions, "remarks": tuple(conditions["remarks"])}),
+            [SweepPoint(**{**point, "rounds": tuple(point["rounds"])}) for point in loaded["points"]],
+        )
 
     def lines(self) -> list[str]:
         """The sweep in words: what was measured where, the best bandwidth of each op, and faults, a line each."""

@@ -18,7 +18,6 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 Timing = Literal["none", "host", "work", "cuda"]
 """How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock
 around the call; ``work``: from issue to the completion of the work; ``cuda``: CUDA events on the stream."""
-TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 State = Literal["", "scheduled", "started", "completed", "failed"]
 """How far a collective got. ``""``: a simulation, where nothing runs; ``scheduled``: issued, and not known to have

@@ -35,7 +35,8 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
         events.filter((forward & reduced & gathered & same & inner).fill_null(False)),
         _why,
         _change,
-        spare=pl.col("wire_bytes") / 2,
+        spare=0.5,
+        spare_calls=0,
     )
 
 

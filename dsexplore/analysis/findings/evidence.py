@@ -34,6 +34,10 @@ class Group:
     causes: list[str]
 
 
+def _expression(part: pl.Expr | float) -> pl.Expr:
+    return (part if isinstance(part, pl.Expr) else pl.lit(part)).cast(pl.Float64)
+
+
 class Evidence:
     """The tables of a trace as rules read them."""
 
@@ -101,8 +105,8 @@ class Evidence:
         why: Callable[[Group], str],
         change: Callable[[Group], str],
         *,
-        spare: pl.Expr | None = None,
-        spare_calls: pl.Expr | None = None,
+        spare: pl.Expr | float = 0.0,
+        spare_calls: pl.Expr | float | None = None,
         per_step: bool = True,
         by: tuple[str, ...] = BY_PLACE,
     ) -> Iterator[Finding]:
@@ -113,20 +117,17 @@ class Evidence:
             flagged: rows of `events` or `start_up`.
             why: the sentence for one of them.
             change: what to try.
-            spare: wire bytes that the change would spare of each event; none where it is left out.
-            spare_calls: the part of each call that it would spare.
+            spare: the part of each event's wire bytes that the change would spare, 0 to 1.
+            spare_calls: the part of each call that it would spare; None for the same part.
             per_step: whether counts and bytes are per rank and step; else per rank.
             by: the columns whose equal values make one finding, of `BY_PLACE`.
         """
         if flagged.is_empty():
             return
         columns = place_of(pl.col("owner")).alias("place"), pl.col("source").str.split(" ← ").list.first().alias("line")
-        spared = [
-            (pl.lit(0.0) if part is None else part.cast(pl.Float64)).alias(name)
-            for name, part in (("spared", spare), ("spared_calls", spare_calls))
-        ]
+        part, part_of_calls = (_expression(one) for one in (spare, spare if spare_calls is None else spare_calls))
         totals = (
-            flagged.with_columns(*columns, *spared)
+            flagged.with_columns(*columns, spared=pl.col("wire_bytes") * part, spared_calls=part_of_calls)
             .group_by(by, maintain_order=True)
             .agg(
                 *(pl.col(name).unique(maintain_order=True) for name in BY_PLACE if name not in by),

@@ -24,8 +24,7 @@ def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
         gathers.filter((several & same & turned).fill_null(False)),
         _why,
         _change,
-        spare=pl.col("wire_bytes"),
-        spare_calls=pl.lit(1),
+        spare=1,
         by=("place", "op", "axis"),
     )
 

@@ -28,8 +28,7 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
         repeated.with_columns(owner),
         _why,
         _change,
-        spare=pl.col("wire_bytes"),
-        spare_calls=pl.lit(1),
+        spare=1,
         by=("place", "axis"),
     )
 

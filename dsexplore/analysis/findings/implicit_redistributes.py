@@ -23,8 +23,7 @@ def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
         found,
         _why,
         _change,
-        spare=pl.col("wire_bytes"),
-        spare_calls=pl.lit(1),
+        spare=1,
         by=(*BY_PLACE, "cause"),
     )
 

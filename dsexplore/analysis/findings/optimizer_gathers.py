@@ -23,8 +23,7 @@ def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
         gathered,
         _why,
         _change,
-        spare=pl.col("wire_bytes") * again.cast(pl.Float64),
-        spare_calls=again.cast(pl.Float64),
+        spare=again,
         by=("axis", "place", "op"),
     )
 

@@ -29,8 +29,7 @@ def optimizer_reduces(evidence: Evidence) -> Iterator[Finding]:
         sized.filter(again > 0),
         _why,
         _change,
-        spare=pl.col("wire_bytes") * again,
-        spare_calls=again,
+        spare=again,
         by=("axis", "place", "op"),
     )
 

@@ -33,8 +33,7 @@ def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
         sent.filter(pl.len().over(lane) > 1),
         lambda group: _why(group, evidence),
         _change_fsdp,
-        spare=pl.col("wire_bytes") * (1 - 1 / pl.len().over(lane)),
-        spare_calls=1 - 1 / pl.len().over(lane),
+        spare=1 - 1 / pl.len().over(lane),
         by=("place", "op", "axis"),
     )
 
@@ -59,8 +58,7 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
         buckets.filter((held > 0) & (times > 1)),
         lambda group: _why(group, evidence),
         _change_ddp,
-        spare=pl.col("wire_bytes") * (1 - 1 / times),
-        spare_calls=1 - 1 / times,
+        spare=1 - 1 / times,
         by=("place", "op", "axis"),
     )
 

@@ -44,7 +44,7 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
         now.filter(place & in_a_row).filter(asked).filter(again | (pl.len().over("rank", "step", *_ALIKE) > 1)),
         _why,
         _change,
-        spare_calls=pl.lit(1),
+        spare_calls=1,
     )
 
 

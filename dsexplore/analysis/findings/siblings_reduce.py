@@ -26,8 +26,7 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
         repeated.with_columns(pl.col("parent").alias("owner")),
         _why,
         _change,
-        spare=pl.col("wire_bytes"),
-        spare_calls=pl.lit(1),
+        spare=1,
         by=("place", "op", "axis"),
     )
 

@@ -24,7 +24,7 @@ def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
         (pl.col("message_bytes") < SMALL) & (pl.col("message_bytes") * SHARE <= largest) & (pl.col("wire_bytes") > 0)
     )
     yield from evidence.findings(
-        "small_fsdp", sent.filter(small), _why, _change, spare_calls=pl.lit(1), by=("place", "op", "axis")
+        "small_fsdp", sent.filter(small), _why, _change, spare_calls=1, by=("place", "op", "axis")
     )
 
 

@@ -61,9 +61,8 @@ class CellRun(RanksRun):
 
     trace: Trace | None = None
     """None where no rank recorded anything."""
-    is_world_open: bool = True
-    """Whether the ranks live on."""
     why_closed: str = ""
+    """Why the ranks have ended with it; empty where they live on."""
 
 
 class RankWorld:
@@ -209,7 +208,6 @@ class RankWorld:
             reason,
             first_failure,
             Trace(tables) if tables is not None else None,
-            self.is_open,
             why,
         )
 
