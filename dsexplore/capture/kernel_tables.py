@@ -10,7 +10,7 @@ import polars as pl
 from torch import nn
 
 from dsexplore.capture.issued import Issued
-from dsexplore.capture.kernels import KernelRecording
+from dsexplore.capture.kernel_recording import KernelRecording
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.trace import schema
 

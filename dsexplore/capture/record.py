@@ -97,7 +97,7 @@ def _check(stack_depth: int, save: str | os.PathLike[str] | None, timeout: float
 
 def _record_costs(recorder: Recorder, recording: Recording) -> None:
     """Record what is computed between the collectives too, until the recording ends."""
-    from dsexplore.capture.kernels import KernelRecording  # loads torch's FLOP formulas
+    from dsexplore.capture.kernel_recording import KernelRecording  # loads torch's FLOP formulas
 
     recording.kernels = KernelRecording(recorder.modules, recording.issued, recording.steps)
     recording.kernels.start()

@@ -11,7 +11,7 @@ from dsexplore.capture.modules import Modules
 from dsexplore.progress import Work
 
 if TYPE_CHECKING:
-    from dsexplore.capture.kernels import KernelRecording
+    from dsexplore.capture.kernel_recording import KernelRecording
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dsexplore.capture.issued import Issued
-from dsexplore.comm.compare import GroupKey
+from dsexplore.comm.differing_calls import GroupKey
 from dsexplore.comm.log_records import is_collective, records_of
 from dsexplore.comm.rank_logs import Key, is_matched, key_of
 from dsexplore.comm.summary import Line, LineKey, add_up

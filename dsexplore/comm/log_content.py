@@ -12,7 +12,7 @@ import torch.distributed as td
 from dsexplore.capture.groups import own_rank
 from dsexplore.capture.issued import Issued
 from dsexplore.capture.recorder_in_use import in_use
-from dsexplore.comm import between_ranks
+from dsexplore.comm import compared_logs
 from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.log_records import LogRecording, Record, recorded_of, records_of
 from dsexplore.comm.ranks import is_initialized
@@ -93,7 +93,7 @@ class LogContent:
     def _compared(self) -> tuple[CommsSummary, StragglerReport]:
         """The table beside the logs of the other ranks, and what is to be said of all of them."""
         records, in_place = self.records, self._in_place()
-        report = between_ranks.stragglers(in_place, self._earlier)
+        report = compared_logs.stragglers(in_place, self._earlier)
         waiting = waiting_of_lines(in_place, self._earlier.matched, report, own_rank())
         return CommsSummary(records, self._earlier.lines, waiting), report
 
@@ -182,7 +182,7 @@ class LogContent:
         Raises:
             TimeoutError: some ranks have not made it; the error names them.
         """
-        return between_ranks.stragglers(self._in_place(), self._earlier)
+        return compared_logs.stragglers(self._in_place(), self._earlier)
 
     def check(self) -> None:
         """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
@@ -195,4 +195,4 @@ class LogContent:
             TimeoutError: some ranks have not made this call; the error names them.
             UsageError: no rank has logged anything.
         """
-        between_ranks.check(self._in_place(), self._earlier)
+        compared_logs.check(self._in_place(), self._earlier)

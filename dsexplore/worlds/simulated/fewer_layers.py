@@ -22,7 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import DTensor
 
-from dsexplore.capture.kernels import KernelRecording
+from dsexplore.capture.kernel_recording import KernelRecording
 from dsexplore.capture.live_memory import Held, Use
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers

@@ -14,8 +14,8 @@ import torch
 
 import dsexplore.comm as dist
 from dsexplore import run_ranks
-from dsexplore.comm import compare, meeting
-from dsexplore.comm.compare import Agreed, Made
+from dsexplore.comm import differing_calls, meeting
+from dsexplore.comm.differing_calls import Agreed, Made
 from dsexplore.errors import MismatchError
 from dsexplore.worlds.simulate import simulate
 
@@ -79,7 +79,7 @@ def test_what_differs_between_ranks_is_named_with_their_lines(
     assert of_first.startswith("rank 0 all_reduce ")
     assert f"{first} at " in of_first
     assert f"{second} at " in of_second
-    assert of_second.count("test_compare.py:") == 1
+    assert of_second.count("test_differing_calls.py:") == 1
 
 
 def checked_before_the_last_call(by_summary: bool) -> str:
@@ -165,17 +165,17 @@ def test_a_simulated_rank_has_nobody_to_be_compared_with() -> None:
 
 
 def test_only_the_first_chunk_that_differs_is_sent() -> None:
-    count = 3 * compare.CHUNK
+    count = 3 * differing_calls.CHUNK
     calls = {rank: [SUM] * count for rank in WORLD[1]}
-    calls[2][2 * compare.CHUNK + 5] = SUM._replace(reduction="MAX")
+    calls[2][2 * differing_calls.CHUNK + 5] = SUM._replace(reduction="MAX")
     first = {0: 0, 1: 0, 2: 700}  # rank 2 no longer has its first 700
     made = {rank: {WORLD: Made(first[rank], each[first[rank] :], [])} for rank, each in calls.items()}
-    sent = {rank: compare.digests(one) for rank, one in made.items()}
+    sent = {rank: differing_calls.digests(one) for rank, one in made.items()}
     assert sorted(sent[2][WORLD].of_chunks) == [1, 2]
-    assert compare.chunks_to_compare(sent) == {WORLD: 2}
-    begin, end = 2 * compare.CHUNK, 3 * compare.CHUNK
+    assert differing_calls.chunks_to_compare(sent) == {WORLD: 2}
+    begin, end = 2 * differing_calls.CHUNK, 3 * differing_calls.CHUNK
     of_chunk = {rank: {WORLD: [(call, "a.py:1") for call in each[begin:end]]} for rank, each in calls.items()}
-    assert compare.differences({WORLD: 2}, of_chunk) == [
+    assert differing_calls.differences({WORLD: 2}, of_chunk) == [
         f"call {begin + 5} on group 0 differs: ranks 0–1 all_reduce SUM of 16 B float32 at a.py:1, "
         "rank 2 all_reduce MAX of 16 B float32 at a.py:1"
     ]

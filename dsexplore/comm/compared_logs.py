@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch.distributed as td
 
 from dsexplore.capture.groups import describe_group, own_rank
-from dsexplore.comm import compare
-from dsexplore.comm.compare import GroupKey, Made
+from dsexplore.comm import differing_calls
+from dsexplore.comm.differing_calls import GroupKey, Made
 from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.log_records import Record
 from dsexplore.comm.meeting import exchange, meet, store_of_world
@@ -28,7 +28,7 @@ def stragglers(records: Sequence[Record], earlier: Earlier) -> StragglerReport:
     Raises:
         TimeoutError: some ranks have not made the call; the error names them.
     """
-    made = compare.calls_made(records, earlier.compared)
+    made = differing_calls.calls_made(records, earlier.compared)
     by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(made))
     logs = exchange(rank_log(records, own_rank(), earlier.matched), by_store)
     found = straggler_report(list(logs.values()))
@@ -42,7 +42,7 @@ def check(records: Sequence[Record], earlier: Earlier) -> None:
         records: see `stragglers`.
         earlier: see `stragglers`.
     """
-    made = compare.calls_made(records, earlier.compared)
+    made = differing_calls.calls_made(records, earlier.compared)
     by_store = not meet("check()", made=_made_on_world(made))
     if not any(exchange(bool(records), by_store).values()):
         raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
@@ -63,8 +63,8 @@ def _made_on_world(made: Mapping[GroupKey, Made]) -> int | None:
 
 
 def _differences(made: Mapping[GroupKey, Made], by_store: bool) -> list[str]:
-    """Texts on where the ranks' calls differ; see `compare`."""
-    chunks = compare.chunks_to_compare(exchange(compare.digests(made), by_store))
+    """Texts on where the ranks' calls differ; see `differing_calls`."""
+    chunks = differing_calls.chunks_to_compare(exchange(differing_calls.digests(made), by_store))
     if not chunks:
         return []
-    return compare.differences(chunks, exchange(compare.calls_of_chunk(made, chunks), by_store))
+    return differing_calls.differences(chunks, exchange(differing_calls.calls_of_chunk(made, chunks), by_store))
