@@ -56,7 +56,7 @@ class Worker:
             raise self._ended() from None
 
     def receive(self) -> Any:
-        """The next answer.
+        """Wait for the next answer of the process, and return it.
 
         Raises:
             OSError: the process failed as it says, or ended.

@@ -281,7 +281,7 @@ class _Run:
         return min(self._steps / self._all_steps, 0.99) if self._all_steps else 0.99
 
     def limits(self, result: SweepResult) -> None:
-        """Measure the most that the disk gives: a ring of memory, deep queues, two threads."""
+        """Measure the highest rate that the disk reaches: two threads, deep queues, and one ring of memory."""
         setup = self._setup
         config = _LIMIT if setup.bench.fits(_LIMIT) else CONTROL
         bench = Bench(

@@ -110,7 +110,7 @@ class PlanDifference(Displayable):
         changes = [
             (axis or "no axis", size)
             for axis, size in _changes(in_steps, "axis").iter_rows()
-            if abs(size) >= 0.5  # bytes
+            if abs(size) >= 0.5  # bytes, not rounding
         ]
         text = _compared(b - a, a, b)
         if len(changes) == 1 and abs(b - a) >= 0.5:  # bytes
@@ -128,7 +128,7 @@ class PlanDifference(Displayable):
 
     def _start_up(self) -> str:
         change = self.after.start_up_bytes - self.before.start_up_bytes
-        return f"; start-up sends {_amount(change)} per rank" if abs(change) >= 0.5 else ""  # bytes
+        return f"; start-up sends {_amount(change)} per rank" if abs(change) >= 0.5 else ""  # bytes, not rounding
 
     def _module(self) -> Iterator[DifferenceSentence]:
         """The place in the model where most differs, and by what."""

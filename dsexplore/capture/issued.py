@@ -107,7 +107,7 @@ class Issued:
     recordings: Sequence[Keeper] = ()
     """The recordings that were open when it began: it is added to them when it has returned."""
     ends_at_return: bool = False
-    """Whether ``end`` is only when the op returned, as its work has no future: it may have gone on for long."""
+    """Whether ``end`` is the time at which the op returned: its work has no future that says when it was over."""
     waited: int | None = None
     """Nanoseconds for which the program stood still for it; None where that was not seen."""
     failure: str = ""

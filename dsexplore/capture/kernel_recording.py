@@ -196,7 +196,7 @@ class KernelRecording:
         self._seen, self._step = len(self.issued), len(self.steps)
 
     def _communicated(self, given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]) -> None:
-        """A communication op has returned; it may be one that something waits for."""
+        """Remember which collective wrote which storage, once its op has returned: a later op may wait for it."""
         if self.issued:
             for tensor in returned:
                 self._by_storage[self.memory.number(tensor)] = len(self.issued) - 1

@@ -114,7 +114,7 @@ def _before_forward(called: nn.Module, _inputs: Any) -> None:
     in_progress = own.open
     module = modules.find(called)
     if in_progress and module.root is None:
-        # torch calls no hook on KeyboardInterrupt: a call that somebody caught it from is over.
+        # torch calls no hook after a KeyboardInterrupt: where the program caught it, the calls it ended are still here.
         del in_progress[frame_kinds.calls_in_progress() - 1 :]
     if not in_progress or in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper

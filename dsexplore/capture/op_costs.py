@@ -182,8 +182,8 @@ def _attention(
     sources: Sequence[torch.Tensor],
     returned: Sequence[torch.Tensor],
 ) -> OpCost:
-    """Fused attention: two products forward, five backward, of which causality leaves out what lies above the
-    diagonal."""
+    """The cost of fused attention: two matrix products forward, five backward; of causal attention without the part
+    above the diagonal."""
     is_backward = "backward" in name
     query, key, value = sources[1:4] if is_backward else sources[:3]
     batch, heads, queries, width = (int(size) for size in query.shape)

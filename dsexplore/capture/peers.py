@@ -13,7 +13,7 @@ import torch
 
 
 class Parties(NamedTuple):
-    """Ranks here are those within the process group."""
+    """The peers, root and split sizes of one call; ranks are numbered within its process group."""
 
     peers: Sequence[int | None] = ()
     """One per message, where the op sends or receives from point to point; None for a recv from any rank."""

@@ -38,7 +38,7 @@ class Timed(Protocol):
     failure: str
     """``"failed: RuntimeError"`` for one that has no end, as it failed."""
     ends_at_return: bool
-    """Whether the end is only when the op returned, as its work has no future."""
+    """Whether the end is the time at which the op returned: its work has no future that says when it was over."""
     waited: int | None
     """Nanoseconds for which the program stood still for it; None where that was not seen."""
     is_async: bool

@@ -27,7 +27,7 @@ class Backend:
         return None
 
     def is_initialized(self) -> bool:
-        """Whether it can communicate."""
+        """Whether the backend can communicate."""
         return self.initialized
 
     def new_group(self, *args: Any, **named: Any) -> Any:

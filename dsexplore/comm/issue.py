@@ -72,7 +72,7 @@ def issue(
 
 def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
     peers = (args[spelling.peers[0]], args[spelling.peers[1]]) if spelling.peers is not None else NO_PEERS
-    if spelling.check is None and not any(peers):  # rank 0 is in the world and in every group
+    if spelling.check is None and not any(peers):  # nothing to check: a rank 0 is in the world and in every group
         return
     live = live_group(group)
     if live is None:

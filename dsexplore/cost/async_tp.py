@@ -117,7 +117,7 @@ def _last_product(made: list[Item], awaited: int) -> int | None:
 
 
 def _rows_and_depth(shape: Iterable[int]) -> tuple[int, ...]:
-    """m and k of a product's batch, m, n, k."""
+    """The rows m and the depth k of a product whose shape is batch, m, n, k."""
     return tuple(shape)[1::2]
 
 

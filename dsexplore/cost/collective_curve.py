@@ -96,7 +96,7 @@ def _curve(cluster: Cluster, op: str, group: Group) -> Curve:
     if above is None:
         own = _raw(cluster, op, group)
         return own if below is None else _not_below(own, _curve(cluster, op, below), op, group.nodes / below.nodes)
-    assert below is not None  # two nodes are a rung
+    assert below is not None  # two nodes are always a rung, see `_rungs`
     return _between(_curve(cluster, op, below), _curve(cluster, op, above), op, (below, group, above))
 
 

@@ -260,10 +260,10 @@ def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, every_layer: b
 
 
 def _trace_all(build: Build, jobs: Sequence[_Job], processes: int) -> list[str]:
-    """Trace what is not kept yet; Ctrl-C leaves what is done.
+    """Trace the jobs that have no file yet, in processes; Ctrl-C keeps the files of those that are done.
 
     Returns:
-        notes: that it was interrupted.
+        Notes: one where it was interrupted.
     """
     missing = [job for job in jobs if not job.file.exists() and not job.file.with_suffix(".txt").exists()]
     missing.sort(key=lambda job: job.sizes.get(_PIPELINE, 1))
@@ -350,7 +350,7 @@ _WRONG = 0.10
 
 
 def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
-    """Whether the slower of two may be the faster where a constant of the cluster is wrong by 10 %, or all are."""
+    """Whether the slower of two meshes is the faster once one constant of the cluster, or all, are off by 10 %."""
     one, two = first.prediction, other.prediction
     assert one is not None
     assert two is not None

@@ -64,9 +64,9 @@ class Costs(NamedTuple):
 
 
 def work(op: str, ranks: int) -> Work:
-    """The work of an op: rings for all_reduce, all_gather and reduce, a tree for broadcast.
+    """The steps and bytes of an op in gloo: rings for all_reduce, all_gather and reduce, a tree for broadcast.
 
-    torch's reduce_scatter on gloo is an all_reduce of a copy. A send is one of a ring, in which every rank sends.
+    torch's reduce_scatter on gloo is an all_reduce of a copy. A send counts as one in a ring where all send.
     """
     others = ranks - 1
     return {

@@ -266,7 +266,7 @@ class Prediction(Displayable):
         return Prediction(tables, self.cluster if cluster is None else as_cluster(cluster), options)
 
     def _with_batch(self, batch: float) -> Tables:
-        """The tables of a step with so many times as many microbatches."""
+        """The tables of a step with ``batch`` times as many microbatches."""
         count = self.schedule.microbatches * batch if self.schedule is not None else 0
         if self.schedule is None or count != round(count) or count < self.schedule.stages:
             raise _needs_trace("batch", batch)

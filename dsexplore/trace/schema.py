@@ -116,7 +116,7 @@ KERNELS: dict[str, pl.DataType] = {
     "dtype": pl.String(),
     "shape": pl.List(pl.Int64()),  # matmul: batch, m, n, k; attention: batch, heads, queries, keys, head width
     "count": pl.Int64(),  # how many such ops
-    "flops": pl.Int64(),  # of all of them, as read_bytes and written_bytes
+    "flops": pl.Int64(),  # of these ops together; read_bytes and written_bytes likewise
     "read_bytes": pl.Int64(),
     "written_bytes": pl.Int64(),
     "fused_bytes": pl.Int64(),  # of memory: what a compiler would move instead

@@ -211,7 +211,7 @@ class World:
         set_up_calls.initialise("fake", store=self._store, rank=self.rank, world_size=self.size)
         if self.device == "cuda":
             self._exit.enter_context(self._cuda())
-        # Held here, so that a program which drops it still communicates along its axes.
+        # The mesh is kept here, so that a program that drops its own reference still has the groups of its axes.
         self._mesh = mesh = device_mesh.init_device_mesh(
             self.device, self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
         )

@@ -37,7 +37,7 @@ MISMATCHES: dict[str, pl.DataType] = {
     "message_bytes": pl.Int64(),
     "dtype": pl.String(),
     "source": pl.String(),
-    "is_harmful": pl.Boolean(),  # false where all ranks got through it, and parted nowhere after
+    "is_harmful": pl.Boolean(),  # false where all ranks completed it, and their later calls agree
 }
 
 

@@ -74,7 +74,7 @@ class Wavefront:
         return [part for part in parts if all(waits.get(rank, set()) <= part | open_ends for rank in part)]
 
     def _waiting_for_unseen(self) -> set[int]:
-        """The ranks that wait for ranks without a record alone, or for those that do."""
+        """The ranks that wait for nobody but ranks without a record, directly or through others that do."""
         found: set[int] = set()
         while True:
             more = {

@@ -36,7 +36,7 @@ Get = Callable[[str], str]
 
 @dataclass(frozen=True)
 class DebugServer:
-    """The answers of the ranks of a job."""
+    """The flight recorders and stacks of a job's ranks, as torch's debug server returned them."""
 
     dumps: Dumps
     stacks: Mapping[int, str]

@@ -273,8 +273,8 @@ def _end_of(event: Event, base: int) -> int:
 
 
 def _described_once(events: Iterable[Event]) -> list[Event]:
-    """Descriptions of collectives in order, without those that stand in another one: torch 2.4 and later describe a
-    call twice, where it is asked for and where the library's backend takes it up."""
+    """Descriptions of collectives in order of time, without those inside another one: torch 2.4 and later describe a
+    call twice, in Python's function and in the backend."""
     found: list[Event] = []
     ends: dict[object, float] = {}
     for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):

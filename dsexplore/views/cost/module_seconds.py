@@ -25,7 +25,7 @@ class ModuleRow:
     times: int
     """Modules that it stands for, those of rows above included."""
     parts: dict[str, float]
-    """`PARTS`: seconds of all of them together, with the modules inside."""
+    """Seconds by `PARTS`, of all modules of the row together and those inside them."""
 
 
 def module_seconds(prediction: Prediction) -> list[ModuleRow]:

@@ -41,7 +41,7 @@ def _drawn_by_frontend() -> bool:
 
 
 def with_twin(figure: go.Figure, twin: str) -> TwinFigure:
-    """Add static HTML to a figure."""
+    """The same figure, whose output in a notebook holds the static HTML ``twin`` too."""
     doubled = TwinFigure(figure)
     doubled._twin = twin
     return doubled

@@ -213,7 +213,7 @@ class PanelDrawing:
     def _spaced(
         self, side: Callable[[Block], tuple[Range, ...]], first: int, size: int, pixels: float, digit: float
     ) -> list[tuple[int, float]]:
-        """(index, pixels) where stretches begin, and the end: as many as have room for their number."""
+        """Ticks (index, pixels): the beginnings of stretches and the end, as many as leave room for their numbers."""
         starts = sorted({start for block in self.panel.blocks for start, _ in side(block)})
         need = 11 + digit * len(f"{first + size:,}")
         kept = [(first + size, pixels)]

@@ -81,7 +81,7 @@ def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
 
 
 def _name(alike: tuple[Placed, ...], pattern: str) -> str:
-    """The numbers that all have in common stay: ``encoder.0.layers.*.weight``."""
+    """One name for alike tensors: ``*`` where their names differ, ``encoder.0.layers.*.weight``."""
     if len(alike) == 1:
         return alike[0].name
     parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in alike), strict=True)

@@ -76,7 +76,7 @@ class RankSample:
 
 
 def sample_of(shown: Sharding, most: int = MOST) -> RankSample:
-    """The sample of a sharding's ranks."""
+    """The ranks of a sharding that are drawn one by one: at most ``most``, unless all are few."""
     return RankSample(shown.mesh, shown.tensors, most)
 
 

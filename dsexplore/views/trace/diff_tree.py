@@ -260,7 +260,7 @@ def _number(value: float, write: Callable[[float], str]) -> str:
 
 
 def _delta(before: float, after: float, write: Callable[[float], str], moved: bool) -> str:
-    """The change with its sign; ``moved``: no change in sum, but in what makes it up."""
+    """The cell of a change, with its sign; with ``moved`` the sum is the same, and what it is made up of is not."""
     if before == after:
         return outline.cell(_sign(0, 0) if moved else "–", "delta" if moved else "delta z")
     return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")

@@ -146,7 +146,7 @@ class TraceDiffView(View):
         )
 
     def _findings(self, anchor: str) -> str:
-        """The findings in one of them alone, as sections; the first has the id."""
+        """The findings that one trace has and the other has not, as sections; ``anchor`` is the id of the first."""
         sides = (("B", self._difference.findings_new), ("A", self._difference.findings_gone))
         ids = iter([anchor])
         return "".join(

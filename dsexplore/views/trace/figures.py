@@ -50,7 +50,7 @@ def trace_figure(
 
 
 _SAID_ABOVE = ("modules", "sequence", "ranks", "sankey")
-"""Figures that have no axis of bytes, beside which would stand over what they are summed; the explorer has a line."""
+"""Figures without an axis of bytes, whose label would say over what bytes are summed: the explorer says it above."""
 
 
 def _over(tables: Tables, kind: str, sizes: str) -> str:

@@ -31,7 +31,7 @@ class Node:
 
 
 def written(world: WorldMap, value: float) -> str:
-    """Bytes or seconds, whichever shade the map."""
+    """A value of the map as text: bytes, or seconds where the map is shaded by these."""
     return format_bytes(value) if world.running is None else format_seconds(value)
 
 

@@ -243,7 +243,7 @@ def _table(world: WorldMap, look: Look) -> str:
 
 
 def _most(world: WorldMap) -> str:
-    """The words before a number of the recorded rank with most."""
+    """``"at most "`` before the number of the rank that sends most; empty where all recorded ranks send as much."""
     even = world.is_even if world.running is None else len(world.senders) < 2
     return "" if even else "at most "
 

@@ -13,7 +13,7 @@ import torch
 from torch.cuda._utils import _get_device_index
 
 CUDA_DEVICE_TYPE = 1
-"""The number of CUDA in C++'s ``device_type``."""
+"""CUDA's number in C++'s enumeration ``c10::DeviceType``."""
 _numbers = count(1)
 
 

@@ -139,7 +139,7 @@ def failure_of(error: BaseException, file: str) -> CellReport:
 
 
 def pack_value(value: Any) -> bytes | None:
-    """The value pickled, what the cell defined by value; None for one that cannot travel or is too large."""
+    """The pickled value, with code that the cell defined; None for a value that cannot be pickled or is too large."""
     try:
         import cloudpickle  # the launcher has it, as the names of a cell travel by it
     except ImportError:

@@ -140,7 +140,7 @@ class Search:
         return [self._at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
 
     def _corners(self) -> list[int]:
-        """Of the base's stage the first and the last rank along all axes."""
+        """The first and the last rank of the pipeline stage in which the base rank is."""
         moved = [axis for axis in self.axes if not axis.is_pipeline]
         first = self._base - sum(axis.coordinate(self._base) * axis.stride for axis in moved)
         return [first, first + sum((axis.size - 1) * axis.stride for axis in moved)]
@@ -223,7 +223,7 @@ class Search:
         return [(at, self.outcomes[rank].digest) for at, rank in found if rank in self._along]
 
     def _classes_along(self, axis: Axis) -> list[int]:
-        """A number for each coordinate: that of the digest of the last played one up to it."""
+        """The number of a class for each coordinate: it does as the last played coordinate up to it does."""
         numbers: dict[str, int] = {}
         played = dict(self._played_along(axis))
         classes, current = [], 0
@@ -326,7 +326,7 @@ class Search:
 
 
 def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
-    """The names of those axes, in the order of the axes."""
+    """Those of the ``names`` that axes have, in the order of the axes."""
     return [axis.name for axis in axes if axis.name in names]
 
 

@@ -39,9 +39,9 @@ class RankEnd:
 
     rank: int
     status: Any = 0
-    """As for ``sys.exit``."""
+    """How the script ended, as ``sys.exit`` takes it: 0 or None for success, a number, or a message."""
     traceback: str = ""
-    """The script's own; empty where it came to its end."""
+    """The traceback of the script's own error; empty where it came to its end."""
     written: tuple[str, ...] = ()
     """Files that it opened for writing."""
     found: WorldFound = field(default_factory=WorldFound)

@@ -52,7 +52,7 @@ class EarlierStages:
     rank: int = 0
 
     def shapes(self) -> StageShapes:
-        """The side of a simulated world, which asks for shapes and finds them."""
+        """What a simulated world calls: one function for the shapes of an earlier stage, one with those of its own."""
         return StageShapes(self.ask, self.found)
 
     def ask(self, stage: Any, source: int) -> Any:

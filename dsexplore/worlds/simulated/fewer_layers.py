@@ -111,7 +111,7 @@ def fewer_layers(recording: KernelRecording) -> Iterator[LeftOutLayers]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A layer that is performed: number of its stretch, and place among those that are."""
+    """The place of a performed layer: which stretch it is in, and where among that stretch's performed layers."""
 
     stretch: int
     position: int

@@ -32,7 +32,7 @@ def _per_channel(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _summed(tensor: Tensor) -> Tensor:
-    """[N, C, …] → [C], in float32 at least."""
+    """Sums per channel, [N, C, …] → [C], in float32 at least."""
     return _wide(tensor).sum([dim for dim in range(tensor.dim()) if dim != 1])
 
 

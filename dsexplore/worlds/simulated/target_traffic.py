@@ -205,7 +205,7 @@ def patch_autograd_collectives(patches: Patches, target: Target) -> None:
 
 
 _all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""torch 2.13 warns of the second name."""
+"""The newer name where torch has it: torch 2.13 warns of the older one."""
 
 
 class _BackendOf(ModuleType):
