@@ -47,7 +47,7 @@ class ParameterDay(Displayable):
     moments: pl.DataFrame
     """Columns: `MOMENTS`; in order."""
     sizes: Sizes = "wire"
-    """Which bytes are shown."""
+    """The bytes that are shown."""
 
     def __repr__(self) -> str:
         return f"<ParameterDay: {self.name}, {self.moments.height} moments in a step>"

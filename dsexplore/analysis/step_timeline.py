@@ -60,7 +60,7 @@ class Timeline(Displayable):
     tables: Tables
     """The trace that was drawn."""
     sizes: Sizes = "wire"
-    """Which bytes the spans have."""
+    """The bytes that the spans have."""
     ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
     """Messages from one lane to another. Columns: `message_ties.TIES`."""
     note: str = ""

@@ -76,7 +76,7 @@ class WorldMap(Displayable):
     senders: tuple[int, ...]
     """The ranks of which events are recorded."""
     sizes: Sizes = "wire"
-    """Which bytes these are."""
+    """The kind of these bytes."""
     axis: str | None = None
     """The axis whose groups are outlined; None for none."""
     running: FlowSeconds | None = None

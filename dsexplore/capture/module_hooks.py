@@ -96,7 +96,7 @@ class _HookedModule(weakref.ref[nn.Module]):
 
 
 _installed: ModuleHooks | None = None
-"""What the two hooks report to: torch.compile uses compiled code again only where the hooks are the same functions."""
+"""The object that the two hooks report to. The hooks stay the same functions, so that torch.compile reuses its code."""
 
 
 def _before_forward(called: nn.Module, _inputs: Any) -> None:

@@ -338,7 +338,7 @@ _PREFIXES = tuple(f"{namespace}::" for namespace in NAMESPACES)
 
 
 _known: tuple[object, list[str]] = (None, [])
-"""What was imported, loaded and defined when `_all_names` last asked the dispatcher, and the names found then."""
+"""The state of imports, libraries and definitions when `_all_names` last asked the dispatcher, and the names found."""
 
 
 def _all_names() -> list[str]:

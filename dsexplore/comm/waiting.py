@@ -15,7 +15,7 @@ from dsexplore.comm.summary import LineKey, Waiting, line_key
 def waiting_of_lines(
     records: Iterable[Record], dropped: Mapping[Key, int], report: StragglerReport, rank: int
 ) -> dict[LineKey, Waiting]:
-    """By line of a rank's summary: what it waited. A line of which no call was found on all ranks has none.
+    """How long each line of a rank's summary waited; a line of which no call was found on all ranks is left out.
 
     Args:
         records: the rank's own; see `numbered`.

@@ -41,7 +41,7 @@ class Generation:
 
 
 Attention = Literal["flash-2", "cudnn"]
-"""Whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster."""
+"""The attention kernels that run: those of FlashAttention-2, or of cuDNN where they are faster."""
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {

@@ -302,7 +302,7 @@ class _Extension:
         return self.names[int(stretch)][int(position) + shift] + rest
 
     def _modules(self) -> pl.DataFrame:
-        """The modules, those that were left out with the calls of one that was performed."""
+        """The table of modules; a layer that was left out has as many calls as one that was performed."""
         calls = dict(self.tables_.modules.select("module", "calls").iter_rows())
         for names in self.names:
             for left_out in names[FIRST : len(names) - LAST]:

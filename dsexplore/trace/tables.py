@@ -26,8 +26,8 @@ class TraceInfo:
     simulated: bool = False
     """True on a fake process group: counts and bytes are real, values and times are not."""
     target: str = ""
-    """Whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where the ranks
-    are real, and for a process group that the program simulates itself."""
+    """The target whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where
+    the ranks are real, and for a process group that the program simulates itself."""
     clock_offsets: tuple[int, ...] = ()
     """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.clock_alignment`.
     Empty where nothing shows how the clocks differ."""

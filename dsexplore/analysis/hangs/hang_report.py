@@ -77,7 +77,7 @@ class HangReport(Displayable):
         return self.waiting
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, for JSON."""
+        """The report as plain data, for JSON."""
         return {
             "culprits": list(self.culprits),
             "sentence": self.sentence,

@@ -79,7 +79,7 @@ class Call(NamedTuple):
     has_equal_parts: bool = True
     """Whether all ranks must send equally much, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
     kind: str = ""
-    """What groups with the same part in the program share: their description, or the pattern of their ranks."""
+    """The trait of groups with the same part in the program: their description, or the pattern of their ranks."""
 
     @property
     def is_pending(self) -> bool:

@@ -85,7 +85,7 @@ MEMORY: dict[str, Mark] = {
     "gradients": Mark("G", ORANGE, "#000", _stripes(45, ink="#0005"), "/"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4, "#0005"), "-"),
 }
-"""Parts of a rank's memory."""
+"""The marks of the parts of a rank's memory."""
 
 
 AXIS_STYLE = """

@@ -171,7 +171,7 @@ class TimelineState:
         first, last = self.window
         ties = self.timeline.ties.filter((pl.col("received") >= first) & (pl.col("sent") <= last))
         if self._kept is not None and len(ties):
-            # A tie's end without an event takes what is appended: it is drawn under every filter.
+            # an end of a tie that is no event has the index of the appended True: no filter removes it
             kept = np.append(self._kept, True)
             ends = ties.select(pl.col("send", "receive").fill_null(len(self._kept))).to_numpy()
             ties = ties.filter(pl.Series(kept[ends].all(axis=1)))

@@ -326,7 +326,7 @@ class Search:
 
 
 def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
-    """Those of the ``names`` that axes have, in the order of the axes."""
+    """The ``names`` that axes have, in the order of the axes."""
     return [axis.name for axis in axes if axis.name in names]
 
 

@@ -157,7 +157,7 @@ class Players:
         return Trace.load(file).tables if file.exists() else Tables()
 
     def merged(self, ranks: Iterable[int]) -> Trace:
-        """One trace of those of these ranks that left one."""
+        """The traces of these ranks as one; ranks without a trace are left out."""
         files = [Path(self._folder, rank_file(rank)) for rank in ranks]
         traces = [Trace.load(file) for file in files if file.exists()]
         return Trace.merge(traces) if traces else Trace()

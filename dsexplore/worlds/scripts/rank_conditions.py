@@ -51,7 +51,7 @@ class RankTest:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout that the numbers of a rank follow from."""
+    """The layout of a world, from which a rank's numbers on its node and on its axes are computed."""
 
     world_size: int
     ranks_per_node: int

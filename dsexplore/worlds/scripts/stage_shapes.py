@@ -52,7 +52,7 @@ class EarlierStages:
     rank: int = 0
 
     def shapes(self) -> StageShapes:
-        """What a simulated world calls: one function for the shapes of an earlier stage, one with those of its own."""
+        """The functions that a simulated world calls: for the shapes of an earlier stage, and with those of its own."""
         return StageShapes(self.ask, self.found)
 
     def ask(self, stage: Any, source: int) -> Any:

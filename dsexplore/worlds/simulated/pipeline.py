@@ -61,7 +61,7 @@ def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, rema
         shapes: answers for other stages.
         objects: brings what another rank would send.
         remarks: where assumptions are reported.
-        backend: what schedules take the backend of groups to be whose backend nobody chose.
+        backend: the backend that schedules see in groups for which the program chose none.
     """
     if hasattr(PipelineStage, "_warmup_forward_vote"):
         _patch_vote(patches, shapes)

@@ -83,7 +83,7 @@ class Received:
 
 
 def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """None for a tensor without a storage of its own, such as a DTensor."""
+    """The storage of a tensor; None for one without a storage of its own, such as a DTensor."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             return StorageWeakRef(tensor.untyped_storage())
