@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import planted
 import polars as pl
@@ -14,23 +13,10 @@ import pytest
 import dsexplore
 from dsexplore.analysis.headline_report import memory, report
 from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
-
-
-def row(seq: int, **columns: Any) -> dict[str, Any]:
-    plain = {
-        "rank": 0, "step": 0, "seq": seq, "op": "all_reduce", "phase": "forward", "trigger": "", "owner": "Net",
-        "axis": "tp", "group": "g", "group_size": 4, "message_bytes": 1024, "wire_bytes": 1536, "implicit": False,
-        "cause": "", "source": "train.py:3", "is_async": False, "is_object": False,
-    }  # fmt: skip
-    return {name: {**plain, **columns}.get(name) for name in schema.EVENTS}
-
-
-def trace_of(*rows: dict[str, Any]) -> Trace:
-    ranks = tuple(sorted({each["rank"] for each in rows}))
-    return Trace(Tables(pl.DataFrame(rows, schema=schema.EVENTS), info=TraceInfo(world_size=8, ranks=ranks)))
+from tests.analysis.few_events import row, trace_of
 
 
 def said(trace: Trace) -> list[str]:
@@ -208,7 +194,7 @@ def test_a_rank_counts_as_often_as_it_stands_for_others() -> None:
 def test_what_sends_nothing_is_not_among_the_others() -> None:
     """A barrier and a recv have no bytes; of three doings all are named, of four two."""
     sent = [row(0), row(1, op="broadcast"), row(2, op="barrier", wire_bytes=0), row(3, op="recv", wire_bytes=0)]
-    assert said(trace_of(*sent))[1] == "All of it is for Net: all_reduce (50 %) and broadcast (50 %)."
+    assert said(trace_of(*sent))[1] == "All of it is for Net.a: all_reduce (50 %) and broadcast (50 %)."
     more = [*sent, row(4, op="reduce", wire_bytes=3072)]
     assert said(trace_of(*more))[1].endswith(": reduce (50 %), all_reduce (25 %) and broadcast (25 %).")
     many = [*more, row(5, op="send", wire_bytes=6144)]

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import planted
 import polars as pl
 import pytest
 
 from dsexplore.analysis.plan_difference import COLUMNS, PlanDifference
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("planted_programs", Path(__file__).with_name("planted.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-planted = _load()
-
-
-def row(seq: int, **columns: Any) -> dict[str, Any]:
-    plain = {
-        "rank": 0, "step": 0, "seq": seq, "op": "all_reduce", "phase": "forward", "trigger": "", "owner": "Net.a",
-        "axis": "tp", "group": "g", "group_size": 4, "message_bytes": 1024, "wire_bytes": 1536, "implicit": False,
-        "cause": "", "source": "train.py:3", "is_async": False, "is_object": False,
-    }  # fmt: skip
-    return {name: {**plain, **columns}.get(name) for name in schema.EVENTS}
-
-
-def trace_of(*rows: dict[str, Any], stands_for: tuple[str, ...] = ()) -> Trace:
-    ranks = tuple(sorted({each["rank"] for each in rows}))
-    info = TraceInfo(world_size=8, ranks=ranks, stands_for=stands_for)
-    return Trace(Tables(pl.DataFrame(rows, schema=schema.EVENTS), info=info))
+from tests.analysis.few_events import row, trace_of
 
 
 def difference(before: Trace, after: Trace) -> PlanDifference:

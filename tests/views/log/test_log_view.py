@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,7 @@ from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.summary import Waiting
 from dsexplore.errors import UsageError
-
-
-def ticking() -> Callable[[], int]:
-    now = 0
-
-    def tick() -> int:
-        nonlocal now
-        now += 1000
-        return now
-
-    return tick
+from tests.comm.single_calls import ticking
 
 
 @pytest.fixture

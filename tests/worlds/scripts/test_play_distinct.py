@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -35,14 +34,6 @@ if dist.get_rank() == 3:
 if "fail" in sys.argv:
     raise ValueError("no data")
 """
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    yield path
-    server_handle.close()
 
 
 @pytest.mark.processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,14 +43,6 @@ def on_real_ranks(script: str) -> Any:
     with dsexplore.commtrace() as trace:
         runpy.run_path(script, run_name="__main__")
     return trace.events.select(COLUMNS).rows()
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    yield path
-    server_handle.close()
 
 
 @pytest.mark.processes

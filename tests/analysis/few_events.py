@@ -1,0 +1,28 @@
+"""Traces of a few events that are written down, for what is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from dsexplore.trace import schema
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.trace import Trace
+
+
+def row(seq: int, **columns: Any) -> dict[str, Any]:
+    """An event of a Trace: an all_reduce of module ``Net.a`` over axis tp, but for the given columns."""
+    plain = {
+        "rank": 0, "step": 0, "seq": seq, "op": "all_reduce", "phase": "forward", "trigger": "", "owner": "Net.a",
+        "axis": "tp", "group": "g", "group_size": 4, "message_bytes": 1024, "wire_bytes": 1536, "implicit": False,
+        "cause": "", "source": "train.py:3", "is_async": False, "is_object": False,
+    }  # fmt: skip
+    return {name: {**plain, **columns}.get(name) for name in schema.EVENTS}
+
+
+def trace_of(*rows: dict[str, Any], stands_for: tuple[str, ...] = ()) -> Trace:
+    """A trace with these events, of a world of eight ranks."""
+    ranks = tuple(sorted({each["rank"] for each in rows}))
+    info = TraceInfo(world_size=8, ranks=ranks, stands_for=stands_for)
+    return Trace(Tables(pl.DataFrame(rows, schema=schema.EVENTS), info=info))
