@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.capture.recorder_in_use import in_use
-from dsexplore.cost.microbatches import with_microbatches
+from dsexplore.cost.microbatches import with_microbatches, with_warm_up
 from dsexplore.cost.repeated_layers import with_layers
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.commtrace import commtrace
@@ -30,7 +30,7 @@ def trace_rank(
     """Trace one step of one rank.
 
     Of a 1F1B pipeline only some microbatches are run, of many alike layers only some; the trace has all of them, see
-    `with_microbatches` and `with_layers`. Where these turn out not to be alike, all are run.
+    `dsexplore.cost.microbatches` and `with_layers`. Where these turn out not to be alike, all are run.
 
     Args:
         build: the program, as for `compare_meshes`.
@@ -62,7 +62,8 @@ def _with_all_microbatches(tables: Tables, left_out: LeftOut) -> Tables | None:
     """The trace with all microbatches; None where they are not alike."""
     if not left_out.microbatches:
         return tables
-    whole = with_microbatches(tables, left_out.microbatches)
+    paired = with_microbatches(tables, left_out.microbatches - left_out.of_warm_up)
+    whole = with_warm_up(paired, left_out.of_warm_up) if paired is not None else None
     if whole is None:
         return None
     schedule = {

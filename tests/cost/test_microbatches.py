@@ -29,13 +29,13 @@ WIDTH = 64
 def build(
     mesh: DeviceMesh, *, microbatches: int = 11, schedule: type = Schedule1F1B, keeps: bool = False
 ) -> Callable[[], None]:
-    """Three stages of two layers under FSDP2, whose last layer is checkpointed by nobody."""
-    number = mesh["pp"].get_local_rank()
+    """Stages of two layers under FSDP2, whose last layer is checkpointed by nobody."""
+    number, stages = mesh["pp"].get_local_rank(), mesh["pp"].size()
     stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=False)
     example, given = (torch.empty(4, WIDTH, requires_grad=needed) for needed in (True, number > 0))
     made = PipelineStage(
-        stage, number, 3, torch.device("cpu"), input_args=(given,), output_args=(example,), group=mesh.get_group("pp")
+        stage, number, stages, torch.device("cpu"), input_args=(given,), output_args=(example,), group=mesh.get_group("pp")
     )
     whole = torch.randn(4 * microbatches, WIDTH)
     run = schedule(made, n_microbatches=microbatches, loss_fn=F.mse_loss)
@@ -43,7 +43,7 @@ def build(
 
     def step() -> None:
         losses: list[torch.Tensor] = []
-        given: dict[str, Any] = {"target": whole, "losses": losses} if number == 2 else {}
+        given: dict[str, Any] = {"target": whole, "losses": losses} if number == stages - 1 else {}
         run.step(*((whole,) if number == 0 else ()), **given, return_outputs=keeps)
         if losses:
             torch.stack(losses).mean()
@@ -69,6 +69,14 @@ def test_a_few_microbatches_give_the_trace_of_all(stage: int, keeps: bool) -> No
     same(
         trace_rank(program, SIZES, rank), trace_rank(program, SIZES, rank, every_microbatch=True), without_shared_memory
     )
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3, 6, 7])
+@pytest.mark.parametrize(("microbatches", "keeps"), [(8, False), (10, True), (13, False)])
+def test_a_few_forwards_of_a_long_warm_up_give_the_trace_of_all(stage: int, microbatches: int, keeps: bool) -> None:
+    program, sizes, rank = partial(build, microbatches=microbatches, keeps=keeps), {"pp": 8, "dp": 2}, 2 * stage
+    few = trace_rank(program, sizes, rank)
+    same(few, trace_rank(program, sizes, rank, every_microbatch=True), without_shared_memory)
 
 
 def without_losses(kernels: pl.DataFrame) -> pl.DataFrame:

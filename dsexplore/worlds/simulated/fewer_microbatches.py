@@ -1,8 +1,9 @@
 """A 1F1B schedule that performs fewer microbatches, because the ones that it leaves out repeat others.
 
-Once the first backward is over, each microbatch of `Schedule1F1B` does what the one before it did: a backward, its
-messages, a forward, its messages. So a trace of a few of them holds all that there is; what it lacks is put back by
-`dsexplore.cost.microbatches`, which first compares two of them.
+A stage of `Schedule1F1B` begins with forwards (the warm-up), goes on with pairs of a backward and a forward, and ends
+with as many backwards as it began with forwards. Within each of the three, what is done for one microbatch is what was
+done for the one before, but for the first ones. So a trace of a few of each holds all that there is; what it lacks is
+put back by `dsexplore.cost.microbatches`, which first compares two of them.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from torch.utils._pytree import tree_map_only
 
 from dsexplore.worlds.patches import Patches
 
-_BEYOND_WARM_UP = 3
-"""How many microbatches beyond those of the warm-up are performed: the first, whose gradients are new, and two that are
-alike."""
+WARM_UP = 4
+"""How many forwards of the warm-up are performed: the first, which gathers parameters, two that are alike, and the
+last, whose output is sent later. Of the backwards at the end two are alike and one is the last."""
+_PAIRS = 3
+"""How many pairs are performed: the first, whose gradients are new, and two that are alike."""
 
 
 @dataclass
 class LeftOut:
-    """How many microbatches a schedule had, and how many of them were performed.
+    """The microbatches of a schedule's step, and those of them that were left out.
 
     Attributes:
         microbatches: of the schedule; 0 where none was left out.
-        performed: of these.
+        of_warm_up: how many forwards of the warm-up were left out, and as many backwards at the end.
     """
 
     microbatches: int = 0
-    performed: int = 0
+    of_warm_up: int = 0
 
 
 @contextmanager
 def fewer_microbatches() -> Iterator[LeftOut]:
-    """Make the first step of a 1F1B schedule perform no more microbatches than its warm-up has, and three.
+    """Make the first step of a 1F1B schedule perform a few microbatches of its warm-up, and three after it.
 
     What the program gets back has its whole length: the losses and outputs of the microbatches that are left out are
     those of the last one that was performed.
@@ -62,17 +65,21 @@ def fewer_microbatches() -> Iterator[LeftOut]:
         **kwargs: Any,
     ) -> None:
         whole, stage = schedule._n_microbatches, schedule._stage
-        performed = stage.num_stages - stage.stage_index + _BEYOND_WARM_UP
-        if left_out.microbatches or performed >= whole or type(schedule) is not Schedule1F1B:
+        stages = schedule._num_stages
+        warm_up = stages - stage.stage_index
+        fewer = min(warm_up, WARM_UP)
+        performed = fewer + min(whole - warm_up, _PAIRS)
+        if left_out.microbatches or performed == whole or type(schedule) is not Schedule1F1B:
             original(schedule, arg_mbs, kwarg_mbs, target_mbs, losses, *args, **kwargs)
             return
-        left_out.microbatches, left_out.performed = whole, performed
+        left_out.microbatches, left_out.of_warm_up = whole, warm_up - fewer
         given = [each[:performed] if each is not None else None for each in (arg_mbs, kwarg_mbs, target_mbs)]
         schedule._n_microbatches = performed
+        schedule._num_stages = stages - left_out.of_warm_up  # of which the schedule counts the warm-up alone
         try:
             original(schedule, *given, losses, *args, **kwargs)
         finally:
-            schedule._n_microbatches = whole
+            schedule._n_microbatches, schedule._num_stages = whole, stages
         for kept in (losses, stage.output_chunks):
             if kept:
                 kept += [tree_map_only(torch.Tensor, torch.Tensor.detach, kept[-1]) for _ in range(whole - performed)]
