@@ -35,7 +35,13 @@ def build(
     fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=False)
     example, given = (torch.empty(4, WIDTH, requires_grad=needed) for needed in (True, number > 0))
     made = PipelineStage(
-        stage, number, stages, torch.device("cpu"), input_args=(given,), output_args=(example,), group=mesh.get_group("pp")
+        stage,
+        number,
+        stages,
+        torch.device("cpu"),
+        input_args=(given,),
+        output_args=(example,),
+        group=mesh.get_group("pp"),
     )
     whole = torch.randn(4 * microbatches, WIDTH)
     run = schedule(made, n_microbatches=microbatches, loss_fn=F.mse_loss)
