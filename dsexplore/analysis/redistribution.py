@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.placement_text import Placement, read_all
+from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.chunks import Cut, part_size
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.tensor import Placed, fit
@@ -180,7 +180,7 @@ def _planned(before: Placed, after: Placed) -> list[tuple[int, Placement, Placem
             infos = _gen_transform_infos_non_cached(first, last)
         finally:
             clear_redistribute_planner_cache()
-    return [(i.mesh_dim, *map(_read, i.src_dst_placements), tuple(map(int, i.logical_shape))) for i in infos]  # type: ignore[misc]
+    return [(i.mesh_dim, *map(read, i.src_dst_placements), tuple(map(int, i.logical_shape))) for i in infos]  # type: ignore[misc]
 
 
 def _of_torch(placement: Placement) -> Any:
@@ -193,7 +193,3 @@ def _of_torch(placement: Placement) -> Any:
     if placement.kind == "shard":
         return Shard(placement.dim)
     return Replicate() if placement.kind == "replicate" else Partial(placement.reduce_op)
-
-
-def _read(placement: Any) -> Placement:
-    return read_all([placement])[0]

@@ -39,7 +39,7 @@ from dsexplore.comm import (
     switches,
     versions,
 )
-from dsexplore.comm.layers import DEEPSPEED
+from dsexplore.comm.issuing_layer import DEEPSPEED
 
 _OURS = (calls, coalesce, custom, deepspeed_names, discovery, launch, logger, objects, p2p, ranks, switches, versions)
 """The modules with the functions of this package."""

@@ -16,7 +16,7 @@ from dsexplore.capture.labels import current
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
-from dsexplore.comm.layers import OWN
+from dsexplore.comm.issuing_layer import OWN
 from dsexplore.comm.spellings import Spelling
 
 MOST_CALLS = 300_000

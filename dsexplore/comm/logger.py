@@ -38,7 +38,7 @@ from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.timing import fail
 from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.constants import COMMS_LOGGER
-from dsexplore.comm.layers import caller_of
+from dsexplore.comm.issuing_layer import caller_of
 from dsexplore.comm.log_content import LogContent
 from dsexplore.comm.log_records import MOST_CALLS, OWN_OP, Call, LogRecording
 from dsexplore.comm.logger_config import CommsLoggerConfig
@@ -198,7 +198,7 @@ class CommsLogger(LogContent):
         return call
 
     def label_of(self, issued: Issued) -> Call:
-        """The label of a collective that did not come through this package, whose op runs now; see `layers`."""
+        """The label of a collective that did not come through this package, whose op runs now; see `issuing_layer`."""
         op = issued.messages[0][0] if issued.messages else issued.raw_op
         layer, name, prof, reduction, function = caller_of(op)
         if self._config.debug:

@@ -13,7 +13,7 @@ import torch.distributed as td
 
 from dsexplore.capture.issued import Issued
 from dsexplore.comm.bandwidth import bandwidth, rate_text
-from dsexplore.comm.layers import OWN
+from dsexplore.comm.issuing_layer import OWN
 from dsexplore.comm.log_records import Call, Record, records_of
 from dsexplore.comm.ranks import is_initialized
 from dsexplore.units import format_bytes

@@ -30,7 +30,6 @@ from dsexplore.progress import track
 from dsexplore.trace.files import load as load_tables
 from dsexplore.trace.files import save as save_tables
 from dsexplore.trace.merge import merge_tables
-from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.real.packed_program import pack_program
@@ -322,15 +321,12 @@ def _predicted(jobs: Sequence[_Job], machine: Cluster) -> MeshCandidate:
             return MeshCandidate(sizes, None, reason.read_text(encoding="utf-8"))
         if not job.file.exists():
             return MeshCandidate(sizes, None, "not traced, as it was interrupted")
-    tables = _merged([load_tables(job.file) for job in jobs])
+    parts = [load_tables(job.file) for job in jobs]
+    tables = merge_tables(parts) if len(parts) > 1 else parts[0]
     prediction = predict(tables, machine)
     if prediction.fits:
         return MeshCandidate(sizes, prediction)
     return MeshCandidate(sizes, prediction, next(note for note in prediction.notes if note.startswith("does not fit")))
-
-
-def _merged(parts: Sequence[Tables]) -> Tables:
-    return merge_tables(parts) if len(parts) > 1 else parts[0]
 
 
 def _expected(one: MeshCandidate) -> float:

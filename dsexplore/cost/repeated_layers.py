@@ -191,7 +191,8 @@ class _Extension:
             run = self.runs.get(at)
             if run is not None:
                 batches, grows = self._compared(run)
-                steps = self.bounds.events[at] - self.bounds.events[at - 1], self._length(at)
+                bounds = self.bounds
+                steps = bounds.events[at] - bounds.events[at - 1], bounds.segments[at] - bounds.segments[at - 1]
                 for number in range(run.repeats):
                     shift = number if run.step > 0 else run.repeats - number
                     emitted.append(_Emitted(at, seq, segment, batch, shift, tuple(memory), is_copy=True))
@@ -200,9 +201,6 @@ class _Extension:
         if memory.any():
             raise _UnlikePeriods
         return emitted
-
-    def _length(self, at: int) -> int:
-        return self.bounds.segments[at] - self.bounds.segments[at - 1]
 
     def _shift(self, at: int) -> int | None:
         """The shift of positions in an interval that is no copy."""

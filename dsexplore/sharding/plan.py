@@ -155,11 +155,8 @@ def _notes(placed: Sequence[Placed], mesh: Mesh, any_placed: bool) -> list[str]:
 
 
 def _world() -> Mesh:
-    return Mesh(("world",), (dist.get_world_size() if _in_a_group() else 1,))
-
-
-def _in_a_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    is_in_group = dist.is_available() and dist.is_initialized()
+    return Mesh(("world",), (dist.get_world_size() if is_in_group else 1,))
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

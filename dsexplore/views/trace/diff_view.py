@@ -224,7 +224,8 @@ def _steps(both: tuple[Prediction, ...]) -> str:
 
 def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
     """Collectives, wire and message bytes of steps, start-up apart, and per what."""
-    frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in _sides(difference)]
+    sides = difference.before, difference.after
+    frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in sides]
     (count, wire, message), (counts, wires, messages) = (frame.row(0) for frame in frames)
     started = difference.after.start_up_bytes - difference.before.start_up_bytes
     at_start = f"; start-up: {signed_bytes(started)} on the wire" if abs(started) >= 0.5 else ""  # bytes
@@ -234,10 +235,6 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
         f"{signed_bytes(wires - wire)} on the wire ({signed_bytes(messages - message)} in messages), "
         f"{_over(diff, difference)}{at_start}"
     )
-
-
-def _sides(difference: PlanDifference) -> tuple[Any, Any]:
-    return difference.before, difference.after
 
 
 def _over(diff: TraceDiff, difference: PlanDifference) -> str:
