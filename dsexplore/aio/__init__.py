@@ -6,24 +6,22 @@ The names below are imported when first used; torch only when a tensor is.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dsexplore.aio.aio_constants import (
-    AIO,
-    AIO_BLOCK_SIZE,
-    AIO_BLOCK_SIZE_DEFAULT,
-    AIO_FORMAT,
-    AIO_INTRA_OP_PARALLELISM,
-    AIO_INTRA_OP_PARALLELISM_DEFAULT,
-    AIO_OVERLAP_EVENTS,
-    AIO_OVERLAP_EVENTS_DEFAULT,
-    AIO_QUEUE_DEPTH,
-    AIO_QUEUE_DEPTH_DEFAULT,
-    AIO_SINGLE_SUBMIT,
-    AIO_SINGLE_SUBMIT_DEFAULT,
-    AIO_THREAD_COUNT,
-    AIO_THREAD_COUNT_DEFAULT,
-    AIO_USE_GDS,
-    AIO_USE_GDS_DEFAULT,
-)
+from dsexplore.aio.aio_constants import AIO as AIO
+from dsexplore.aio.aio_constants import AIO_BLOCK_SIZE as AIO_BLOCK_SIZE
+from dsexplore.aio.aio_constants import AIO_BLOCK_SIZE_DEFAULT as AIO_BLOCK_SIZE_DEFAULT
+from dsexplore.aio.aio_constants import AIO_FORMAT as AIO_FORMAT
+from dsexplore.aio.aio_constants import AIO_INTRA_OP_PARALLELISM as AIO_INTRA_OP_PARALLELISM
+from dsexplore.aio.aio_constants import AIO_INTRA_OP_PARALLELISM_DEFAULT as AIO_INTRA_OP_PARALLELISM_DEFAULT
+from dsexplore.aio.aio_constants import AIO_OVERLAP_EVENTS as AIO_OVERLAP_EVENTS
+from dsexplore.aio.aio_constants import AIO_OVERLAP_EVENTS_DEFAULT as AIO_OVERLAP_EVENTS_DEFAULT
+from dsexplore.aio.aio_constants import AIO_QUEUE_DEPTH as AIO_QUEUE_DEPTH
+from dsexplore.aio.aio_constants import AIO_QUEUE_DEPTH_DEFAULT as AIO_QUEUE_DEPTH_DEFAULT
+from dsexplore.aio.aio_constants import AIO_SINGLE_SUBMIT as AIO_SINGLE_SUBMIT
+from dsexplore.aio.aio_constants import AIO_SINGLE_SUBMIT_DEFAULT as AIO_SINGLE_SUBMIT_DEFAULT
+from dsexplore.aio.aio_constants import AIO_THREAD_COUNT as AIO_THREAD_COUNT
+from dsexplore.aio.aio_constants import AIO_THREAD_COUNT_DEFAULT as AIO_THREAD_COUNT_DEFAULT
+from dsexplore.aio.aio_constants import AIO_USE_GDS as AIO_USE_GDS
+from dsexplore.aio.aio_constants import AIO_USE_GDS_DEFAULT as AIO_USE_GDS_DEFAULT
 
 if TYPE_CHECKING:
     from dsexplore.aio.aio_config import AioConfig as AioConfig
@@ -44,31 +42,7 @@ _HOMES = {
     "sweep": "sweeping",
 }
 
-__all__ = [
-    "AIO",
-    "AIO_BLOCK_SIZE",
-    "AIO_BLOCK_SIZE_DEFAULT",
-    "AIO_FORMAT",
-    "AIO_INTRA_OP_PARALLELISM",
-    "AIO_INTRA_OP_PARALLELISM_DEFAULT",
-    "AIO_OVERLAP_EVENTS",
-    "AIO_OVERLAP_EVENTS_DEFAULT",
-    "AIO_QUEUE_DEPTH",
-    "AIO_QUEUE_DEPTH_DEFAULT",
-    "AIO_SINGLE_SUBMIT",
-    "AIO_SINGLE_SUBMIT_DEFAULT",
-    "AIO_THREAD_COUNT",
-    "AIO_THREAD_COUNT_DEFAULT",
-    "AIO_USE_GDS",
-    "AIO_USE_GDS_DEFAULT",
-    "AioConfig",
-    "Buffer",
-    "SweepResult",
-    "aio_handle",
-    "aio_read",
-    "aio_write",
-    "sweep",
-]
+__all__ = [*_HOMES, *(name for name in dir() if name.startswith("AIO"))]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,194 +7,109 @@ torch.distributed is torch's.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as _td
 
-from dsexplore.comm import constants as _constants
 from dsexplore.comm import launch as _launch
-from dsexplore.comm.bandwidth import bandwidth
-from dsexplore.comm.calls import (
-    all_gather,
-    all_gather_base,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_reduce,
-    all_reduce_coalesced,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    inference_all_reduce,
-    monitored_barrier,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    scatter,
-)
-from dsexplore.comm.coalesce import coalescing_manager, get_coalescing_manager
+from dsexplore.comm.bandwidth import bandwidth as bandwidth
+from dsexplore.comm.calls import all_gather as all_gather
+from dsexplore.comm.calls import all_gather_base as all_gather_base
+from dsexplore.comm.calls import all_gather_coalesced as all_gather_coalesced
+from dsexplore.comm.calls import all_gather_into_tensor as all_gather_into_tensor
+from dsexplore.comm.calls import all_gather_single as all_gather_single
+from dsexplore.comm.calls import all_reduce as all_reduce
+from dsexplore.comm.calls import all_reduce_coalesced as all_reduce_coalesced
+from dsexplore.comm.calls import all_to_all as all_to_all
+from dsexplore.comm.calls import all_to_all_single as all_to_all_single
+from dsexplore.comm.calls import barrier as barrier
+from dsexplore.comm.calls import broadcast as broadcast
+from dsexplore.comm.calls import gather as gather
+from dsexplore.comm.calls import inference_all_reduce as inference_all_reduce
+from dsexplore.comm.calls import monitored_barrier as monitored_barrier
+from dsexplore.comm.calls import reduce as reduce
+from dsexplore.comm.calls import reduce_scatter as reduce_scatter
+from dsexplore.comm.calls import reduce_scatter_single as reduce_scatter_single
+from dsexplore.comm.calls import reduce_scatter_tensor as reduce_scatter_tensor
+from dsexplore.comm.calls import scatter as scatter
+from dsexplore.comm.coalesce import coalescing_manager as coalescing_manager
+from dsexplore.comm.coalesce import get_coalescing_manager as get_coalescing_manager
 from dsexplore.comm.constants import *  # noqa: F403 - DeepSpeed has its constants here too
-from dsexplore.comm.custom import timed_op
-from dsexplore.comm.deepspeed_names import (
-    allgather_fn,
-    check,
-    enable_symm_mem_for_group,
-    get_comm_operation_count,
-    get_logged_comm_ops,
-    has_all_gather_into_tensor,
-    has_comm_data,
-    has_reduce_scatter_tensor,
-    log_summary,
-    reduce_scatter_fn,
-    reset_log,
-    set_backend,
-)
-from dsexplore.comm.discovery import (
-    in_aml,
-    in_aws_sm,
-    in_dlts,
-    mpi_discovery,
-    patch_aml_env_for_torch_nccl_backend,
-    patch_aws_sm_env_for_torch_nccl_backend,
-)
-from dsexplore.comm.install import install, uninstall
-from dsexplore.comm.launch import configure, destroy_process_group, init_distributed, initialize_mesh_device
-from dsexplore.comm.logger import CommsLogger, comms_logger
-from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.comm.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from dsexplore.comm.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from dsexplore.comm.ranks import (
-    get_all_ranks_from_group,
-    get_backend,
-    get_global_rank,
-    get_local_rank,
-    get_local_rank_from_launcher,
-    get_rank,
-    get_world_group,
-    get_world_rank_from_launcher,
-    get_world_size,
-    get_world_size_from_launcher,
-    is_available,
-    is_initialized,
-    new_group,
-)
-from dsexplore.comm.sweep_run import sweep
-from dsexplore.comm.switches import (
-    Noop,
-    all_gather_comm_off,
-    all_reduce_comm_off,
-    backward_comm_off,
-    broadcast_comm_off,
-    comm_off,
-    reduce_comm_off,
-    reduce_scatter_comm_off,
-)
-from dsexplore.comm.torch import TorchBackend
-from dsexplore.comm.versions import has_all_reduce_coalesced, has_coalescing_manager, required_torch_version
-from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT
+from dsexplore.comm.custom import timed_op as timed_op
+from dsexplore.comm.deepspeed_names import allgather_fn as allgather_fn
+from dsexplore.comm.deepspeed_names import check as check
+from dsexplore.comm.deepspeed_names import enable_symm_mem_for_group as enable_symm_mem_for_group
+from dsexplore.comm.deepspeed_names import get_comm_operation_count as get_comm_operation_count
+from dsexplore.comm.deepspeed_names import get_logged_comm_ops as get_logged_comm_ops
+from dsexplore.comm.deepspeed_names import has_all_gather_into_tensor as has_all_gather_into_tensor
+from dsexplore.comm.deepspeed_names import has_comm_data as has_comm_data
+from dsexplore.comm.deepspeed_names import has_reduce_scatter_tensor as has_reduce_scatter_tensor
+from dsexplore.comm.deepspeed_names import log_summary as log_summary
+from dsexplore.comm.deepspeed_names import reduce_scatter_fn as reduce_scatter_fn
+from dsexplore.comm.deepspeed_names import reset_log as reset_log
+from dsexplore.comm.deepspeed_names import set_backend as set_backend
+from dsexplore.comm.discovery import in_aml as in_aml
+from dsexplore.comm.discovery import in_aws_sm as in_aws_sm
+from dsexplore.comm.discovery import in_dlts as in_dlts
+from dsexplore.comm.discovery import mpi_discovery as mpi_discovery
+from dsexplore.comm.discovery import patch_aml_env_for_torch_nccl_backend as patch_aml_env_for_torch_nccl_backend
+from dsexplore.comm.discovery import patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend
+from dsexplore.comm.install import install as install
+from dsexplore.comm.install import uninstall as uninstall
+from dsexplore.comm.launch import configure as configure
+from dsexplore.comm.launch import destroy_process_group as destroy_process_group
+from dsexplore.comm.launch import init_distributed as init_distributed
+from dsexplore.comm.launch import initialize_mesh_device as initialize_mesh_device
+from dsexplore.comm.logger import CommsLogger as CommsLogger
+from dsexplore.comm.logger import comms_logger as comms_logger
+from dsexplore.comm.logger_config import CommsLoggerConfig as CommsLoggerConfig
+from dsexplore.comm.objects import all_gather_object as all_gather_object
+from dsexplore.comm.objects import broadcast_object_list as broadcast_object_list
+from dsexplore.comm.objects import gather_object as gather_object
+from dsexplore.comm.objects import recv_object_list as recv_object_list
+from dsexplore.comm.objects import scatter_object_list as scatter_object_list
+from dsexplore.comm.objects import send_object_list as send_object_list
+from dsexplore.comm.p2p import P2POp as P2POp
+from dsexplore.comm.p2p import batch_isend_irecv as batch_isend_irecv
+from dsexplore.comm.p2p import irecv as irecv
+from dsexplore.comm.p2p import isend as isend
+from dsexplore.comm.p2p import recv as recv
+from dsexplore.comm.p2p import send as send
+from dsexplore.comm.ranks import get_all_ranks_from_group as get_all_ranks_from_group
+from dsexplore.comm.ranks import get_backend as get_backend
+from dsexplore.comm.ranks import get_global_rank as get_global_rank
+from dsexplore.comm.ranks import get_local_rank as get_local_rank
+from dsexplore.comm.ranks import get_local_rank_from_launcher as get_local_rank_from_launcher
+from dsexplore.comm.ranks import get_rank as get_rank
+from dsexplore.comm.ranks import get_world_group as get_world_group
+from dsexplore.comm.ranks import get_world_rank_from_launcher as get_world_rank_from_launcher
+from dsexplore.comm.ranks import get_world_size as get_world_size
+from dsexplore.comm.ranks import get_world_size_from_launcher as get_world_size_from_launcher
+from dsexplore.comm.ranks import is_available as is_available
+from dsexplore.comm.ranks import is_initialized as is_initialized
+from dsexplore.comm.ranks import new_group as new_group
+from dsexplore.comm.sweep_run import sweep as sweep
+from dsexplore.comm.switches import Noop as Noop
+from dsexplore.comm.switches import all_gather_comm_off as all_gather_comm_off
+from dsexplore.comm.switches import all_reduce_comm_off as all_reduce_comm_off
+from dsexplore.comm.switches import backward_comm_off as backward_comm_off
+from dsexplore.comm.switches import broadcast_comm_off as broadcast_comm_off
+from dsexplore.comm.switches import comm_off as comm_off
+from dsexplore.comm.switches import reduce_comm_off as reduce_comm_off
+from dsexplore.comm.switches import reduce_scatter_comm_off as reduce_scatter_comm_off
+from dsexplore.comm.torch import TorchBackend as TorchBackend
+from dsexplore.comm.versions import has_all_reduce_coalesced as has_all_reduce_coalesced
+from dsexplore.comm.versions import has_coalescing_manager as has_coalescing_manager
+from dsexplore.comm.versions import required_torch_version as required_torch_version
+from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT as TORCH_DISTRIBUTED_DEFAULT_PORT
 
 __all__ = [
-    "TORCH_DISTRIBUTED_DEFAULT_PORT",
-    "CommsLogger",
-    "CommsLoggerConfig",
-    "Noop",
-    "P2POp",
-    "TorchBackend",
-    "all_gather",
-    "all_gather_base",
-    "all_gather_coalesced",
-    "all_gather_comm_off",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_reduce_comm_off",
-    "all_to_all",
-    "all_to_all_single",
-    "allgather_fn",
-    "backward_comm_off",
-    "bandwidth",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_comm_off",
-    "broadcast_object_list",
-    "check",
-    "coalescing_manager",
-    "comm_off",
-    "comms_logger",
-    "configure",
-    "destroy_process_group",
-    "enable_symm_mem_for_group",
-    "gather",
-    "gather_object",
-    "get_all_ranks_from_group",
-    "get_backend",
-    "get_coalescing_manager",
-    "get_comm_operation_count",
-    "get_global_rank",
-    "get_local_rank",
-    "get_local_rank_from_launcher",
-    "get_logged_comm_ops",
-    "get_rank",
-    "get_world_group",
-    "get_world_rank_from_launcher",
-    "get_world_size",
-    "get_world_size_from_launcher",
-    "has_all_gather_into_tensor",
-    "has_all_reduce_coalesced",
-    "has_coalescing_manager",
-    "has_comm_data",
-    "has_reduce_scatter_tensor",
-    "in_aml",
-    "in_aws_sm",
-    "in_dlts",
-    "inference_all_reduce",
-    "init_distributed",
-    "initialize_mesh_device",
-    "install",
-    "irecv",
-    "is_available",
-    "is_initialized",
-    "isend",
-    "log_summary",
-    "monitored_barrier",
-    "mpi_discovery",
-    "new_group",
-    "patch_aml_env_for_torch_nccl_backend",
-    "patch_aws_sm_env_for_torch_nccl_backend",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_comm_off",
-    "reduce_scatter",
-    "reduce_scatter_comm_off",
-    "reduce_scatter_fn",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "required_torch_version",
-    "reset_log",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "set_backend",
-    "sweep",
-    "timed_op",
-    "uninstall",
+    name
+    for name, value in globals().items()
+    if name.isupper()
+    or (getattr(value, "__module__", "").startswith(f"{__name__}.") and not isinstance(value, ModuleType))
 ]
-__all__ += [name for name in dir(_constants) if name.isupper()]
 
 
 def __getattr__(name: str) -> Any:

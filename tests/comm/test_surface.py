@@ -229,6 +229,15 @@ def test_the_declared_range_of_torch_is_the_projects() -> None:
     assert dist.has_all_reduce_coalesced()
 
 
+def test_a_star_gives_calls_and_constants_and_no_module() -> None:
+    names: dict[str, Any] = {}
+    exec("from dsexplore.comm import *", names)
+    del names["__builtins__"]
+    assert {"all_reduce", "isend", "P2POp", "CommsLogger", "comms_logger", "sweep", "NCCL_BACKEND"} <= names.keys()
+    assert not {"Any", "annotations", "ModuleType", "torch"} & names.keys()
+    assert not any(inspect.ismodule(value) for value in names.values())
+
+
 def test_the_backends_module_has_the_names_of_deepspeeds() -> None:
     from dsexplore.comm import torch as backend
 
