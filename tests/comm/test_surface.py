@@ -230,7 +230,7 @@ def test_the_declared_range_of_torch_is_the_projects() -> None:
 
 
 def test_a_star_gives_calls_and_constants_and_no_module() -> None:
-    names: dict[str, Any] = {}
+    names: dict[str, object] = {}
     exec("from dsexplore.comm import *", names)
     del names["__builtins__"]
     assert {"all_reduce", "isend", "P2POp", "CommsLogger", "comms_logger", "sweep", "NCCL_BACKEND"} <= names.keys()
