@@ -19,6 +19,7 @@ from dsexplore.analysis.findings.finding import Findings
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds
@@ -114,6 +115,16 @@ class Headline(Displayable):
         """The events before the first step, with ``weight`` as in `step_events`."""
         return self._weighed(self.tables.events.filter(pl.col("phase") == "start-up"))
 
+    @cached_property
+    def no_grad_bytes(self) -> float:
+        """Wire bytes per rank that forwards without gradients sent, in all steps together."""
+        return float(self.no_grad_events.select(weighed("wire_bytes")).item()) / self.ranks
+
+    @cached_property
+    def no_grad_events(self) -> pl.DataFrame:
+        """The events of forwards without gradients, with ``weight`` as in `step_events`."""
+        return self._weighed(self.tables.events.filter(pl.col("phase") == "no-grad forward"))
+
     def to_frame(self) -> pl.DataFrame:
         """The bytes that a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
         return self._by_axis
@@ -145,7 +156,7 @@ class Headline(Displayable):
 
         The weight is the number of ranks that the event's rank stands for: 1 where a trace has each rank once.
         """
-        return self._weighed(self.tables.events.with_row_index("row").filter(pl.col("phase") != "start-up"))
+        return self._weighed(self.tables.events.with_row_index("row").filter(IN_STEPS))
 
     def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
         weight = pl.lit(1, pl.Int64)
@@ -161,11 +172,15 @@ class Headline(Displayable):
         total = float(frame["wire_bytes"].sum())
         if not len(self.step_events):
             every = np.arange(self.tables.events.height)
-            yield Sentence("axes", f"Start-up sends {format_bytes(start_up)} per rank; no step was recorded.", every)
+            apart = [f"start-up sends {format_bytes(start_up)} per rank"] if len(self.start_up_events) else []
+            apart += [f"forwards without gradients send {self._no_grad}"] if len(self.no_grad_events) else []
+            text = f"{listed(apart)}; no step was recorded."
+            yield Sentence("axes", text[0].upper() + text[1:], every)
             return
         in_steps = bool(self.step_events["phase"].is_in(_IN_A_STEP).any())
         what = "A step" if in_steps else "The program"
         before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
+        before += f"; forwards without gradients sent {self._no_grad} besides" if self.no_grad_bytes else ""
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts:
             got = float(self.step_events.filter(op="recv").select(weighed("message_bytes")).item())
@@ -182,6 +197,14 @@ class Headline(Displayable):
         yield Sentence(
             "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
         )
+
+    @property
+    def _no_grad(self) -> str:
+        """Worked example: ``8.0 MiB per rank``; ``… and step`` where every step has such forwards, as of a teacher."""
+        steps = self.no_grad_events["step"].n_unique()
+        every = not self.step_events.is_empty() and set(self.step_events["step"]) == set(self.no_grad_events["step"])
+        share, each = (steps, " and step") if every and steps > 1 else (1, "")
+        return f"{format_bytes(self.no_grad_bytes / share)} per rank{each}"
 
     def _spread(self) -> str:
         """Over what the numbers are means, and how far ranks and steps are apart; empty for one rank and one step."""

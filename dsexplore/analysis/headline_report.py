@@ -21,6 +21,7 @@ def report(headline: Headline) -> list[tuple[str, str]]:
         ("What does a step send?", next((one.text for one in headline.sentences if one.about == "axes"), "Nothing.")),
         ("Which modules send it?", _modules(headline)),
         ("What does start-up alone send?", _start_up(headline)),
+        ("What do forwards without gradients send?", _no_grad(headline)),
         ("What is sent unasked?", _implicit(headline)),
         ("What memory does a rank need?", memory(tables)),
         ("What made this report?", made),
@@ -85,6 +86,19 @@ def _start_up(headline: Headline) -> str:
         for cause, op, _, size in ranked.head(4).iter_rows()
     ]
     return f"{format_bytes(headline.start_up_bytes)} per rank, once: {listed(parts)}."
+
+
+def _no_grad(headline: Headline) -> str:
+    """The answer that names what evaluations, teachers and rollouts send, by module; empty where there is nothing."""
+    events = headline.no_grad_events
+    if events.is_empty():
+        return ""
+    placed = events.with_columns(place_of(pl.col("owner")).alias("place"))
+    sums = placed.group_by("place").agg(weighed("wire_bytes")).sort("wire_bytes", "place", descending=[True, False])
+    parts = [f"{place} {format_bytes(size / headline.ranks)}" for place, size in sums.head(_MOST_PLACES).iter_rows()]
+    steps = events["step"].n_unique()
+    where = f"in {steps:,} step{'' if steps == 1 else 's'}"
+    return f"{format_bytes(headline.no_grad_bytes)} per rank {where}, which no figure per step counts: {listed(parts)}."
 
 
 def _implicit(headline: Headline) -> str:

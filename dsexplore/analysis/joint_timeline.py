@@ -8,6 +8,7 @@ import polars as pl
 
 from dsexplore.analysis.step_timeline import ColourKind, LaneKind, Timeline, timeline_of
 from dsexplore.trace.merge import merge_modules
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 
 _SIDES = ("A", "B")
@@ -58,7 +59,7 @@ def rank_and_step(timeline: Timeline) -> str:
 
 def _last_step(tables: Tables, rank: int | None) -> Tables:
     """The events of a rank's last step; start-up is no part of it."""
-    events = tables.events.filter(pl.col("phase") != "start-up")
+    events = tables.events.filter(IN_STEPS)
     if events.is_empty():
         return replace(tables, events=events)
     own = rank if rank in set(events["rank"]) else int(events["rank"].min())  # type: ignore[arg-type]  # of integers

@@ -17,6 +17,7 @@ from dsexplore.analysis.headline import Headline, doing_of, listed
 from dsexplore.display import Displayable
 from dsexplore.trace.diff import KEYS
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_seconds
 
@@ -105,7 +106,7 @@ class PlanDifference(Displayable):
         rows = self.to_frame()
         if rows.is_empty():
             return
-        in_steps = rows.filter(pl.col("phase") != "start-up")
+        in_steps = rows.filter(IN_STEPS)
         a, b = (float(side.to_frame()["wire_bytes"].sum()) for side in (self.before, self.after))
         changes = [
             (axis or "no axis", size)
@@ -127,12 +128,17 @@ class PlanDifference(Displayable):
         return f", in {count_text(b)} collectives instead of {count_text(a)}"
 
     def _start_up(self) -> str:
-        change = self.after.start_up_bytes - self.before.start_up_bytes
-        return f"; start-up sends {_amount(change)} per rank" if abs(change) >= 0.5 else ""  # bytes, not rounding
+        text = ""
+        for what, a, b in (
+            ("start-up sends", self.before.start_up_bytes, self.after.start_up_bytes),
+            ("forwards without gradients send", self.before.no_grad_bytes, self.after.no_grad_bytes),
+        ):
+            text += f"; {what} {_amount(b - a)} per rank" if abs(b - a) >= 0.5 else ""  # bytes
+        return text
 
     def _module(self) -> Iterator[DifferenceSentence]:
         """The place in the model where most differs, and by what."""
-        in_steps = self.to_frame().filter(pl.col("phase") != "start-up")
+        in_steps = self.to_frame().filter(IN_STEPS)
         placed = in_steps.with_columns(place_of(pl.col("module")).alias("place"))
         changes = [row for row in _changes(placed, "place").iter_rows() if abs(row[1]) >= 0.5]  # bytes
         if not changes:
@@ -194,9 +200,10 @@ def plan_difference(before: Tables, after: Tables) -> PlanDifference:
 
 
 def _per_share(side: Headline) -> pl.DataFrame:
-    """Count and bytes per module × op × axis × phase, per rank and step; those of start-up per rank."""
+    """Count and bytes per module × op × axis × phase, per rank and step; those of `OUTSIDE_STEPS` per rank."""
     totals = []
-    for events, share in ((side.step_events, side.ranks * side.steps), (side.start_up_events, side.ranks)):
+    apart = pl.concat([side.start_up_events, side.no_grad_events])
+    for events, share in ((side.step_events, side.ranks * side.steps), (apart, side.ranks)):
         numbers = [
             pl.col("weight").sum().alias("count"),
             *((pl.col(size) * pl.col("weight")).sum().alias(size) for size in SIZES[1:]),

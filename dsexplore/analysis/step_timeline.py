@@ -16,6 +16,7 @@ from dsexplore.analysis.waiting_order import rounds
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace import measured_time, schema
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -172,7 +173,7 @@ def _block() -> pl.Expr:
 
 def _axes(events: pl.DataFrame) -> tuple[str, ...]:
     """The axes, most wire bytes in steps first: the order of their colours in every view of a trace."""
-    in_steps = pl.when(pl.col("phase") != "start-up").then(pl.col("wire_bytes")).otherwise(0)
+    in_steps = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
     totals = events.group_by("axis").agg(in_steps.sum().alias("size")).sort("size", "axis", descending=[True, False])
     return tuple(axis or NO_AXIS for axis in totals["axis"])
 

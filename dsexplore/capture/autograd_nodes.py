@@ -13,10 +13,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch._C._autograd import _get_sequence_nr
 
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.source_lines import Source, Sources
+from dsexplore.trace.schema import Phase
 
 _KEPT_BOUNDARIES = 1_000_000
 
@@ -67,6 +69,10 @@ class ThreadCalls:
         """Ascending node numbers at which a call began or ended."""
         self.innermost: list[ModuleCall] = []
         """By position in ``boundaries``: the innermost call from that number on."""
+        self.without_gradients = False
+        """Whether gradients were off when the outermost call in progress, or the latest one, began."""
+        self.with_gradients = 0
+        """How many outermost calls began with gradients on."""
         self.backward: Backward | None = None
         """The last backward of this thread that communicated."""
         self._lock = threading.Lock()  # a device's thread looks calls up while the thread of the forward trims
@@ -75,6 +81,16 @@ class ThreadCalls:
     def current(self) -> ModuleEntry | None:
         """The module being called."""
         return self.open[-1].module if self.open else None
+
+    @property
+    def forward(self) -> Phase:
+        """The phase of the forward in progress."""
+        return "no-grad forward" if self.open and self.without_gradients else "forward"
+
+    def begin_outermost(self) -> None:
+        """Note whether gradients are on: a call begins outside any other."""
+        self.without_gradients = not torch.is_grad_enabled()
+        self.with_gradients += not self.without_gradients
 
     def trim(self) -> None:
         """Forget the older half of the boundaries once there are more than a million."""

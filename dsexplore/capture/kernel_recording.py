@@ -223,7 +223,7 @@ class KernelRecording:
         if not is_backward:
             if self._optimizing:
                 return "optimizer", None
-            return ("forward", open_calls[-1].module) if open_calls else ("other", None)
+            return (self.modules.own_calls.forward, open_calls[-1].module) if open_calls else ("other", None)
         if open_calls:
             return "recompute", open_calls[-1].module
         node = _current_autograd_node()

@@ -118,6 +118,8 @@ def _before_forward(called: nn.Module, _inputs: Any) -> None:
         del in_progress[frame_kinds.calls_in_progress() - 1 :]
     if not in_progress or in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
+    if not in_progress:
+        own.begin_outermost()
     frame, source = frame_kinds.call_around()
     call = ModuleCall(module, identity, frame, source)
     in_progress.append(call)

@@ -181,6 +181,10 @@ class Modules:
             return current
         return self.call_of_node(torch._C._current_autograd_node(), called_here=False).module
 
+    def differentiable_calls(self) -> int:
+        """How many outermost calls so far, in all threads, began with gradients on."""
+        return sum(thread.with_gradients for thread in self._threads)
+
     def in_forward(self) -> bool:
         """Whether a module's forward runs in this thread."""
         return bool(self.own_calls.open)

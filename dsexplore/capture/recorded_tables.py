@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -48,7 +49,7 @@ def tables_of(
     older = {group.name: group for group in used.values() if group.name not in known}
     groups = [*groups, *older.values()]
     kernels = recording.kernels
-    return Tables(
+    tables = Tables(
         events=events_table(issued, steps, recording.stack_depth, waits=waits),
         **_cost_tables(recording, issued, ranks[0] if ranks else 0),
         parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
@@ -65,6 +66,15 @@ def tables_of(
             notes=(*recording.notes, *recording.further_notes(len(issued))),
         ),
     )
+    recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
+    return tables if recording.trains else _of_inference(tables)
+
+
+def _of_inference(tables: Tables) -> Tables:
+    """The same tables where no call ran with gradients: forwards without them are what the program does."""
+    plain = pl.col("phase").replace("no-grad forward", "forward")
+    names = ("events", "kernels", "memory")
+    return replace(tables, **{name: getattr(tables, name).with_columns(plain) for name in names})
 
 
 def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:

@@ -97,6 +97,7 @@ class Recorder:
                     raise
             recording.modules = self._modules
             recording.earlier_calls = self._modules.calls()
+            recording.earlier_differentiable = self._modules.differentiable_calls()
             self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
             self._stack_depth = max(each.stack_depth for each in self._recordings)
 
@@ -271,6 +272,8 @@ class Recorder:
                 reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
             else:
                 stage, reading.phase = pipelines.place(reading.schedule, messages[0][0], args)
+                if reading.phase == "forward" and not torch.is_grad_enabled():
+                    reading.phase = "no-grad forward"
         read_parties = PARTIES.get(raw_op)
         return Issued(
             raw_op,

@@ -26,6 +26,10 @@ class Recording:
     """The mesh as the user wrote it, ``"dp=2,tp=4"``; empty where none was named."""
     earlier_calls: dict[int, int] = field(default_factory=dict)
     """Calls of each module before this recording was opened, by identity of the `ModuleEntry`."""
+    earlier_differentiable: int = 0
+    """`Modules.differentiable_calls` before this recording was opened."""
+    trains: bool = False
+    """Whether a module outside any other was called with gradients on, as far as tables were made."""
     further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
     """Called with the number of collectives so far; returns what the trace's notes say besides `notes`."""
     target: str = ""

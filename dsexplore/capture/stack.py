@@ -188,7 +188,7 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
     if reading.phase_is_known:
         return
     reading.phase_is_known = True
-    reading.phase = "forward" if reading.graph_task == -1 else "recompute"
+    reading.phase = reading.own.forward if reading.graph_task == -1 else "recompute"
     reading.called = frame
     call = reading.own.open[-1] if reading.own.open else NO_CALL
     if call.frame in (id(frame), id(frame.f_back)):  # else no hook saw this call

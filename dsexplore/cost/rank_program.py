@@ -125,7 +125,7 @@ class Options:
         ranks_per_node: as `Cluster.ranks_per_node`, unless given.
         compiled: whether modules run compiled; None for as the program asked.
         overlap: whether communication may run beside compute.
-        step: which step of the trace; None for the last that computes most.
+        step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
         async_tp: whether collectives of tensor parallelism run in pieces beside their products; see `in_pieces`.
         attention: which kernels compute attention; see `dsexplore.cost.compute.Generation`.
     """
@@ -139,10 +139,12 @@ class Options:
 
 
 def _fullest_step(kernels: pl.DataFrame) -> int:
-    """The last of the steps that compute most: what comes after the last optimizer step is no step."""
-    totals = kernels.group_by("step").agg(work=pl.col("flops").sum() + pl.col("read_bytes").sum()).sort("step")
+    """The last of the steps that train most, and of these of those that do least besides: an evaluation that a step
+    holds is left out where another step has none. What comes after the last optimizer step is no step."""
+    work, apart = pl.col("flops") + pl.col("read_bytes"), pl.col("phase") == "no-grad forward"
+    totals = kernels.group_by("step").agg(work=work.filter(~apart).sum(), apart=work.filter(apart).sum()).sort("step")
     full = totals.filter(pl.col("work") >= 0.9 * pl.col("work").max())
-    return int(full["step"][-1])
+    return int(full.filter(pl.col("apart") <= 1.1 * pl.col("apart").min())["step"][-1])
 
 
 def _listed(numbers: pl.Series) -> str:

@@ -28,6 +28,7 @@ from dsexplore.cost.rank_program import Collective, Item, Kernels, Wait
 COMPUTE = "compute"
 GAPS = ("exposed", "idle")
 _NO_COMPUTE = (*GAPS, "receiving", "communication")
+_FORWARD = ("forward", "no-grad forward")
 _BACKWARD = ("backward", "recompute")
 
 
@@ -122,7 +123,7 @@ class Played:
             if what.phase in _BACKWARD:
                 forward, other = forward + other, 0.0
                 backward += end - start
-            elif what.phase == "forward":
+            elif what.phase in _FORWARD:
                 forward += end - start
             elif what.phase == "other":
                 other += end - start  # forward where a backward follows, as after the loss
@@ -285,7 +286,7 @@ class _Streams:
     def _may_begin(self, item: Collective) -> float:
         if item.rule == "fsdp gather" and self.overlap:
             is_first, self.gathering = self.gathering != item.phase, item.phase
-            if item.phase == "forward":
+            if item.phase in _FORWARD:
                 return max(self.now if is_first else self.copied_out[-2], self.host)
             return max(self.copied_out[-1], self.host)
         if item.rule == "fsdp reduce" and item.op == "all_reduce" and self.reducing in self.known:

@@ -12,8 +12,14 @@ import polars as pl
 
 FORMAT_VERSION = 6
 
-Phase = Literal["start-up", "forward", "backward", "recompute", "optimizer", "other"]
+Phase = Literal["start-up", "forward", "no-grad forward", "backward", "recompute", "optimizer", "other"]
+"""``no-grad forward``: inside a call of an outermost module that began with gradients off, where the recording also has
+calls with gradients: an evaluation, a teacher, a rollout."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
+OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward")
+"""Phases that no figure per step counts."""
+IN_STEPS = ~pl.col("phase").is_in(OUTSIDE_STEPS)
+"""Of a table with a column ``phase``: the rows that figures per step count."""
 
 Timing = Literal["none", "host", "work", "cuda"]
 """How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock

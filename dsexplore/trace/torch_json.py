@@ -78,7 +78,7 @@ COUNTED: frozenset[Op] = frozenset(
 )
 """The functional and DTensor ops that torch's class counts."""
 
-PHASE_KEYS = {"start-up": "forward", "forward": "forward", "other": "forward", "backward": "backward"}
+PHASE_KEYS = {**dict.fromkeys(("start-up", "forward", "no-grad forward", "other"), "forward"), "backward": "backward"}
 """A recorder's phase → the key of torch's module counts; ``recompute`` and ``optimizer`` keep their names."""
 
 

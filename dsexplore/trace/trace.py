@@ -291,7 +291,7 @@ class Trace(Displayable):
             ranks_per_node: ranks on each node, where it is not the cluster's number.
             compiled: whether modules run compiled; None for as the program asked.
             overlap: whether communication may run beside compute.
-            step: which step of the trace; None for the last that computes most.
+            step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
             async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
                 tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
             attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.

@@ -17,7 +17,7 @@ from dsexplore.views.page import html
 from dsexplore.views.parameter_day.parameter_day_view import day_html, shards_of
 from dsexplore.views.sharding.sharding_view import ShardingView
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
-from dsexplore.views.trace.event_codes import START_UP, EventCodes
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.sections import MOST_CAUSES, causes_part
 from dsexplore.views.trace.tree_html import MOST_TABLE_ROWS, collectives_html, parameters_html
@@ -83,7 +83,7 @@ class Chosen:
     def _over(self) -> str:
         """Over what all sizes of the trace are summed."""
         over = summed_over(self.codes.tables)
-        return f"{over}, start-up included" if START_UP in self.codes.facets["phase"].labels else over
+        return f"{over}, {self.codes.apart} included" if self.codes.apart else over
 
     @property
     def status(self) -> str:

@@ -16,7 +16,7 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace import measured_time
 from dsexplore.views.explorer.picking import Picked
-from dsexplore.views.trace.event_codes import START_UP, EventCodes
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.pivot import Mask
@@ -55,8 +55,8 @@ class MapPanel:
 
     @cached_property
     def _in_steps(self) -> Mask:
-        """(events,) those that are not of start-up."""
-        return ~self._codes.mask({"phase": START_UP})
+        """(events,) those that figures per step count."""
+        return ~self._codes.outside_steps
 
     @cached_property
     def _flows(self) -> EventLines:

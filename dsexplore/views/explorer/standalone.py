@@ -20,6 +20,7 @@ from dsexplore.analysis.step_timeline import Timeline, timeline_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
+from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.views.explorer.filters import FACETS, lists
 from dsexplore.views.explorer.module_rows import rows_of
 from dsexplore.views.page import html
@@ -27,7 +28,7 @@ from dsexplore.views.timeline.boxes import MOST_LANES, Coded
 from dsexplore.views.timeline.mark_colours import colours_of
 from dsexplore.views.timeline.timeline_text import AXES, whole
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
-from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, START_UP, EventCodes
+from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import facet
 from dsexplore.views.trace.headline_view import filter_by, headline_html
@@ -142,14 +143,14 @@ def _of_spans(timeline: Timeline) -> dict[str, Any]:
 
 def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
     """Names, colours and words of the timeline."""
-    start_up = ", start-up included" if START_UP in codes.facets["phase"].labels else ""
+    apart = f", {codes.apart} included" if codes.apart else ""
     return {
         "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
         "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
         "timed": timeline.order == "measured",
         "axis": f"left to right: {AXES[timeline.order]}",
         "title": whole(timeline),
-        "over": summed_over(codes.tables) + start_up,
+        "over": summed_over(codes.tables) + apart,
         "outside": OUTSIDE,
         "ties": _ties(timeline),
     }
@@ -172,7 +173,7 @@ def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:
     return {
         "axes": len(codes.tree.axes),
         "phases": len(phases),
-        "startUp": phases.index(START_UP) if START_UP in phases else -1,
+        "apart": [place for place, phase in enumerate(phases) if phase in OUTSIDE_STEPS],
         "predicted": [_packed(column.seconds, "f8") for column in predicted],
         "held": [_packed(held, "f8") for held in (codes.tree.global_bytes, codes.tree.local_bytes)],
     }

@@ -12,6 +12,7 @@ import polars as pl
 
 from dsexplore.analysis.plan_difference import SIZES, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_seconds
@@ -212,16 +213,16 @@ class DiffRows:
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
     """One trace's numbers by row of the tree, from the rows of the difference."""
-    started = (rows["phase"] == START_UP).to_numpy()
+    started, in_steps = (rows["phase"] == START_UP).to_numpy(), rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
     row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
     axis = tree.columns_of(rows["axis"].to_list())
     count, sizes = (rows[f"{name}_{when}"].to_numpy() for name in (SIZES[0], size))
     own = np.zeros((3 + len(tree.axes), len(tree)))
-    np.add.at(own[0], row, count * ~started)
-    np.add.at(own[1], row, sizes * ~started)
+    np.add.at(own[0], row, count * in_steps)
+    np.add.at(own[1], row, sizes * in_steps)
     np.add.at(own[2], row, sizes * started)
     if len(row):
-        np.add.at(own[3:], (axis, row), sizes * ~started)
+        np.add.at(own[3:], (axis, row), sizes * in_steps)
     below = np.round(tree.with_children(own), _EXACT)
     return _Side(below[0], below[1], below[3:], below[2])
 

@@ -10,6 +10,7 @@ import polars as pl
 from dsexplore.analysis.joint_timeline import joint_timeline, rank_and_step
 from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -18,7 +19,6 @@ from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import diff_tree, drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, column_of, summed_over
 from dsexplore.views.trace.diff_tree import DiffRows, signed_bytes
-from dsexplore.views.trace.event_codes import START_UP
 from dsexplore.views.trace.findings_view import PER, findings_table
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
@@ -56,7 +56,7 @@ class TraceDiffView(View):
         change = [
             (pl.col(f"{size}_after") - pl.col(f"{size}_before")).sum().alias(size) for size in ("count", "wire_bytes")
         ]
-        by_op = rows.filter(pl.col("phase") != START_UP).group_by("op", "axis").agg(*change)
+        by_op = rows.filter(IN_STEPS).group_by("op", "axis").agg(*change)
         if by_op.height:
             lines.append("  Changes per rank and step, in collectives and wire bytes:")
         for op, axis, count, size in by_op.sort("op", "axis").head(8).iter_rows():

@@ -18,6 +18,7 @@ import polars as pl
 
 from dsexplore.trace import measured_time
 from dsexplore.trace.numbered_modules import place_of
+from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.trace.select import module_test
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.byte_sizes import WIRE, column_of
@@ -29,7 +30,6 @@ from dsexplore.views.trace.module_tree import NO_AXIS, ModuleTree, module_tree
 from dsexplore.views.trace.pivot import Codes, Mask, Pivot, Sizes, Sums, find_pivot
 
 START_UP = "start-up"
-"""The phase that is no part of a step, and its column in a grid of axes."""
 SAME_COLLECTIVE = (
     "op", "axis", "group_size", "phase", "message_bytes", "wire_bytes", "dtype", "shape", "implicit", "cause", "source",
 )  # fmt: skip
@@ -73,7 +73,7 @@ class Columns:
     axes: Sizes
     """(axes, modules) bytes on each of the tree's axes."""
     phases: Sizes
-    """(phases, modules) bytes in each phase that occurs, start-up among them."""
+    """(phases, modules) bytes in each phase that occurs, `OUTSIDE_STEPS` among them."""
 
 
 class EventCodes:
@@ -161,8 +161,10 @@ class EventCodes:
         in_place = np.array([p == place if place is not None else p not in others[0] for p in places.labels], bool)
         names = [label or NO_AXIS for label in axes.labels]
         on_axis = np.array([a == axis if axis is not None else a not in others[1] for a in names], bool)
-        started = axis == START_UP if axis is not None else START_UP not in others[1]
-        of_axis = np.where(self._at_start_up, started, on_axis[axes.codes])
+        of_axis = on_axis[axes.codes]
+        for phase in OUTSIDE_STEPS:
+            wanted = axis == phase if axis is not None else phase not in others[1]
+            of_axis = np.where(self.facets["phase"].test(phase), wanted, of_axis)
         mask: Mask = in_place[places.codes][self.owner] & of_axis
         return mask
 
@@ -204,7 +206,7 @@ class EventCodes:
         """Sums by row of the module tree."""
         n, axes, phases = len(self.tree), len(self.tree.axes), len(self.facets["phase"].labels)
         axis, phase = self._columns_of
-        in_steps = ~self._is_start_up[sums.pivot.phase]
+        in_steps = ~self._is_outside[sums.pivot.phase]
         per_axis = np.bincount(axis, sums.bytes * in_steps, axes * n).reshape(axes, n)
         per_phase = np.bincount(phase, sums.bytes, phases * n).reshape(phases, n)
         count, own = np.bincount(sums.pivot.owner, sums.counts * in_steps, n), per_axis.sum(axis=0)
@@ -215,13 +217,14 @@ class EventCodes:
         """(modules,) seconds that the chosen collectives of steps take, with the modules inside; None if unmeasured."""
         if self.seconds is None:
             return None
-        kept = np.flatnonzero(mask & ~self._at_start_up)
+        kept = np.flatnonzero(mask & ~self.outside_steps)
         own: Sizes = np.bincount(self.owner[kept], self.seconds[kept], len(self.tree)).astype(np.float64)
         return self.tree.with_children(own)
 
     def places(self, sums: Sums, rows: Sequence[int] | None = None) -> Grid:
-        """Bytes by place in the model and axis, of some modules or of all; start-up has a column of its own."""
-        names, axes = self._places.labels, [*(label or NO_AXIS for label in self.facets["axis"].labels), START_UP]
+        """Bytes by place in the model and axis, of some modules or of all, `OUTSIDE_STEPS` in columns of their own."""
+        names = self._places.labels
+        axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]
         parts = [sums.pivot.within(*span) for span in self.spans(rows)] if rows is not None else [slice(None)]
         at, counts, sizes = (np.concatenate([v[p] for p in parts]) for v in (self._cell, sums.counts, sums.bytes))
         count, total = np.bincount(at, counts, minlength=1), np.bincount(at, sizes, minlength=1)
@@ -277,21 +280,28 @@ class EventCodes:
 
     @cached_property
     def _cell(self) -> Codes:
-        """The place and the axis of each (module, axis, phase), as one number; start-up comes after all axes."""
-        axes = len(self.facets["axis"].labels)
-        axis = np.where(self._is_start_up[self._pivot.phase], axes, self._pivot.axis)
-        return self._places.codes[self._pivot.owner].astype(np.int64) * (axes + 1) + axis
+        """The place and the axis of each (module, axis, phase), as one number; `OUTSIDE_STEPS` come after all axes."""
+        axes, axis = len(self.facets["axis"].labels), self._pivot.axis
+        for place, phase in enumerate(OUTSIDE_STEPS):
+            at = Facet(self.facets["phase"].labels, self._pivot.phase).test(phase)
+            axis = np.where(at, axes + place, axis)
+        return self._places.codes[self._pivot.owner].astype(np.int64) * (axes + len(OUTSIDE_STEPS)) + axis
 
     @cached_property
-    def _is_start_up(self) -> Mask:
-        """(phases,) whether a phase is start-up, which is no part of a step."""
-        return np.array([label == START_UP for label in self.facets["phase"].labels], bool)
+    def _is_outside(self) -> Mask:
+        """(phases,) whether figures per step leave a phase out."""
+        return np.array([label in OUTSIDE_STEPS for label in self.facets["phase"].labels], bool)
 
     @cached_property
-    def _at_start_up(self) -> Mask:
-        """(events,) whether an event was sent before the first step."""
-        found: Mask = self._is_start_up[self.facets["phase"].codes]
+    def outside_steps(self) -> Mask:
+        """(events,) whether figures per step leave an event out."""
+        found: Mask = self._is_outside[self.facets["phase"].codes]
         return found
+
+    @property
+    def apart(self) -> str:
+        """The phases among those of the trace that are no part of a step, in words; empty for none."""
+        return " and ".join(str(label) for label in self.facets["phase"].labels if label in OUTSIDE_STEPS)
 
     @cached_property
     def _columns_of(self) -> tuple[Codes, Codes]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace.numbered_modules import OUTSIDE
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facet
 
@@ -145,7 +146,7 @@ def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
 
 def _in_steps(tables: Tables) -> npt.NDArray[np.float64]:
     """(events,) wire bytes; 0 for what start-up sends."""
-    sizes = pl.when(pl.col("phase") != "start-up").then(pl.col("wire_bytes")).otherwise(0)
+    sizes = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
     return tables.events.select(sizes).to_series().to_numpy().astype(np.float64)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.trace.folding import ranges
@@ -90,7 +91,7 @@ def between_ranks(
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     keys = ("rank", "group", "peer")
-    steps = tables.events.filter(pl.col("phase") != "start-up")
+    steps = tables.events.filter(IN_STEPS)
     sent = steps.group_by(keys).agg(pl.col(size).sum()).sort(keys)
     sent = sent.filter(pl.col(size) > 0)
     every = sent["rank"].unique().sort().to_list()
@@ -125,7 +126,7 @@ def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl
         to_group = pl.col("peer").is_null() & pl.col("group").is_in(reaching)
         return (pl.col("rank") == sender) & (to_group | pl.col("peer").is_in(receivers))
 
-    return (pl.col("phase") != "start-up") & pl.any_horizontal(*(from_one(sender) for sender in senders))
+    return IN_STEPS & pl.any_horizontal(*(from_one(sender) for sender in senders))
 
 
 def size_range(low: int) -> str:

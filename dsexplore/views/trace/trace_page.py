@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import polars as pl
-
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.cost.prediction import Prediction
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
@@ -19,7 +18,7 @@ from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.timeline.timeline_text import whole
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
-from dsexplore.views.trace.event_codes import START_UP, EventCodes
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.findings_view import PER, findings_table
 from dsexplore.views.trace.headline_view import headline_html
 from dsexplore.views.trace.sections import communication_html, still_html
@@ -46,7 +45,7 @@ def trace_text(headline: Headline) -> str:
     tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
     lines += [f"  {html.plain(one.text, 400)}" for one in headline.sentences]
-    in_steps = replace(tables, events=tables.events.filter(pl.col("phase") != START_UP))
+    in_steps = replace(tables, events=tables.events.filter(IN_STEPS))
     sent = totals(in_steps, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
     if sent.height:
         lines.append(f"  Wire bytes {summed_over(tables)}:")
@@ -149,8 +148,11 @@ def _said(codes: EventCodes) -> str:
     if not len(codes):
         return ""
     other = MESSAGE if codes.kind_of_sizes == WIRE else WIRE
+    apart = "start-up is in its own"
+    if "no-grad forward" in codes.facets["phase"].labels:
+        apart = "start-up and forwards without gradients are each in their own"
     return (
-        f'<p class="dim">Sizes are {WORDS[codes.kind_of_sizes]}, {summed_over(codes.tables)}; start-up is in its own '
+        f'<p class="dim">Sizes are {WORDS[codes.kind_of_sizes]}, {summed_over(codes.tables)}; {apart} '
         f'column only. <code>to_html(path, sizes="{other}")</code> and <code>figure(sizes="{other}")</code> show the '
         "others.</p>"
     )
@@ -161,7 +163,7 @@ def _summary(tables: Tables) -> str:
     if events.is_empty():
         return f"no collectives; {_world(tables)}"
     totals = Trace(tables).by_op().sum().row(0, named=True)
-    steps = events.filter(pl.col("phase") != START_UP)["step"].n_unique()
+    steps = events.filter(IN_STEPS)["step"].n_unique()
     return (
         f"{totals['count']:,} collective{'s' if totals['count'] != 1 else ''}"
         + (f"{_over(tables)}; " if info.stands_for else " of ")

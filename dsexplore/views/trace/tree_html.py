@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import summed_over
-from dsexplore.views.trace.event_codes import START_UP, EventCodes
+from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.folding import Fold, ranges
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 from dsexplore.views.trace.time_columns import StoodFor, TimeColumn
@@ -76,8 +77,9 @@ class _TraceSource:
             else (f"on {axis}", f"{kind} on the mesh axis {axis}, {inside}", "")
             for axis in self._tree.axes
         ]
+        alone = dict.fromkeys(OUTSIDE_STEPS, ", in no other column")
         phases = [
-            (str(phase), f"{kind} in this phase, {inside}" + (", in no other column" if phase == START_UP else ""), "")
+            (str(phase), f"{kind} in this phase, {inside}{alone.get(phase, '')}", "")
             for phase in self._codes.facets["phase"].labels
         ]
         return [

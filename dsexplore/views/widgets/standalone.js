@@ -165,13 +165,13 @@ class Standalone {
   // What is shown
 
   fill() {
-    const { rows, events, state } = this, n = rows.count, { axes, phases, startUp, held, predicted } = this.lanes.columns;
+    const { rows, events, state } = this, n = rows.count, { axes, phases, apart, held, predicted } = this.lanes.columns;
     const timed = 2 + axes + phases, parts = timed + 1, sums = new Float64Array(parts * n);
     for (let i = 0; i < this.count; i++) {
       if (!this.passed[i]) continue;
       const row = events.owner[i], size = this.size[i], phase = events.phase[i];
       sums[(2 + axes + phase) * n + row] += size;
-      if (phase === startUp) continue;
+      if (apart.includes(phase)) continue;
       sums[row] += 1;
       sums[n + row] += size;
       sums[(2 + events.axis[i]) * n + row] += size;

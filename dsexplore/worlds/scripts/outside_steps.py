@@ -2,7 +2,8 @@
 
 What torch sends while it sets a model, a mesh or a group up has the phase ``start-up``. A call of the program itself,
 or of a framework, such as ``dist.broadcast(parameter, 0)`` in a loop or a barrier, has the phase ``other`` wherever it
-stands. What an evaluation or a checkpoint after the last optimizer step sends has a step number of its own.
+stands. What a checkpoint or a metric sends after the last optimizer step has a step number of its own; forwards without
+gradients have the phase ``no-grad forward``, which no figure per step counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import polars as pl
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.worlds.remarks import Remarks, named_lines
@@ -67,11 +69,19 @@ def note_what_followed(trace: Trace, steps: int, remarks: Remarks) -> None:
         steps: optimizer steps that it took.
         remarks: where it is noted.
     """
-    after = trace.where(step=steps).events if steps else pl.DataFrame()
-    if not after.is_empty():
+    if not steps:
+        return
+    after = trace.where(step=steps).events
+    counted, apart = after.filter(IN_STEPS), after.filter(~IN_STEPS)
+    if not counted.is_empty():
         remarks.note(
-            f"after the last optimizer step the script sent {_what(after)}: they count as one more step, and --steps "
+            f"after the last optimizer step the script sent {_what(counted)}: they count as one more step, and --steps "
             f"{steps} leaves them out"
+        )
+    if not apart.is_empty():
+        remarks.note(
+            f"after the last optimizer step forwards without gradients sent {_what(apart)}: no figure per step counts "
+            f"them, and --steps {steps} leaves them out"
         )
 
 
