@@ -113,7 +113,10 @@ def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
     ("conditions", "message"),
     [
         ({"colour": "red"}, r"where\(colour=…\): no such column; columns are module, rank, step"),
-        ({"phase": "bakward"}, r"where\(phase='bakward'\): no such phase; they are start-up, forward, backward"),
+        (
+            {"phase": "bakward"},
+            r"where\(phase='bakward'\): no such phase; they are start-up, forward, no-grad forward, backward",
+        ),
         ({"op": ["all_reduce", "allreduce"]}, r"where\(op='allreduce'\): no such op; they are all_reduce, all_gather"),
         ({"op": 3}, r"where\(op=3\): no such op"),
         ({"rank": "zero"}, r"where\(rank='zero'\): this column holds Int32"),

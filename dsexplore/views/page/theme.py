@@ -64,7 +64,7 @@ def _stripes(angle: int, gap: int = 6, ink: str = "#0004") -> str:
 PHASES: dict[str, Mark] = {
     "start-up": Mark("S", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
     "forward": Mark("F", BLUE, "#fff", "", ""),
-    "no-grad forward": Mark("N", BLUE, "#fff", _stripes(90), "|"),
+    "no-grad forward": Mark("N", VERMILION, "#000", _stripes(90, 9), "+"),
     "backward": Mark("B", ORANGE, "#000", _stripes(45), "/"),
     "recompute": Mark("R", PURPLE, "#000", _stripes(-45), "\\"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4), "-"),

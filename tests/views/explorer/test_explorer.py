@@ -392,7 +392,8 @@ def test_unknown_things_are_named(trace: Trace) -> None:
     with pytest.raises(UsageError, match=r"filter\(colour=…\).*phase, op"):
         explorer.filter(colour="red")
     with pytest.raises(
-        UsageError, match=r"filter\(phase='forwards'\): no such phase; they are start-up, forward, backward"
+        UsageError,
+        match=r"filter\(phase='forwards'\): no such phase; they are start-up, forward, no-grad forward, backward",
     ):
         explorer.filter(phase="forwards")
     with pytest.raises(UsageError, match=r"filter\(module=3\)"):
