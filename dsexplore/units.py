@@ -45,6 +45,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
+def format_share(part: float, whole: float) -> str:
+    """A part of a whole in percent: ``"75 %"``; ``"100 %"`` and ``"0 %"`` are all and nothing alone."""
+    percent = round(100 * part / whole)
+    if percent >= 100 and part < whole:
+        return "over 99 %"
+    return "under 1 %" if percent <= 0 < part else f"{percent} %"
+
+
 def format_ranks(ranks: Iterable[int]) -> str:
     """Ranks as text, runs of three or more shortened: ``"rank 3"``, ``"ranks 0, 1, 4–7"``, ``"no rank"``."""
     runs: list[list[int]] = []

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.units import format_bytes, format_ranks, format_rate, format_seconds, parse_size
+from dsexplore.units import format_bytes, format_ranks, format_rate, format_seconds, format_share, parse_size
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,14 @@ def test_bytes_stay_short(count: int) -> None:
 
 def test_rate_names_both_units() -> None:
     assert format_rate(2.5e9) == "2.50 GB/s (2.33 GiB/s)"
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [(750, "75 %"), (1000, "100 %"), (999, "over 99 %"), (994, "99 %"), (0, "0 %"), (1, "under 1 %"), (5.1, "1 %")],
+)
+def test_only_all_is_100_percent_and_only_nothing_is_0(part: float, text: str) -> None:
+    assert format_share(part, 1000) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (1.5, "1.5 s"), (0.00125, "1.25 ms"), (3e-9, "3 ns")])

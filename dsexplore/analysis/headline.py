@@ -22,7 +22,7 @@ from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),  # mesh axis; "" for groups that are no axis
@@ -41,6 +41,7 @@ _DOINGS = {
     ("FSDP post_backward", "reduce_scatter"): "FSDP reduces gradients",
     ("FSDP post_backward", "all_reduce"): "FSDP reduces gradients over replicas",
     ("DDP gradient bucket", "all_reduce"): "DDP reduces gradients",
+    ("pipeline schedule", "send"): "stages pass activations and gradients on",
 }
 
 
@@ -230,7 +231,7 @@ class Headline(Displayable):
         events = self.step_events.filter(pl.col("owner").is_in(its_owners.implode()))
         many = f" (×{modules:,})" if modules > 1 else ""
         where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
-        part = f"{format_bytes(size / self.ranks / self.steps)} ({100 * size / total:.0f} %)"
+        part = f"{format_bytes(size / self.ranks / self.steps)} ({format_share(size, total)})"
         if size == total:
             sent = f"All of it is for {where}{many}"
         elif 2 * size > total:
@@ -327,7 +328,7 @@ def doings(events: pl.DataFrame, total: int) -> list[str]:
         return [ranked[0][0]]
     named = [(doing, size) for doing, size in ranked if size >= total / 100]
     most = named if len(named) == 3 else named[:2]
-    shown = [f"{doing} ({100 * size / total:.0f} %)" for doing, size in most]
+    shown = [f"{doing} ({format_share(size, total)})" for doing, size in most]
     return [*shown, "others"] if sum(size for _, size in most) < 0.995 * total else shown
 
 

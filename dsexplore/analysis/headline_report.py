@@ -7,7 +7,7 @@ import polars as pl
 from dsexplore.analysis.headline import Headline, doings, listed, weighed
 from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_share
 
 _MOST_PLACES = 5
 _MADE_BY = "made by: "
@@ -69,7 +69,7 @@ def _modules(headline: Headline) -> str:
         its = events.filter(pl.col("owner").is_in(owners))
         many = f" ×{modules:,}" if modules > 1 else ""
         each = format_bytes(size / headline.ranks / headline.steps)
-        parts.append(f"{place}{many} {each} ({100 * size / total:.0f} %: {listed(doings(its, size))})")
+        parts.append(f"{place}{many} {each} ({format_share(size, total)}: {listed(doings(its, size))})")
     more = f"; {places.height - _MOST_PLACES:,} more" if places.height > _MOST_PLACES else ""
     return "; ".join(parts) + more + "." if parts else ""
 

@@ -50,6 +50,11 @@ def test_what_a_step_sends_by_axis_and_for_which_module() -> None:
     assert frame.rows() == [("dp", 2.0, 2048.0, 3072.0, None), ("tp", 1.0, 1024.0, 1024.0, None)]
 
 
+def test_what_is_not_all_is_not_100_percent() -> None:
+    trace = trace_of(row(0, owner="Net.head", wire_bytes=2**20), row(1, owner="Net.scale", wire_bytes=12))
+    assert said(trace)[1].startswith("Most, 1 MiB (over 99 %), is for Net.head")
+
+
 def test_several_ranks_and_steps_are_means_and_it_says_so() -> None:
     rows = [row(i, rank=i % 2, step=i // 4, wire_bytes=1024 * (1 + i % 2)) for i in range(8)]
     assert said(trace_of(*rows))[0] == (
