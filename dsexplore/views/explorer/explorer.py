@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property, wraps
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import polars as pl
 from IPython.display import display
 
 from dsexplore.analysis.headline import Headline
-from dsexplore.analysis.parameter_day import parameter_day
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
@@ -39,6 +38,7 @@ from dsexplore.views.explorer.filters import (
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.explorer.picks import Picks
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
@@ -54,7 +54,6 @@ Change = TypeVar("Change", bound=Callable[..., None])
 _display: Callable[..., None] = display
 PARTS = (timeline_panel.PART, map_panel.PART)
 """The parts below the tree, shown where they are open."""
-_PARAMETER = "parameter"
 _ABSENT = (
     "<style>.jp-OutputArea-child:has(.dsx-twin)+.jp-OutputArea-child"
     ":has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-explorer)){display:none}</style>"
@@ -77,6 +76,16 @@ def _headline_of(headline: Headline, axes: list[str], prediction: Prediction | N
     """The bar and the sentences, each with a button that chooses its events."""
     shown = headline_html(headline, filter_by, axes, prediction)
     return f'<div class="dsx">{shown}</div>' if shown else ""
+
+
+def _check_options(figure: str, height: int, opened: Collection[str]) -> None:
+    if figure not in KINDS:
+        raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
+    if not isinstance(height, int) or height < 1:
+        raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
+    for part in [opened] if isinstance(opened, str) else opened:
+        if part not in PARTS:
+            raise UsageError(f"explore(opened={opened!r}): no such part; give several of {', '.join(PARTS)}")
 
 
 class Explorer:
@@ -102,13 +111,7 @@ class Explorer:
         opened: Collection[str] = (timeline_panel.PART,),
         cluster: Any = None,
     ) -> None:
-        if figure not in KINDS:
-            raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
-        if not isinstance(height, int) or height < 1:
-            raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
-        for part in [opened] if isinstance(opened, str) else opened:
-            if part not in PARTS:
-                raise UsageError(f"explore(opened={opened!r}): no such part; give several of {', '.join(PARTS)}")
+        _check_options(figure, height, opened)
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables, sizes=sizes)
         self._headline = Headline(self._trace.tables)
@@ -132,6 +135,7 @@ class Explorer:
         )
         self._rows = ModuleRows(self._codes, self.widget, predicted)
         self._chosen = Chosen(self._codes, self._rows, Passed(self._codes, Filters()))
+        self._picks = Picks(self._lanes, self._map, self._chosen)
         self._rows.fill(self._chosen.passed)
         self._draw()
         self._draw_parts()
@@ -187,7 +191,7 @@ class Explorer:
         """
         check_filters(self._known, module, facets)
         filters = Filters(dict(facets), module, implicit)
-        self._forget()
+        self._picks.forget()
         self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
         self._set_filters(filters)
 
@@ -202,9 +206,7 @@ class Explorer:
         Raises:
             UsageError: an empty range.
         """
-        if not begin < end:
-            raise UsageError(f"between({begin!r}, {end!r}): the end must be later than the begin")
-        self._set_pick(timeline_panel.PART, self._lanes.range(begin, end))
+        self._set_pick(*self._picks.between(begin, end))
 
     @_in_one_message
     def talks_to(self, *ranks: int) -> None:
@@ -215,7 +217,7 @@ class Explorer:
         """
         if not ranks:
             raise UsageError("talks_to(): give one rank or several")
-        self._set_pick(map_panel.PART, self._map.with_ranks(ranks))
+        self._set_pick(*self._picks.with_ranks(ranks))
 
     @_in_one_message
     def parameter(self, name: str) -> None:
@@ -224,11 +226,7 @@ class Explorer:
         Raises:
             UsageError: no such parameter, or several that end so.
         """
-        day = parameter_day(self._trace.tables, name)
-        mask: Mask = np.zeros(len(self._codes), bool)
-        mask[day.moments["row"].drop_nulls().to_list()] = True
-        self._chosen.day = day
-        self._set_pick(_PARAMETER, Picked(mask, f"what is sent for {day.name} in a step"))
+        self._set_pick(*self._picks.parameter(name))
 
     # What the browser changes
 
@@ -267,16 +265,6 @@ class Explorer:
         before = self._chosen.passed.filters
         kept = {name: one for name, one in before.picks.items() if name != part}
         self._set_filters(replace(before, picks=kept if found is None else {**kept, part: found}))
-
-    def _forget(self, *parts: str) -> None:
-        """Draw nothing as picked in some parts; in all of them where none is named."""
-        for part in parts or (*PARTS, _PARAMETER):
-            if part == timeline_panel.PART:
-                self._lanes.forget()
-            elif part == map_panel.PART:
-                self._map.forget()
-            else:
-                self._chosen.day = None
 
     def _set_filters(self, filters: Filters) -> None:
         self._chosen.filter(filters)
@@ -323,49 +311,23 @@ class Explorer:
             self._lead(int(event["index"]))
         elif event["type"] == "again":
             self._on_selected()
-        elif event["type"] in self._PICKING:
-            self._PICKING[event["type"]](self, event)
+        elif event["type"] == "pick":
+            self._on_box(event)
+        elif event["type"] in Picks.ASKED:
+            self._set_pick(*self._picks.asked(event))
+        elif event["type"] == "lanes":
+            self._lanes.arrange(str(event["kind"]))
+            self._draw_timeline()
         elif timeline_panel.PART in self.widget.opened and self._lanes.state.react(event):
             self._draw_timeline()
         elif event["type"] == "clear":
             self._quietly(selected=-1)
             self.filter()
 
-    def _on_brush(self, event: dict[str, Any]) -> None:
-        self.between(*self._lanes.state.range_of(event))
-
     def _on_box(self, event: dict[str, Any]) -> None:
         found = self._lanes.state.picked(int(event["box"]))
         if found is not None:
             self._choose(Picked(*found))
-
-    def _on_cell(self, event: dict[str, Any]) -> None:
-        ranks = self._map.cell(str(event["place"]))
-        self._set_pick(map_panel.PART, self._map.with_ranks(ranks))
-
-    def _on_link(self, event: dict[str, Any]) -> None:
-        self._set_pick(map_panel.PART, self._map.over(*self._map.link(int(event["index"]))))
-
-    def _on_drop(self, event: dict[str, Any]) -> None:
-        self._forget(str(event["part"]))
-        self._set_pick(str(event["part"]), None)
-
-    def _on_lanes(self, event: dict[str, Any]) -> None:
-        self._lanes.arrange(str(event["kind"]))
-        self._draw_timeline()
-
-    _PICKING: ClassVar[dict[str, Callable[[Explorer, dict[str, Any]], None]]] = {
-        "brush": _on_brush,
-        "unbrush": lambda self, _: self._on_drop({"part": timeline_panel.PART}),
-        "pick": _on_box,
-        "cell": _on_cell,
-        "link": _on_link,
-        "parameter": lambda self, event: self.parameter(str(event["name"])),
-        "rank": lambda self, event: self.talks_to(int(event["rank"])),
-        "drop": _on_drop,
-        "lanes": _on_lanes,
-    }
-    """Message of the browser: what is picked with it."""
 
     def _choose(self, found: Picked) -> None:
         """Choose some events: select the module that sent most of them, and list them."""
@@ -381,7 +343,7 @@ class Explorer:
         sentence = self._headline.sentences[number]
         mask: Mask = np.zeros(len(self._codes), bool)
         mask[sentence.rows] = True
-        found = Picked(mask, sentence.text)
+        found = Picked(mask, f"“{sentence.text}”")
         self._quietly(selected=-1 if not sentence.module else self._rows.shown(self._codes.largest_owner(mask)))
         self._chosen.picked = found
         self._describe()

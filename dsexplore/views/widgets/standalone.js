@@ -138,7 +138,7 @@ class Standalone {
     this.clear();
     const mask = new Uint8Array(this.count);
     for (const row of this.sentences[index].rows) mask[row] = 1;
-    this.choose(mask, this.sentences[index].text);
+    this.choose(mask, `“${this.sentences[index].text}”`);
   }
   pick(box) {
     const mask = new Uint8Array(this.count);

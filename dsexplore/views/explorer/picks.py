@@ -1,0 +1,96 @@
+"""What is picked in the parts of the explorer: a range of the timeline, ranks or a link of the map, a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dsexplore.analysis.parameter_day import parameter_day
+from dsexplore.errors import UsageError
+from dsexplore.views.explorer import map_panel, timeline_panel
+from dsexplore.views.explorer.chosen import Chosen
+from dsexplore.views.explorer.map_panel import MapPanel
+from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.explorer.timeline_panel import TimelinePanel
+from dsexplore.views.trace.pivot import Mask
+
+PARAMETER = "parameter"
+"""The name of the table of a parameter among the parts that something is picked in; see `Filters.picks`."""
+Pick = tuple[str, Picked | None]
+"""The part of the explorer, and what is picked in it: nothing any more with None."""
+
+
+class Picks:
+    """Finds what is picked, and has the part in which it is draw it as picked.
+
+    Args:
+        lanes: the timeline.
+        world: the map.
+        chosen: what holds the parameter that is followed.
+    """
+
+    def __init__(self, lanes: TimelinePanel, world: MapPanel, chosen: Chosen) -> None:
+        self._lanes, self._map, self._chosen = lanes, world, chosen
+
+    def between(self, begin: float, end: float) -> Pick:
+        """The events of which some part lies in a range of the timeline, in its unit.
+
+        Raises:
+            UsageError: an empty range.
+        """
+        if not begin < end:
+            raise UsageError(f"between({begin!r}, {end!r}): the end must be later than the begin")
+        return timeline_panel.PART, self._lanes.range(begin, end)
+
+    def with_ranks(self, ranks: tuple[int, ...]) -> Pick:
+        """The events in which one of some ranks takes part with a recorded one.
+
+        Raises:
+            UsageError: no such rank.
+        """
+        return map_panel.PART, self._map.with_ranks(ranks)
+
+    def parameter(self, name: str) -> Pick:
+        """The events of one parameter in a step, which is listed in order below the tree.
+
+        Raises:
+            UsageError: no such parameter, or several that end so.
+        """
+        codes = self._chosen.codes
+        day = parameter_day(codes.tables, name)
+        mask: Mask = np.zeros(len(codes), bool)
+        mask[day.moments["row"].drop_nulls().to_list()] = True
+        self._chosen.day = day
+        return PARAMETER, Picked(mask, f"what is sent for {day.name} in a step")
+
+    def drop(self, part: str) -> Pick:
+        """Nothing any more in that part."""
+        self.forget(part)
+        return part, None
+
+    def forget(self, *parts: str) -> None:
+        """Draw nothing as picked in some parts; in all of them where none is named."""
+        for part in parts or (timeline_panel.PART, map_panel.PART, PARAMETER):
+            if part == timeline_panel.PART:
+                self._lanes.forget()
+            elif part == map_panel.PART:
+                self._map.forget()
+            else:
+                self._chosen.day = None
+
+    def asked(self, event: dict[str, Any]) -> Pick:
+        """What a message of the browser picks; its ``type`` is one of `ASKED`."""
+        return self.ASKED[event["type"]](self, event)
+
+    ASKED: ClassVar[dict[str, Callable[[Picks, dict[str, Any]], Pick]]] = {
+        "brush": lambda self, event: self.between(*self._lanes.state.range_of(event)),
+        "unbrush": lambda self, _: self.drop(timeline_panel.PART),
+        "cell": lambda self, event: self.with_ranks(self._map.cell(str(event["place"]))),
+        "link": lambda self, event: (map_panel.PART, self._map.over(*self._map.link(int(event["index"])))),
+        "parameter": lambda self, event: self.parameter(str(event["name"])),
+        "rank": lambda self, event: self.with_ranks((int(event["rank"]),)),
+        "drop": lambda self, event: self.drop(str(event["part"])),
+    }
+    """Type of a message of the browser → what is picked with it."""
