@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from dsexplore.trace.trace import Trace
@@ -138,6 +140,31 @@ def test_a_wheel_turned_with_control_zooms_at_the_pointer(
     begin, end = explorer.window
     assert begin > 4500
     assert end > 8900
+
+
+WRITTEN = """
+window.written = [];
+const fill = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (...given) { written.push(given[0]); fill.apply(this, given); };
+"""
+
+
+@pytest.mark.parametrize(("size", "letters"), [(0, 1), (1 << 20, 0)], ids=["no bytes", "bytes"])
+def test_a_box_that_is_covered_has_no_letter_and_one_of_no_bytes_covers_none(
+    draw: Callable[..., TimelineExplorer], page: Any, make_timed: Callable[..., Trace], size: int, letters: int
+) -> None:
+    tables = make_timed(1).tables
+    first = pl.int_range(pl.len()) == 0
+    events = tables.events.head(2).with_columns(
+        pl.lit(0, pl.Int64).alias("start"),
+        pl.when(first).then(pl.lit(1000)).otherwise(pl.lit(900)).cast(pl.Int64).alias("end"),
+        pl.when(first).then(pl.lit(1 << 20)).otherwise(pl.lit(size)).cast(pl.Int64).alias("wire_bytes"),
+        pl.lit("forward", tables.events.schema["phase"]).alias("phase"),
+    )
+    page.add_init_script(WRITTEN)
+    page.goto("about:blank")
+    draw(Trace(replace(tables, events=events)))
+    assert page.evaluate("written").count("1") == letters
 
 
 def test_names_are_data(draw: Callable[..., TimelineExplorer], page: Any, trace_of_names: Callable[..., Trace]) -> None:

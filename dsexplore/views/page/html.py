@@ -79,6 +79,11 @@ def name(text: object, longest: int = LONGEST_NAME) -> str:
     return f"<bdi>{escape(text, longest)}</bdi>"
 
 
+def parted(text: object, after: str, longest: int = LONGEST_NAME) -> str:
+    """A `name` that is broken into lines behind a sign, a module's dot or a file's slash, before any other place."""
+    return f"<bdi>{escape(text, longest).replace(after, f'{after}<wbr>')}</bdi>"
+
+
 def plain(text: object, longest: int = LONGEST_NAME) -> str:
     """A name for ``text/plain``: on one line, without control characters, cut as in `escape`."""
     return html.unescape(escape(" ".join(str(text).split()), longest))

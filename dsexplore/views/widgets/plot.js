@@ -163,6 +163,7 @@ export function plot({ model, el }) {
     gridded = found;
     grid.el.hidden = !found;
     sheet.hidden = Boolean(found);
+    box.classList.toggle("dsx-gridded", Boolean(found));
     if (found) {
       drawScale([{ ...found }]);
       grid.show(found, width ||= box.clientWidth);

@@ -24,22 +24,19 @@ export function timeline({ model, el }) {
 
   function columns() {
     const given = now.boxes || {};
-    const read = (name, Type) => {
-      const raw = given[name];
-      return raw && raw.byteLength ? new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength)) : new Type(0);
-    };
-    const begin = read("begin", Float32Array), lane = read("lane", Uint16Array);
+    const read = (name, Type) => typed(given[name], Type);
+    const begin = read("begin", Float32Array), lane = read("lane", Uint16Array), level = read("level", Float32Array);
     return {
-      begin, lane, next: followers(begin, lane), end: read("end", Float32Array), level: read("level", Float32Array),
+      begin, lane, level, next: followers(begin, lane, level), end: read("end", Float32Array),
       mark: read("mark", Uint8Array), count: read("count", Uint32Array), bytes: read("bytes", Float32Array),
     };
   }
-  // Where the next box of each one's lane begins: what is written on a box ends there.
-  function followers(begin, lane) {
+  // Where the next box of each one's lane begins: what is written on a box ends there. One of no bytes covers no letter.
+  function followers(begin, lane, level) {
     const next = new Float32Array(begin.length), of = new Map();
     for (let i = begin.length - 1; i >= 0; i -= 1) {
       next[i] = of.get(lane[i]) ?? Infinity;
-      of.set(lane[i], begin[i]);
+      if (level[i] > 0) of.set(lane[i], begin[i]);
     }
     return next;
   }

@@ -14,6 +14,12 @@ def test_names_are_data(traces: ModuleType) -> None:
     assert "<script>" not in shown["text/html"]
 
 
+def test_names_are_broken_behind_their_dots_and_slashes(traces: ModuleType) -> None:
+    shown = traces.of_names(["Net.layers.0"]).findings()._repr_mimebundle_()
+    assert "<bdi>Net.<wbr>layers.<wbr>0</bdi>" in shown["text/html"]
+    assert "Net.layers.0" in shown["text/plain"]
+
+
 def test_many_findings_are_cut(traces: ModuleType) -> None:
     found = traces.of_names([f"M{i}" for i in range(45)]).findings()
     assert len(found) == 45
