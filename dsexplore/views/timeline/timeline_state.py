@@ -168,6 +168,8 @@ class TimelineState:
 
         A line is drawn where both of its ends are.
         """
+        if self.timeline.ties.is_empty():
+            return []
         first, last = self.window
         ties = self.timeline.ties.filter((pl.col("received") >= first) & (pl.col("sent") <= last))
         if self._kept is not None and len(ties):

@@ -27,7 +27,8 @@ class EventLines:
 
     def count(self, mask: Mask) -> Codes:
         """(m,) how many events in the mask are on each line."""
-        return np.bincount(self.line.take(np.flatnonzero(mask[self.at])), minlength=len(self.rows))
+        kept = self._kept(mask)
+        return np.bincount(self.line if kept is None else self.line.take(kept), minlength=len(self.rows))
 
     def totals(self, mask: Mask, values: npt.NDArray[Any]) -> tuple[Codes, Codes]:
         """((m,), (m,)) how many events in the mask are on each line, and the sum of their values.
@@ -38,10 +39,15 @@ class EventLines:
             mask: (events,)
             values: (events,) of the trace.
         """
-        kept = np.flatnonzero(mask[self.at])
-        line = self.line.take(kept)
-        count, total = (np.bincount(line, of, minlength=len(self.rows)) for of in (None, values[self.at].take(kept)))
+        kept, held = self._kept(mask), values[self.at]
+        line, of = (self.line, held) if kept is None else (self.line.take(kept), held.take(kept))
+        count, total = (np.bincount(line, weights, minlength=len(self.rows)) for weights in (None, of))
         return count, total.astype(np.int64)
+
+    def _kept(self, mask: Mask) -> Codes | None:
+        """Those of `line` whose events are in the mask; None for all, which need not be gathered."""
+        held = mask[self.at]
+        return None if held.all() else np.flatnonzero(held)
 
     def on(self, line: int, events: int) -> Mask:
         """The mask, over a trace of that many events, of those on a line."""

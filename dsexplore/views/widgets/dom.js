@@ -14,10 +14,14 @@ export function formatSeconds(given) {
   return `${Number((given / 1e-9).toPrecision(3))} ns`;
 }
 
-function view(model, key, Type) {
-  const raw = model.get(key);
+function view(model, key, Type) { return typed(model.get(key), Type); }
+
+// Bytes of a message as numbers; a copy only where they begin at no multiple of a number's size.
+function typed(raw, Type) {
   if (!raw || !raw.byteLength) return new Type(0);
-  return new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength));
+  const { buffer, byteOffset, byteLength } = raw;
+  if (byteOffset % Type.BYTES_PER_ELEMENT) return new Type(buffer.slice(byteOffset, byteOffset + byteLength));
+  return new Type(buffer, byteOffset, byteLength / Type.BYTES_PER_ELEMENT);
 }
 
 function element(tag, name, text) {

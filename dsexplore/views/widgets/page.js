@@ -56,7 +56,6 @@ function assemble({ model, store, el, figure }) {
     ...drawn,
     modules,
     bar({ model: store, el: filters, clearTree: modules.clear }),
-    timeline({ model, el: laid }),
     part("timeline", arranging),
     // HTML made in Python, where every name in it was escaped.
     part("headline", () => rewrite(headline, model.get("headline"))),
@@ -64,6 +63,8 @@ function assemble({ model, store, el, figure }) {
     part("shade", () => { shade.value = model.get("shade"); }),
     part("map", () => rewrite(drawing, model.get("map"))),
     part("details", () => rewrite(details, model.get("details"))),
+    // After what changes elements: text on a canvas has the browser compute the styles of the page first.
+    timeline({ model, el: laid }),
     part("opened", () => {
       const open = model.get("opened");
       for (const [name, place] of [["timeline", lanes], ["map", map]]) if (place.open !== open.includes(name)) place.open = open.includes(name);

@@ -2,7 +2,8 @@
 // Pixels where text has 12 of them; NAME holds the name column, the padding and a scroll bar.
 const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 
-const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => value.toLocaleString("en") };
+const counts = new Intl.NumberFormat("en");
+const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => counts.format(value) };
 
 // The title of a narrow column: a sign stands for the word, which its explanation has.
 const headed = (title) => title.replace(/^(.*) \(pred\.\)$/, "≈$1");
@@ -14,7 +15,7 @@ export function tree({ model, el }) {
 
 class Tree {
   constructor(model, el) {
-    Object.assign(this, { model, el, all: false, top: 0, drawn: new Map(), known: model.get("selected"), tall: ROW, wider: 1 });
+    Object.assign(this, { model, el, all: false, top: 0, drawn: new Map(), known: model.get("selected"), tall: ROW, wider: 1, filled: 0 });
     this.rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), model.get("folded"), model.get("folding"));
     this.titles = model.get("titles");
     this.columns = this.titles.length;
@@ -120,6 +121,7 @@ class Tree {
 
   fill() {
     const { rows, model } = this;
+    this.filled += 1;
     rows.fill(model.get("columns"), view(model, "values", Float32Array));
     this.bar = this.titles.findIndex(([, unit]) => unit === "bar");
     this.whole = 0;
@@ -149,6 +151,7 @@ class Tree {
     const cell = CELL * this.wider, name = NAME * this.wider;
     const { all, titles } = this, room = Math.max(1, Math.floor((this.port.clientWidth - name) / cell));
     this.columns = all ? titles.length : Math.min(titles.length, room);
+    this.el.classList.toggle("dsx-sideways", all);
     this.space.style.height = `${this.rows.shown.length * this.tall}px`;
     const width = name + this.columns * cell;
     for (const part of [this.head, this.space, this.body]) part.style.minWidth = all ? `${width}px` : "0";
@@ -217,16 +220,19 @@ class Tree {
     const cells = this.titles.slice(0, this.columns).map(() => element("span", "dsx-cell"));
     for (const cell of cells) cell.setAttribute("role", "gridcell");
     row.append(name, ...cells);
-    return { row, twist, cells };
+    return { row, twist, cells, filled: 0 };
   }
-  // A row that stays in sight keeps its elements; only those that differ are changed.
-  update({ row, twist, cells }, i, r) {
+  // A row that stays in sight keeps its elements; only those that differ are changed, and numbers only where others came.
+  update(line, i, r) {
+    const { row, twist, cells } = line;
     const { rows } = this, opened = Boolean(rows.open[i] || rows.match), selected = this.selected === i;
     put(row, "aria-rowindex", r + 2);
     put(row, "aria-selected", selected);
     row.classList.toggle("dsx-selected", selected);
     if (!rows.leaf(i)) put(row, "aria-expanded", opened);
     write(twist, rows.leaf(i) ? "" : opened ? "▾" : "▸");
+    if (line.filled === this.filled) return;
+    line.filled = this.filled;
     cells.forEach((cell, column) => {
       if (column === this.bar) { this.bars(cell, i); return; }
       const value = rows.value(column, i), unit = this.titles[column][1];

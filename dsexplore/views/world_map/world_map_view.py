@@ -18,10 +18,10 @@ STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
 .dsx .node{border:1px solid var(--dsx-line);padding:3px 5px;font-size:var(--dsx-tiny)}
 .dsx .node>div{display:grid;gap:2px;margin-top:2px}
-.dsx .rank{position:relative;min-width:28px;height:23px;text-align:center;color:inherit;
+.dsx .rank{min-width:28px;height:23px;text-align:center;color:inherit;
 font:calc(var(--dsx-size)*10/13)/15px var(--dsx-font);
 border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius:0;forced-color-adjust:none}
-.dsx .rank.in{border:2px solid var(--dsx-fg);line-height:13px}
+.dsx .rank.in{position:relative;border:2px solid var(--dsx-fg);line-height:13px}
 .dsx .rank>s{position:absolute;inset:auto 0 0;height:5px;display:flex;border-top:1px solid #fff9}
 .dsx .rank>s>i{flex:1}
 .dsx .rank.own{font-weight:700;text-decoration:underline}
