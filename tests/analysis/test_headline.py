@@ -50,6 +50,11 @@ def test_what_a_step_sends_by_axis_and_for_which_module() -> None:
     assert frame.rows() == [("dp", 2.0, 2048.0, 3072.0, None), ("tp", 1.0, 1024.0, 1024.0, None)]
 
 
+def test_a_pipeline_s_sends_are_named_by_what_they_carry() -> None:
+    trace = trace_of(row(0, owner="Net", op="send", cause="pipeline schedule", axis="pp", wire_bytes=1024))
+    assert said(trace)[1] == "All of it is for Net: stages pass activations and gradients on."
+
+
 def test_what_is_not_all_is_not_100_percent() -> None:
     trace = trace_of(row(0, owner="Net.head", wire_bytes=2**20), row(1, owner="Net.scale", wire_bytes=12))
     assert said(trace)[1].startswith("Most, 1 MiB (over 99 %), is for Net.head")
