@@ -22,7 +22,7 @@ from dsexplore.views.page import html
 from dsexplore.views.trace.trace_view import TraceView
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "wbr"}
 
 
 class Checked(HTMLParser):
