@@ -56,7 +56,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
         "op": pick(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
         "axis": axis,
         "group": axis,
-        "phase": pick(list(schema.PHASES[1:5])),
+        "phase": pick([phase for phase in schema.PHASES if phase not in schema.OUTSIDE_STEPS][:4]),
         "trigger": owner,
         "owner": owner,
         "cause": "",
