@@ -26,7 +26,7 @@ from typing import Any
 from dsexplore.errors import TraceFileError
 from dsexplore.trace.importers.coalesced_calls import is_of_active, with_states_of_calls
 from dsexplore.trace.importers.plain_pickle import load_plain
-from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingField, RecorderEntry, entry_of
+from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingField, RecorderEntry, entries_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
     if content is None:
         return RecorderDump(file, rank, "", "", (), {}, {}, note=f"{file.name} is empty")
     try:
-        entries = [entry_of(i, entry) for i, entry in enumerate(content.get("entries") or ())]
+        entries = entries_of(content)
         entries.sort(key=lambda entry: entry.record)
         status = {int(number): _status(one) for number, one in (content.get("pg_status") or {}).items()}
         return RecorderDump(

@@ -63,19 +63,39 @@ class MissingField(Exception):
     """A field that is missing; the text is its path, such as ``entries[3].profiling_name``."""
 
 
-def entry_of(index: int, entry: Any) -> RecorderEntry:
+def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
+    """The entries of a dump, in its order.
+
+    Raises:
+        MissingField: a field without which an entry says nothing.
+        TypeError, ValueError: one is no such entry.
+    """
+    sources: dict[int, str] = {}
+    """By identity of a stack, which many entries share."""
+    found = []
+    for index, entry in enumerate(content.get("entries") or ()):
+        if not isinstance(entry, dict):
+            raise TypeError(f"entries[{index}] is {entry!r}")
+        frames = entry.get("frames") or ()
+        source = sources.get(id(frames))
+        if source is None:
+            source = sources[id(frames)] = _source(frames)
+        found.append(_entry_of(index, entry, source))
+    return found
+
+
+def _entry_of(index: int, entry: Mapping[str, Any], source: str) -> RecorderEntry:
     """One entry of a dump.
 
     Args:
         index: its place in the dump, for errors, and as its record where it has none.
         entry: as the file has it.
+        source: of its stack.
 
     Raises:
         MissingField: a field without which it says nothing.
         TypeError, ValueError: it is no such entry.
     """
-    if not isinstance(entry, dict):
-        raise TypeError(f"entries[{index}] is {entry!r}")
     get = entry.get
     raw_op, group = get("profiling_name"), get("process_group")
     group = get("pg_name") if group is None else group
@@ -109,7 +129,7 @@ def entry_of(index: int, entry: Any) -> RecorderEntry:
         output_sizes=_sizes(get("output_sizes")),
         input_dtypes=_dtypes(get("input_dtypes")),
         output_dtypes=_dtypes(get("output_dtypes")),
-        source=_source(get("frames") or ()),
+        source=source,
         timeout_ms=_integer(get("timeout_ms")),
     )
 
