@@ -6,6 +6,7 @@ pickled, as it holds its mode; so a ``TransformerEncoder``, an averaged model or
 * a copy is a clone, with what the program has put on the tensor;
 * ``torch.save`` writes a file of the same size whose values are a hole, which takes no space on the disk, and which
   ``torch.load`` reads on fake tensors; so does ``save_file`` of safetensors;
+* ``dcp.async_save`` returns once the checkpoint is written: two threads cannot use one mode of fake tensors at a time;
 * what is pickled otherwise, as objects sent to other ranks are, has shape, type and device.
 """
 
@@ -16,6 +17,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from functools import partial, wraps
 from inspect import signature
@@ -26,6 +28,7 @@ import torch
 from torch import serialization
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.checkpoint._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor as Writer
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.serialization import skip_data
 
@@ -47,6 +50,7 @@ def patch_files(patches: Patches, remarks: Remarks) -> None:
     patches.function(torch._utils._get_restore_location, _location)
     patches.function(torch.set_rng_state, _take_rng_state)
     patches.attribute(StateDictStager, "_offload_tensor", _offloaded(StateDictStager._offload_tensor))
+    patches.attribute(Writer, "execute_save", _finished(Writer.execute_save))
     patches.attribute(torch, "asarray", _of_storage(torch.asarray))
     on_import(patches, "safetensors.torch", partial(_patch_safetensors, remarks))
 
@@ -77,6 +81,18 @@ def _offloaded(original: Callable[..., Any]) -> Callable[..., Any]:
         return memo[id(x)]
 
     return offload
+
+
+def _finished(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    """Have ``dcp.async_save`` wait for the thread that writes; what that raises stays in the future."""
+
+    @wraps(original)
+    def execute_save(*args: Any, **kwargs: Any) -> Future[Any]:
+        written = original(*args, **kwargs)
+        wait([written])
+        return written
+
+    return execute_save
 
 
 def _location(original: Callable[..., Any]) -> Callable[..., Any]:

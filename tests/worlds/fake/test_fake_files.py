@@ -18,6 +18,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel
 
@@ -190,6 +191,23 @@ def test_a_checkpoint_that_is_written_meanwhile_has_copies(tmp_path: Path) -> No
         dcp.load(state, checkpoint_id=tmp_path / "async")
         copied = StateDictStager().stage({"one": state["step"], "two": [state["step"]]})
         assert copied["one"] is copied["two"][0] is not state["step"]
+
+
+def test_no_checkpoint_is_written_beside_the_next_step(tmp_path: Path) -> None:
+    with simulate(8, fake=True, device=DEVICE):
+        model, _ = trained(DEVICE)
+        written = dcp.async_save({"model": model.state_dict()}, checkpoint_id=tmp_path / "async")
+        assert written.done()
+        assert (tmp_path / "async" / ".metadata").exists()
+
+
+def test_what_a_checkpoint_s_thread_raises_stays_in_the_future(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with simulate(8, fake=True, device=DEVICE):
+        written = dcp.async_save({"one": torch.ones(3)}, checkpoint_id=tmp_path / "file" / "async")
+        assert written.done()
+        with pytest.raises(CheckpointException, match="Not a directory"):
+            written.result()
 
 
 @pytest.mark.parametrize("where", ["cpu", None, lambda storage, location: storage])
