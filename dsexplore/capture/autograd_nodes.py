@@ -7,14 +7,17 @@ call that ran when the node was made. No tensor, no graph and no parameter is to
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch.autograd.function import FunctionCtx
 
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.source_lines import Source, Sources
@@ -88,8 +91,11 @@ class ThreadCalls:
         return "no-grad forward" if self.open and self.without_gradients else "forward"
 
     def begin_outermost(self) -> None:
-        """Note whether gradients are on: a call begins outside any other."""
-        self.without_gradients = not torch.is_grad_enabled()
+        """Note whether gradients are on: a call begins outside any other.
+
+        The forward of an autograd function, as a reentrant checkpoint's, runs with gradients off in any training.
+        """
+        self.without_gradients = not torch.is_grad_enabled() and not _is_inside_function()
         self.with_gradients += not self.without_gradients
 
     def trim(self) -> None:
@@ -120,6 +126,17 @@ class ThreadCalls:
         with self._lock:
             position = bisect_right(self.boundaries, number) - 1
             return self.innermost[position] if position >= 0 else NO_CALL
+
+
+def _is_inside_function() -> bool:
+    """Whether the ``forward(ctx, …)`` of an autograd function is in progress."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        is_forward = frame.f_code.co_name == "forward" and frame.f_code.co_argcount > 0
+        if is_forward and isinstance(frame.f_locals.get(frame.f_code.co_varnames[0]), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class OwnCalls(threading.local):

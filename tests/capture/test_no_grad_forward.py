@@ -128,3 +128,13 @@ def test_views_and_differences_name_them():
     assert "forwards without gradients send 1.3 KiB more per rank" in str(
         plan_difference(plain.tables, trace.tables).sentences[0]
     )
+
+
+def test_a_layer_in_a_reentrant_checkpoint_outside_any_module_is_trained():
+    with dsexplore.simulate(4), dsexplore.commtrace() as trace:
+        layer = fully_shard(nn.Linear(4, 4))
+        x = torch.randn(2, 4, requires_grad=True)
+        checkpoint(layer, x, use_reentrant=True).sum().backward()
+        with torch.no_grad():
+            layer(x)
+    assert trace.events["phase"].to_list() == ["forward", "backward", "no-grad forward"]
