@@ -56,6 +56,7 @@ from dsexplore.worlds.simulated.other_ranks_objects import Objects
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
+from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
 from dsexplore.worlds.simulated.zero_optimizers import patch_zero_optimizers
 from dsexplore.worlds.world_settings import WorldSettings, resolve
@@ -154,6 +155,7 @@ class World:
         target: the hardware and backend whose traffic is shown.
         remarks: what the world must say of itself.
         stage_shapes: the source of other pipeline stages' shapes; to be set before the world is opened.
+        shared_objects: objects of other ranks that are played at the same time; to be set likewise.
 
     Raises:
         UsageError: the settings do not fit together.
@@ -171,6 +173,7 @@ class World:
         self.target = check_target("cuda" if settings.target is None else settings.target)
         self.remarks = Remarks()
         self.stage_shapes = StageShapes()
+        self.shared_objects = SharedObjects()
         self._inventor = Inventor(self.remarks, settings.values)
         self._exit = ExitStack()
         self._watch = closed.Watch()
@@ -257,7 +260,7 @@ class World:
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module)
         received = Received()
-        objects = Objects(patches, self.remarks, received)
+        objects = Objects(patches, self.remarks, received, self.shared_objects)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
         patch_flat_gathers(patches)
         patch_long_lists(patches)

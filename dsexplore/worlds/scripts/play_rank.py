@@ -24,6 +24,7 @@ from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.simulated.repeated_microbatches import repeated_microbatches
+from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.world_settings import WorldSettings
 
 _FOREVER = 1e6
@@ -76,6 +77,7 @@ def play(
     setting: Setting,
     look: Callable[[Trace], None] | None = None,
     stages: EarlierStages | None = None,
+    objects: SharedObjects | None = None,
 ) -> Played:
     """Run a program as one rank, and return its trace also where it ended with an error.
 
@@ -84,6 +86,7 @@ def play(
         setting: its world.
         look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
         stages: what is known of the shapes of earlier pipeline stages; nothing unless given.
+        objects: what other ranks that are played send; nothing unless given.
 
     Raises:
         UsageError: no such script, numbers that do not fit together, or a process group that is there already.
@@ -92,6 +95,7 @@ def play(
     program.check()
     stages = earlier_stages(program, setting) if stages is None else stages
     world.stage_shapes = stages.shapes()
+    world.shared_objects = objects or SharedObjects()
     world.open()
     try:
         world.expect_set_up()

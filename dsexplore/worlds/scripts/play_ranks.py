@@ -25,7 +25,9 @@ from dsexplore.worlds.real.local_ranks import RankOutcome, run_in_turn
 from dsexplore.worlds.scripts.play_rank import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around
+from dsexplore.worlds.simulated import shared_objects
 from dsexplore.worlds.simulated.repeated_microbatches import NotAlike
+from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
 _NO_RESULTS = ("/dev/", "/proc/")
 _CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
@@ -118,6 +120,7 @@ class Players:
     def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
         self.ends: list[RankEnd] = []
         self._program, self._setting, self._folder, self._together = program, setting, folder, together
+        self._begun: list[int] = []
 
     def play(self, ranks: Sequence[int], work: Work) -> None:
         """Play those ranks, some at a time."""
@@ -134,6 +137,7 @@ class Players:
 
         def ended(outcome: RankOutcome) -> None:
             rank = ranks[outcome.rank]
+            shared_objects.end(self._folder, rank)
             failed = RankEnd(rank, 1, outcome.traceback or outcome.error)
             end: RankEnd = outcome.value if outcome.status == "ok" else failed
             if end.is_unlike:
@@ -142,9 +146,13 @@ class Players:
                 self.ends.append(end)
                 work.advance()
 
+        arguments = []
+        for rank in ranks:
+            arguments.append((self._program, self._setting, rank, SharedObjects(self._folder, tuple(self._begun))))
+            self._begun.append(rank)
         run_in_turn(
             _play_one,
-            [(self._program, self._setting, rank, self._folder) for rank in ranks],
+            arguments,
             together=self._together,
             on_line=partial(_print_line, ranks),
             on_end=ended,
@@ -181,8 +189,9 @@ def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
     print(f"[rank {ranks[index]}] {line}", flush=True)
 
 
-def _play_one(program: Program, setting: Setting, rank: int, folder: str) -> RankEnd:
-    """In a process of its own: play a rank."""
+def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> RankEnd:
+    """In a process of its own: play a rank, in the folder that those objects are in."""
+    folder = objects.folder
     written: dict[str, None] = {}
     found: list[WorldFound] = []  # one, once the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
@@ -192,6 +201,7 @@ def _play_one(program: Program, setting: Setting, rank: int, folder: str) -> Ran
             setting,
             lambda trace: found.append(look_around(trace, sys.modules["__main__"])),
             earlier_stages(program, setting, folder),
+            objects,
         )
     error = played.error
     if isinstance(error, NotAlike):

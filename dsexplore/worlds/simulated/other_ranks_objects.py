@@ -3,7 +3,8 @@
 torch sends an object as its pickled bytes, and unpickles what it received. On a simulated group nothing is received:
 the bytes would be whatever was in that memory. Here the receiver's own object takes the place of the one that another
 rank would send, and travels torch's whole way, so that the same collectives are issued and only what was pickled in
-this process is unpickled. Where the program passed no object of its own, one error says so.
+this process is unpickled. Where the program passed no object of its own, one error says so. Ranks of one world that
+are played together receive what those before them really broadcast or scattered (`SharedObjects`).
 
 ``gather_object`` and ``all_gather_object`` need no change: a fake group fills them with this rank's object.
 """
@@ -24,8 +25,9 @@ from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.received_values import Received
+from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
-_OWN = "{name} receives an object of rank {source}, which no process plays: this rank's own object takes its place"
+_OWN = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
 
 
 class Objects:
@@ -35,10 +37,11 @@ class Objects:
         patches: where the changes are kept.
         remarks: where the substitution is reported.
         received: the tensors that other ranks fill; those that bring own objects are none of them.
+        shared: objects of other ranks that are played at the same time.
     """
 
-    def __init__(self, patches: Patches, remarks: Remarks, received: Received) -> None:
-        self._remarks, self._received = remarks, received
+    def __init__(self, patches: Patches, remarks: Remarks, received: Received, shared: SharedObjects) -> None:
+        self._remarks, self._received, self._shared = remarks, received, shared
         self._substitutes: list[Any] | None = None
         patches.function(dist.broadcast_object_list, self._take_broadcast)
         patches.function(dist.scatter_object_list, self._take_scatter)
@@ -62,10 +65,13 @@ class Objects:
             given = parameters.bind(*args, **kwargs).arguments
             source = _other_source(given)
             with unset_fake_temporarily():
+                sent = self._sent("broadcast_object_list", given, source, given["object_list"])
                 if source is None:
                     return original(*args, **kwargs)
-                objects = self._own("broadcast_object_list", source, given["object_list"])
-                tensors, sizes = _pickled(objects)
+                own = given["object_list"]
+                if not sent or len(sent) != len(own):
+                    sent = _pickled(self._own("broadcast_object_list", source, own))
+                tensors, sizes = _joined(sent)
                 with _arriving(self._received, broadcast=[sizes, tensors]):
                     return original(*args, **kwargs)
 
@@ -78,10 +84,14 @@ class Objects:
             given = parameters.bind(*args, **kwargs).arguments
             source = _other_source(given)
             with unset_fake_temporarily():
+                sent = self._sent("scatter_object_list", given, source, given.get("scatter_object_input_list"))
                 if source is None:
                     return original(*args, **kwargs)
-                objects = self._own("scatter_object_list", source, given["scatter_object_output_list"])
-                tensor, size = _pickled(objects[:1])
+                place = dist.get_rank(given.get("group"))
+                if sent is None or len(sent) <= place:
+                    own = self._own("scatter_object_list", source, given["scatter_object_output_list"])
+                    sent, place = _pickled(own[:1]), 0
+                tensor, size = _joined(sent[place : place + 1])
                 with _arriving(self._received, broadcast=[size], scatter=[tensor, size]):
                     return original(*args, **kwargs)
 
@@ -95,11 +105,28 @@ class Objects:
             source = _other_source({"src": None, **given}, default=None)
             objects = self._own("recv_object_list", "any" if source is None else source, given["object_list"])
             with unset_fake_temporarily():
-                tensors, sizes = _pickled(objects)
+                tensors, sizes = _joined(_pickled(objects))
                 with _arriving(self._received, recv=[sizes, tensors], irecv=[sizes, tensors]):
                     return original(*args, **kwargs)
 
         return recv_object_list
+
+    def _sent(
+        self, name: str, given: dict[str, Any], source: int | None, objects: Sequence[Any] | None
+    ) -> list[bytes] | None:
+        """What the source sends, pickled, as far as it is known; where this rank is the source, others come to know."""
+        group = given.get("group") or dist.group.WORLD
+        if c10d._rank_not_in_group(group):
+            return None
+        ranks = tuple(dist.get_process_group_ranks(group))
+        sender = dist.get_rank() if source is None else source
+        number = self._shared.number(name, ranks, sender)
+        if self._substitutes is not None:
+            return None
+        if source is None:
+            self._shared.give(number, lambda: _pickled(objects or ()))
+            return None
+        return self._shared.take(number, sender)
 
     def _own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
         """The objects of this rank, which take the place of those of another rank.
@@ -109,14 +136,15 @@ class Objects:
         """
         if self._substitutes is not None:
             return self._substitutes
-        rank = dist.get_rank()
+        rank, why = dist.get_rank(), self._shared.why_not()
         if not objects or any(one is None for one in objects):
+            play = "" if self._shared.folder else f"play rank {source} (--rank {source}), or "
+            remedy = f"{play}let rank {rank} pass an object of its own, which is then used"
             raise UsageError(
-                f"{name} receives an object of rank {source}, which no process plays: this is rank {rank}, and it "
-                f"passes None in its place. Play rank {source} (--rank {source}), or let rank {rank} pass an object of "
-                "its own, which is then used"
+                f"{name} receives an object of rank {source}, {why}: this is rank {rank}, and it passes None in its "
+                f"place. {remedy[0].upper()}{remedy[1:]}"
             )
-        self._remarks.say(_OWN.format(name=name, source=source))
+        self._remarks.say(_OWN.format(name=name, source=source, why=why))
         return objects
 
 
@@ -143,10 +171,15 @@ def _other_source(given: dict[str, Any], default: int | None = 0) -> int | None:
     return None if source == dist.get_rank() else source
 
 
-def _pickled(objects: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The objects as torch pickles them: all their bytes in one tensor, and the size of each."""
-    pairs = [c10d._object_to_tensor(one, "cpu", None) for one in objects]
-    return torch.cat([data for data, _ in pairs]), torch.cat([size for _, size in pairs])
+def _pickled(objects: Sequence[Any]) -> list[bytes]:
+    """The objects as torch pickles them."""
+    return [c10d._object_to_tensor(one, "cpu", None)[0].numpy().tobytes() for one in objects]
+
+
+def _joined(pickled: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+    """All bytes in one tensor, and the size of each object, as torch sends them."""
+    sizes = torch.tensor([len(one) for one in pickled], dtype=torch.long)
+    return torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8), sizes
 
 
 @contextmanager

@@ -31,6 +31,18 @@ torch.save(torch.ones(2), sys.argv[1] + "/weights.pt")
 with open(sys.argv[1] + f"/rank{rank}.txt", "w") as file:
     file.write("own")
 """
+OBJECTS = """\
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+told, part, parts = [None, None], [None], None
+if rank == 0:
+    told, parts = [f"run {rank}", 1], [f"part {rank}" for rank in range(4)]
+dist.broadcast_object_list(told, src=0)
+dist.scatter_object_list(part, parts, src=0)
+print(told, *part)
+"""
 
 
 @pytest.mark.parametrize(
@@ -67,6 +79,26 @@ class TestProcesses:
         path = tmp_path / "train.py"
         path.write_text(dedent(SCRIPT))
         return path
+
+    def test_receive_the_objects_of_those_before_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "train.py").write_text(dedent(OBJECTS))
+        trace, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1, 3])
+        assert [end.traceback for end in ends] == ["", "", ""]
+        lines = sorted(capsys.readouterr().out.splitlines())
+        assert lines[0].startswith("[rank 0] ['run 0', 1] part 0")
+        assert lines[1:] == [f"[rank {rank}] ['run 0', 1] part {rank}" for rank in (1, 3)]
+        of_rank = [trace.where(rank=rank).events["message_bytes"].to_list() for rank in (0, 1, 3)]
+        assert of_rank[0] == of_rank[1] == of_rank[2]
+
+    def test_do_not_wait_for_one_that_ended_or_comes_later(self, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text(dedent(OBJECTS).replace("if rank == 0:", "if rank == 0:\n    sys.exit(3)"))
+        _, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1])
+        assert ends[0].status == 3
+        assert "an object of rank 0, which did not send it before (ranks that are played together" in ends[1].traceback
+        assert "Let rank 1 pass an object of its own" in ends[1].traceback
+        (tmp_path / "train.py").write_text(dedent(OBJECTS).replace("rank == 0", "rank == 1").replace("src=0", "src=1"))
+        _, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1, 2])
+        assert ["UsageError" in end.traceback for end in ends] == [True, False, False]
 
     def test_are_merged_into_one_trace(self, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "out").mkdir()

@@ -1,0 +1,77 @@
+"""Objects that ranks of one world, played in processes of their own, leave for each other in a folder.
+
+A rank waits only for ranks that began before it, so that no two wait for each other and none waits for a rank that
+no processor is free for. Whoever runs the ranks says of each that it has ended (`end`), whatever ended it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsexplore.atomic import writing
+
+_PAUSE = 0.01
+"""Seconds between two looks for an object."""
+
+
+@dataclass
+class SharedObjects:
+    """The objects of a rank and of those that began before it.
+
+    Args:
+        folder: where they are; empty where no other rank is played.
+        before: ranks that began before this one.
+    """
+
+    folder: str = ""
+    before: Collection[int] = ()
+    _calls: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
+
+    def number(self, name: str, ranks: tuple[int, ...], source: int) -> str:
+        """The name of the next call of that collective in a group of those ranks: the same on each of them."""
+        call = (name, ranks, source)
+        self._calls[call] += 1
+        group = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+        return f"{name}-{group}-{source}-{self._calls[call]}"
+
+    def give(self, number: str, pickled: Callable[[], Sequence[bytes]]) -> None:
+        """Leave what this rank sends for the others."""
+        if self.folder:
+            with writing(self._file(number)) as part:
+                part.write_bytes(pickle.dumps(list(pickled())))
+
+    def take(self, number: str, source: int) -> list[bytes] | None:
+        """What the source sent, once it has; None where it ended before, or did not begin before this rank."""
+        if source not in self.before:
+            return None
+        file = self._file(number)
+        while not file.exists():
+            if _ended(self.folder, source).exists() and not file.exists():
+                return None
+            time.sleep(_PAUSE)
+        sent: list[bytes] = pickle.loads(file.read_bytes())
+        return sent
+
+    def why_not(self) -> str:
+        """Why an object of another rank is not here, as a clause after that rank's name."""
+        if not self.folder:
+            return "which no process plays"
+        return "which did not send it before (ranks that are played together receive what those before them send)"
+
+    def _file(self, number: str) -> Path:
+        return Path(self.folder, f"objects-{number}")
+
+
+def end(folder: str, rank: int) -> None:
+    """Say to the ranks that wait for objects of this one that no more come."""
+    _ended(folder, rank).touch()
+
+
+def _ended(folder: str, rank: int) -> Path:
+    return Path(folder, f"ended-{rank}")
