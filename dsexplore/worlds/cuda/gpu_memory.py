@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dsexplore.user_warnings import warn
-from dsexplore.worlds.cuda.device_marks import ATTRIBUTE, tensors_alive
+from dsexplore.worlds.cuda.device_marks import device_of, tensors_alive
 
 SAID = (
     "torch.cuda's memory figures are estimates here, as no GPU is there: counted are tensors that Python holds "
@@ -61,9 +62,10 @@ class Memory:
             self._warned = True
             warn(SAID, UserWarning)
         sizes: dict[int, int] = {}
+        current = torch.cuda.current_device()
         with torch._C.DisableTorchFunction():
             for tensor in tensors_alive():
-                where = getattr(tensor, ATTRIBUTE, None)
+                where = device_of(tensor, current)
                 if where is not None and where.index == device:
                     sizes.update(_memory(tensor))
         return sum(sizes.values())
@@ -71,9 +73,13 @@ class Memory:
 
 def _memory(tensor: Tensor) -> dict[int, int]:
     """Bytes of a tensor's memory, by what identifies it."""
+    if is_traceable_wrapper_subclass(tensor):  # as a DTensor is, which has no memory but that of its parts
+        names, _ = tensor.__tensor_flatten__()
+        parts = [part for part in (getattr(tensor, name) for name in names) if isinstance(part, Tensor)]
+        return {where: size for part in parts for where, size in _memory(part).items()}
     try:
         storage = tensor.untyped_storage()
-    except NotImplementedError:  # a sparse tensor, or a wrapper, whose parts are tensors of their own
+    except NotImplementedError:  # a sparse tensor
         return {}
     return {storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr(): storage.nbytes()}
 

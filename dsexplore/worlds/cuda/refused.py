@@ -91,9 +91,21 @@ def _leave_out_compiler(original: Callable[..., Any]) -> Callable[..., Any]:
         if not said and not options.get("disable"):
             said = True
             warnings.warn(EAGER, stacklevel=3)
-        return (lambda function: function) if model is None else model
+        if model is None:
+            return lambda function: compile_nothing(function, **options)
+        is_module = isinstance(model, nn.Module) and not options.get("disable")
+        return _as_compiled(model) if is_module else model
 
     return compile_nothing
+
+
+def _as_compiled(model: nn.Module) -> nn.Module:
+    """A module in torch's wrapper of compiled ones, whose ``_orig_mod`` scripts ask for, with nothing compiled."""
+    from torch._dynamo.eval_frame import OptimizedModule  # loading it takes a while, and few scripts compile
+
+    if isinstance(model, OptimizedModule):
+        return model
+    return OptimizedModule(model, lambda function: function)  # type: ignore[arg-type] # which it only calls
 
 
 def _with_math(original: Callable[..., None]) -> Callable[..., None]:

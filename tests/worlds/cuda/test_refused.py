@@ -58,7 +58,12 @@ def test_the_compiler_is_left_out_and_said_so_once() -> None:
     with cuda_stand_in(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         module = nn.Linear(2, 2).cuda()
-        assert torch.compile(module, mode="max-autotune") is module
+        compiled = torch.compile(module, mode="max-autotune")
+        assert compiled._orig_mod is module
+        assert torch.compile()(module)._orig_mod is module
+        assert list(compiled.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+        assert torch.equal(compiled(x := torch.ones(1, 2, device="cuda")), module(x))
+        assert torch.compile(module, disable=True) is module
         module.compile()
 
         @torch.compile(fullgraph=True)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.cuda import device_marks
 from dsexplore.worlds.cuda.device_marks import ATTRIBUTE
 from dsexplore.worlds.cuda.gpu import known_gpus, read_gpu
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in, standing_in
+from dsexplore.worlds.simulate import simulate
 
 CPU = torch.device("cpu")
 
@@ -257,6 +259,22 @@ def test_memory_is_an_estimate_and_says_so_once() -> None:
         assert torch.accelerator.memory_allocated() == 0
         assert "CUDA OOMs" in torch.cuda.memory_summary()
     assert [str(warning.message)[:40] for warning in said] == ["torch.cuda's memory figures are estimate"]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_memory_counts_the_parts_of_dtensors(fake: bool) -> None:
+    with simulate(4, device="cuda", fake=fake) as mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = torch.cuda.memory_allocated()
+        with torch.device("meta"):
+            model = nn.Linear(256, 256, bias=False)
+        fully_shard(model, mesh=mesh)
+        model.to_empty(device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.zeros(1, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        shard = 4 * 256 * 256 // 4
+        assert 4 * shard <= torch.cuda.memory_allocated() - before < 5 * shard
 
 
 def test_functions_that_only_a_cuda_build_has_are_as_absent_as_on_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
