@@ -19,7 +19,7 @@ from dsexplore.analysis.findings.finding import Findings
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import IN_A_STEP, in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds, format_share
@@ -32,7 +32,6 @@ COLUMNS: dict[str, pl.DataType] = {
     "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
 }
 _MOST_AXES = 4
-_IN_A_STEP = ("forward", "backward", "recompute", "optimizer")
 _DOINGS = {
     # cause, op: what happens, in words
     ("FSDP pre_forward", "all_gather"): "FSDP gathers parameters",
@@ -157,7 +156,7 @@ class Headline(Displayable):
 
         The weight is the number of ranks that the event's rank stands for: 1 where a trace has each rank once.
         """
-        return self._weighed(self.tables.events.with_row_index("row").filter(IN_STEPS))
+        return self._weighed(in_steps(self.tables.events.with_row_index("row")))
 
     def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
         weight = pl.lit(1, pl.Int64)
@@ -178,8 +177,8 @@ class Headline(Displayable):
             text = f"{listed(apart)}; no step was recorded."
             yield Sentence("axes", text[0].upper() + text[1:], every)
             return
-        in_steps = bool(self.step_events["phase"].is_in(_IN_A_STEP).any())
-        what = "A step" if in_steps else "The program"
+        has_steps = bool(self.step_events["phase"].is_in(IN_A_STEP).any())
+        what = "A step" if has_steps else "The program"
         before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
         before += f"; forwards without gradients sent {self._no_grad} besides" if self.no_grad_bytes else ""
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]

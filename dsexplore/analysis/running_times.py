@@ -22,7 +22,7 @@ import polars as pl
 
 from dsexplore.trace import measured_time
 from dsexplore.trace.matching import POINT_TO_POINT, numbered
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 
 Seconds = npt.NDArray[np.float64]
@@ -52,8 +52,8 @@ def measured_times(tables: Tables) -> RunningTimes | None:
         return None
     first = pl.col("start").min()
     found = events.select(pl.all(), begin=(pl.col("start") - first) / 1e9, until=(pl.col("end") - first) / 1e9)
-    in_steps = events.filter(IN_STEPS & pl.col("end").is_not_null())
-    steps = max(1, in_steps["step"].n_unique())
+    counted = in_steps(events).filter(pl.col("end").is_not_null())
+    steps = max(1, counted["step"].n_unique())
     of = f"the mean of {steps:,} steps" if steps > 1 else "of 1 step"
     return _times(found, tables.groups, "measured", steps, f"measured, {of}")
 

@@ -25,7 +25,7 @@ from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import parse_mesh
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -297,7 +297,7 @@ def world_map(
         raise UsageError(f"world_map(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     if shade not in get_args(Shade):
         raise UsageError(f"world_map(shade={shade!r}): no such shade; they are {', '.join(get_args(Shade))}")
-    rows = tables.events.with_row_index("row").filter(IN_STEPS)
+    rows = in_steps(tables.events.with_row_index("row"))
     events = rows.with_columns(_axis().alias("axis"))
     known = sorted(set(events["axis"]))
     if axis is not None and axis not in known:

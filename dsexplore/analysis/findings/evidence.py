@@ -12,7 +12,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.finding import Finding
 from dsexplore.trace.numbered_modules import place_of
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 
 REDISTRIBUTE = "redistribute "
@@ -51,7 +51,7 @@ class Evidence:
 
         Left out are start-up, object collectives, and what a switch of the comm layer left out.
         """
-        return self._rows.filter(IN_STEPS)
+        return in_steps(self._rows)
 
     @cached_property
     def start_up(self) -> pl.DataFrame:

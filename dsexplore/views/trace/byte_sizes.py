@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsexplore.errors import UsageError
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 
 WIRE, MESSAGE = "wire", "message"
@@ -30,7 +30,7 @@ def column_of(sizes: str) -> str:
 def summed_over(tables: Tables) -> str:
     """Over what the sizes of a table are summed: ``of rank 0 in one step``, ``summed over 4 ranks and 2 steps``."""
     ranks = tables.events["rank"].unique().sort().to_list()
-    steps = tables.events.filter(IN_STEPS)["step"].n_unique()
+    steps = in_steps(tables.events)["step"].n_unique()
     if len(ranks) <= 1:
         whose = f"of rank {ranks[0]}" if ranks else "of no rank"
         return f"{whose}, summed over {steps:,} steps" if steps > 1 else f"{whose} in one step"

@@ -9,7 +9,7 @@ import polars as pl
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import PHASES, op_mark, phase_mark
@@ -58,7 +58,7 @@ def _over(tables: Tables, kind: str, sizes: str) -> str:
     """The label of a figure's bytes: which they are, and over what they are summed."""
     if kind not in ("ranks", "sankey"):
         return f"{sizes} bytes, {summed_over(tables)}"
-    steps = tables.events.filter(IN_STEPS)["step"].n_unique()
+    steps = in_steps(tables.events)["step"].n_unique()
     over = f"summed over its {steps:,} steps" if steps > 1 else "in one step"
     return f"{sizes} bytes from each recorded rank {over}, start-up left out"
 

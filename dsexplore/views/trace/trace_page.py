@@ -8,7 +8,7 @@ from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.cost.prediction import Prediction
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
@@ -45,8 +45,8 @@ def trace_text(headline: Headline) -> str:
     tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
     lines += [f"  {html.plain(one.text, 400)}" for one in headline.sentences]
-    in_steps = replace(tables, events=tables.events.filter(IN_STEPS))
-    sent = totals(in_steps, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
+    counted = replace(tables, events=in_steps(tables.events))
+    sent = totals(counted, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
     if sent.height:
         lines.append(f"  Wire bytes {summed_over(tables)}:")
     lines += [
@@ -163,7 +163,7 @@ def _summary(tables: Tables) -> str:
     if events.is_empty():
         return f"no collectives; {_world(tables)}"
     totals = Trace(tables).by_op().sum().row(0, named=True)
-    steps = events.filter(IN_STEPS)["step"].n_unique()
+    steps = in_steps(events)["step"].n_unique()
     return (
         f"{totals['count']:,} collective{'s' if totals['count'] != 1 else ''}"
         + (f"{_over(tables)}; " if info.stands_for else " of ")

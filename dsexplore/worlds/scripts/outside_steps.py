@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 from dsexplore.worlds.remarks import Remarks, named_lines
@@ -74,8 +75,10 @@ def note_what_followed(trace: Trace, steps: int, remarks: Remarks) -> None:
     after = trace.where(step=steps).events
     counted, apart = after.filter(IN_STEPS), after.filter(~IN_STEPS)
     if not counted.is_empty():
+        is_step = in_steps(trace.events)["step"].max() == steps
+        count_as = "as one more step" if is_step else "to that step"
         remarks.note(
-            f"after the last optimizer step the script sent {_what(counted)}: they count as one more step, and --steps "
+            f"after the last optimizer step the script sent {_what(counted)}: they count {count_as}, and --steps "
             f"{steps} leaves them out"
         )
     if not apart.is_empty():

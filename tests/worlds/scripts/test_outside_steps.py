@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import dsexplore
+from dsexplore.analysis.headline import Headline
 
 SCRIPT = """\
 import torch, torch.distributed as dist
@@ -61,11 +62,20 @@ def test_what_follows_the_last_optimizer_step_is_noted(tmp_path: Path) -> None:
     trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
     (note,) = trace.info.notes
     assert note.startswith("after the last optimizer step the script sent 1 collective (8 B; ")
-    assert note.endswith("train.py:8): they count as one more step, and --steps 3 leaves them out")
+    assert note.endswith("train.py:8): they count to that step, and --steps 3 leaves them out")
     assert trace.where(step=3).events["source"].str.ends_with("train.py:8").all()
+    assert "3 steps" in str(Headline(trace.tables).sentences[0])
     cut = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu", steps=3)
     assert cut.events["step"].unique().to_list() == [0, 1, 2]
     assert not any("after the last" in note for note in cut.info.notes)
+
+
+def test_a_backward_after_the_last_optimizer_step_counts_as_a_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS + "model(torch.ones(1, 4)).sum().backward()\n")
+    trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
+    (note,) = trace.info.notes
+    assert "they count as one more step, and --steps 3 leaves them out" in note
+    assert "4 steps" in str(Headline(trace.tables).sentences[0])
 
 
 def test_nothing_is_noted_where_nothing_follows(tmp_path: Path) -> None:
