@@ -42,8 +42,8 @@ class View:
         """A ``plotly.graph_objects.Figure``."""
         raise TypeError(f"{self.title} has no figure: show the object itself, or write it with to_html(path)")
 
-    def still(self, **options: Any) -> str:
-        """Static HTML that stands in for the figure of the same options where no plotly runs."""
+    def still(self, figure: Any, **options: Any) -> str:
+        """Static HTML that stands in for a figure of these options where no plotly runs."""
         return self.html()
 
     def figure_with_twin(self, **options: Any) -> Any:
@@ -52,7 +52,7 @@ class View:
         figure = view.figure(**options)
         from dsexplore.views.page.figure_twin import with_twin  # plotly is loaded when a figure is drawn
 
-        return with_twin(figure, view.still(**options))
+        return with_twin(figure, view.still(figure, **options))
 
     def explore(self) -> Any:
         """An ipywidgets application."""

@@ -11,6 +11,7 @@ from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure
 from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.view import View
 
 STYLE = """
@@ -59,6 +60,10 @@ class CommSweepView(View):
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
         return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """The drawn lines."""
+        return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
         """Ops and kind to choose, the figure, and the point last clicked."""

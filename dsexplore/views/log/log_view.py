@@ -9,6 +9,7 @@ from dsexplore.comm.summary import WAITING_HEAD, CommsSummary, Line, shown_name,
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, op_mark, themed
 from dsexplore.views.view import View
 
@@ -82,6 +83,10 @@ class CommsSummaryView(View):
             given = ", ".join([f"kind={kind!r}", *(f"{key}=…" for key in options)])
             raise UsageError(f"figure({given}): no such figure; kinds are {', '.join(KINDS)}, without options")
         return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """The drawn bars or lines."""
+        return still_figure(figure)
 
 
 def _headline(lines: list[Line]) -> str:

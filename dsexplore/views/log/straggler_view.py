@@ -9,6 +9,7 @@ from dsexplore.comm.straggler import StragglerReport, Straggling, bounded, worst
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import BLUE, GREEN, GREY, LEGEND_ABOVE, ORANGE, PURPLE, SKY, VERMILION, themed
 from dsexplore.views.view import View
 
@@ -92,6 +93,10 @@ class StragglerView(View):
         figure.update_xaxes(title=f"what the others waited for a rank, ms{rest}", rangemode="tozero")
         height = 110 + 26 * max(1, len(ranks))
         return themed(figure, margin=_MARGIN, height=height, showlegend=True, legend=LEGEND_ABOVE)
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """The drawn bars."""
+        return still_figure(figure)
 
 
 def by_rank(report: StragglerReport) -> dict[int, float]:

@@ -70,7 +70,8 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
         )
     if (limit := limit_of(result, direction)) is not None:
         figure.add_hline(limit[0] / 1e9, line_dash="dot", line_color=INK, annotation_text=limit[1])
-    figure.update_xaxes(type="log", title="queue depth")
+    depths = sorted({point.config.queue_depth for point in points(result, direction)})
+    figure.update_xaxes(type="log", title="queue depth", tickvals=depths, ticktext=list(map(str, depths)))
     figure.update_yaxes(title="GB/s, best block size", rangemode="tozero")
     return _titled(figure, result, direction)
 

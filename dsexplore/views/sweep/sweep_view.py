@@ -10,6 +10,7 @@ from dsexplore.aio.statistics import ratio_interval
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_rate
 from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import heat
 from dsexplore.views.sweep.sweep_figures import KINDS
 from dsexplore.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
@@ -74,6 +75,14 @@ class SweepView(View):
         if chosen not in directions(self._result):
             raise UsageError(f"operation {chosen!r} was not measured: there is {', '.join(directions(self._result))}")
         return KINDS[kind](self._result, chosen)
+
+    def still(self, figure: Any, kind: str = "heatmap", operation: str | None = None, **options: Any) -> str:
+        """The drawn lines; of heatmaps and parallel coordinates a table of the rates that they show."""
+        if kind not in ("heatmap", "parallel"):
+            return still_figure(figure)
+        chosen = operation or directions(self._result)[-1]
+        title = f"<p>{html.escape(chosen)}: GB/s by block size and queue depth</p>"
+        return html.fragment(title + _heat_table(self._result, chosen), STYLE)
 
     def explore(self, **options: Any) -> Any:
         """Pictures to choose from; a click on a point shows the ``"aio"`` block of its setting, to copy."""

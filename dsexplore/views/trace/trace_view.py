@@ -70,7 +70,7 @@ class TraceView(View):
 
         return trace_figure(self._trace.tables, kind, window, sizes)
 
-    def still(self, kind: str = "modules", sizes: str = WIRE, **options: Any) -> str:
+    def still(self, figure: Any, kind: str = "modules", sizes: str = WIRE, **options: Any) -> str:
         """The section that shows what the figure shows."""
         return figure_html(self._headline, kind, sizes)
 

@@ -214,3 +214,13 @@ def test_one_direction_has_no_mix(result: SweepResult) -> None:
     result.measured = [m for m in result.measured if m.sample.operation == "read"]
     assert directions(result) == ["read"]
     assert result.figure().data[0].type == "heatmap"
+
+
+def test_each_figure_has_a_static_twin_of_its_own(result: SweepResult) -> None:
+    view, kinds = SweepView(result), ("heatmap", "depth", "latency")
+    twins = {kind: view.still(view.figure(kind, "read"), kind=kind, operation="read") for kind in kinds}
+    assert len(set(twins.values())) == 3
+    assert [twin.count('<svg class="still"') for twin in twins.values()] == [0, 1, 1]
+    assert "read: GB/s by block size and queue depth" in twins["heatmap"]
+    assert "latency of a request, ms by GB/s" in twins["latency"]
+    assert "the disk&#x27;s limit" in twins["depth"]

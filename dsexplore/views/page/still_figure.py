@@ -1,0 +1,287 @@
+"""A plotly figure of points, lines or horizontal bars as static SVG, for readers where no plotly runs.
+
+Of a figure are read its traces, its title, the kind, title, ticks and ``rangemode`` of its axes, and straight lines
+across it with their annotation. Texts of plotly are HTML: they are unescaped first, then escaped anew.
+"""
+
+from __future__ import annotations
+
+import html as entities
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsexplore.views.page import html
+from dsexplore.views.page.theme import GREY
+
+WIDTH = 640
+_HEIGHT, _TOP, _BOTTOM, _RIGHT = 300, 10, 42, 16
+_BAR, _LETTER = 22, 6.2
+"""Pixels of a bar with its gap, and of a letter."""
+_LONGEST_LABEL = 44
+_DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
+_SYMBOLS = {
+    "square": "M-3.5-3.5h7v7h-7z",
+    "diamond": "M0-5L5 0L0 5L-5 0z",
+    "triangle-up": "M0-5L5 4H-5z",
+    "triangle-down": "M0 5L5-4H-5z",
+    "x": "M-4-4L4 4M-4 4L4-4",
+    "cross": "M0-5V5M-5 0H5",
+}
+_NOTHING = '<p class="dim">nothing to show</p>'
+STYLE = """
+.dsx .still{display:block;max-width:100%;height:auto;font-size:11px;font-family:var(--dsx-font)}
+.dsx .still text{fill:var(--dsx-fg);stroke:var(--dsx-bg);stroke-width:3px;paint-order:stroke}
+.dsx .still .grid{stroke:var(--dsx-line)}
+.dsx .still .limit{stroke:var(--dsx-dim);stroke-dasharray:2 3}
+.dsx .keys span{margin-right:14px;white-space:nowrap}
+.dsx .keys svg{vertical-align:-3px;margin-right:4px}
+"""
+
+
+def still_figure(figure: Any) -> str:
+    """The figure as a fragment of static HTML.
+
+    Args:
+        figure: of lines and points without filled areas, or of horizontal bars, which lie one behind the other.
+    """
+    traces = list(figure.data)
+    body = _bars(figure, traces) if traces and traces[0].type == "bar" else _chart(figure, traces)
+    title = _text(figure.layout.title.text)
+    head = f"<p>{html.escape(title)}</p>" if title else ""
+    return html.fragment(head + _keys(traces) + body, STYLE)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The numbers along one axis, and where they lie.
+
+    Attributes:
+        first: pixel of ``low``.
+        last: pixel of ``high``.
+        is_log: whether equal ratios have equal lengths.
+    """
+
+    low: float
+    high: float
+    first: float
+    last: float
+    is_log: bool
+
+    def at(self, value: float) -> float:
+        """The pixel of a number."""
+        low, high, value = (
+            (map(math.log10, (self.low, self.high, value)))
+            if self.is_log
+            else (
+                self.low,
+                self.high,
+                value,
+            )
+        )
+        share = (value - low) / (high - low)
+        return round(self.first + share * (self.last - self.first), 1)
+
+    def ticks(self) -> list[float]:
+        """Round numbers in the scale, some five of them."""
+        if self.is_log:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            factors = (1, 2, 5) if len(decades) <= 3 else (1,)
+            every = math.ceil(len(decades) / 8)
+            found = [factor * 10.0**decade for decade in decades[::every] for factor in factors]
+        else:
+            step = _step((self.high - self.low) / 5)
+            found = [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        return [number for number in found if self.low * (1 - 1e-9) <= number <= self.high * (1 + 1e-9)]
+
+
+def _step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is not below a number."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def _scale(values: Sequence[float], axis: Any, first: float, last: float) -> _Scale:
+    """The scale that holds some numbers, with a little room beyond them."""
+    low, high = min(values), max(values)
+    if axis.type == "log":
+        room = max((high / low) ** 0.04, 1.05)
+        return _Scale(low / room, high * room, first, last, True)
+    if axis.rangemode == "tozero":
+        low, high = min(low, 0.0), max(high, 0.0)
+    room = 0.04 * (high - low) or abs(high) or 1.0
+    return _Scale(low if axis.rangemode == "tozero" and low == 0 else low - room, high + room, first, last, False)
+
+
+def _chart(figure: Any, traces: Sequence[Any]) -> str:
+    """Points and lines between axes."""
+    across, up = figure.layout.xaxis, figure.layout.yaxis
+    points = [list(_points(trace, across.type == "log", up.type == "log")) for trace in traces]
+    limits = list(_limits(figure))
+    xs = [x for one in points for x, _ in one] + [at for is_upright, at, _ in limits if is_upright]
+    ys = [y for one in points for _, y in one] + [at for is_upright, at, _ in limits if not is_upright]
+    if not xs or not ys:
+        return _NOTHING
+    down = _scale(ys, up, _HEIGHT - _BOTTOM, _TOP)
+    left = 26 + _LETTER * max(len(_number(tick)) for tick in down.ticks() or [0.0])
+    along = _scale(xs, across, left, WIDTH - _RIGHT)
+    drawn = _axes(along, down, left, across, up)
+    drawn += "".join(_limit(*limit, along, down, left) for limit in limits)
+    for trace, own in zip(traces, points, strict=True):
+        drawn += _line(trace, [(along.at(x), down.at(y)) for x, y in own])
+        name = html.escape(_text(trace.name))
+        drawn += "".join(_symbol(trace, along.at(x), down.at(y), f"{name}: {x:.4g}, {y:.4g}") for x, y in own)
+    label = f"{_text(up.title.text)} by {_text(across.title.text)}"
+    return _svg(_HEIGHT, label, drawn)
+
+
+def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[tuple[float, float]]:
+    """The points of a trace that its axes can show."""
+    for x, y in zip(trace.x if trace.x is not None else (), trace.y if trace.y is not None else (), strict=False):
+        if x is None or y is None or (is_log_x and x <= 0) or (is_log_y and y <= 0):
+            continue
+        if math.isfinite(x) and math.isfinite(y):
+            yield float(x), float(y)
+
+
+def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
+    """Straight lines across the figure: whether one is upright, where it is on its axis, and what is written at it."""
+    for number, shape in enumerate(figure.layout.shapes):
+        notes = figure.layout.annotations
+        text = _text(notes[number].text) if number < len(notes) else ""
+        if shape.x0 == shape.x1:
+            yield True, float(shape.x0), text
+        elif shape.y0 == shape.y1:
+            yield False, float(shape.y0), text
+
+
+def _limit(is_upright: bool, at: float, text: str, along: _Scale, down: _Scale, left: float) -> str:
+    if is_upright:
+        x = along.at(at)
+        line = f'<path class="limit" d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
+        return f'{line}<text x="{x - 4}" y="{_TOP + 10}" text-anchor="end">{html.escape(text)}</text>'
+    y = down.at(at)
+    line = f'<path class="limit" d="M{left} {y}H{WIDTH - _RIGHT}"/>'
+    return f'{line}<text x="{WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end">{html.escape(text)}</text>'
+
+
+def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any) -> str:
+    """Lines at round numbers or at those that an axis names, the numbers, and what they are."""
+    bottom, drawn = _HEIGHT - _BOTTOM, ""
+    for tick, text in _ticks(along, across):
+        x = along.at(tick)
+        drawn += f'<path class="grid" d="M{x} {_TOP}V{bottom}"/>'
+        drawn += f'<text x="{x}" y="{bottom + 14}" text-anchor="middle">{html.escape(text)}</text>'
+    for tick, text in _ticks(down, up):
+        y = down.at(tick)
+        drawn += f'<path class="grid" d="M{left} {y}H{WIDTH - _RIGHT}"/>'
+        drawn += f'<text x="{left - 5}" y="{y + 4}" text-anchor="end">{html.escape(text)}</text>'
+    middle = (left + WIDTH - _RIGHT) / 2
+    drawn += f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{html.escape(_text(across.title.text))}</text>'
+    turned = f'transform="translate(12 {(_TOP + bottom) / 2}) rotate(-90)"'
+    return drawn + f'<text {turned} text-anchor="middle">{html.escape(_text(up.title.text))}</text>'
+
+
+def _ticks(scale: _Scale, axis: Any) -> list[tuple[float, str]]:
+    """The numbers that are written at an axis, and their texts."""
+    if axis.tickvals is not None:
+        return list(zip(axis.tickvals, map(_text, axis.ticktext), strict=True))
+    return [(tick, _number(tick)) for tick in scale.ticks()]
+
+
+def _line(trace: Any, places: Sequence[tuple[float, float]]) -> str:
+    if "lines" not in (trace.mode or "lines") or len(places) < 2:
+        return ""
+    path = "M" + "L".join(f"{x} {y}" for x, y in places)
+    return f'<path d="{path}" fill="none" stroke-width="1.6" {_stroke(trace)}/>'
+
+
+def _stroke(trace: Any) -> str:
+    dashes = _DASHES.get(trace.line.dash or "solid")
+    return f'stroke="{html.escape(_colour(trace))}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
+
+
+def _colour(trace: Any) -> str:
+    line = trace.line.color if trace.type == "scatter" else None
+    for colour in (line, trace.marker.color):
+        if isinstance(colour, str):
+            return colour
+    return GREY
+
+
+def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
+    if "markers" not in (trace.mode or "markers"):
+        return ""
+    colour, symbol = html.escape(_colour(trace)), trace.marker.symbol or "circle"
+    said = f"<title>{title}</title>" if title else ""
+    if symbol not in _SYMBOLS:
+        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}">{said}</circle>'
+    paint = f'stroke="{colour}" stroke-width="2"' if symbol in ("x", "cross") else f'fill="{colour}"'
+    return f'<path d="{_SYMBOLS[symbol]}" transform="translate({x} {y})" {paint}>{said}</path>'
+
+
+def _keys(traces: Sequence[Any]) -> str:
+    """The names of several lines, each beside a piece of it."""
+    named = [trace for trace in traces if trace.name and trace.showlegend is not False]
+    if len(named) < 2:
+        return ""
+    keys = (
+        f'<span><svg width="34" height="14" aria-hidden="true">{_key(trace)}</svg>'
+        f"{html.escape(_text(trace.name))}</span>"
+        for trace in named
+    )
+    return f'<p class="keys">{" ".join(keys)}</p>'
+
+
+def _key(trace: Any) -> str:
+    if trace.type == "bar":
+        return f'<rect width="34" height="14" fill="{html.escape(_colour(trace))}"/>'
+    return _line(trace, [(1, 7), (33, 7)]) + _symbol(trace, 17, 7)
+
+
+def _bars(figure: Any, traces: Sequence[Any]) -> str:
+    """Horizontal bars, each with its name before it and its text or its sum behind it."""
+    names = [_text(name) for name in traces[0].y]
+    if not names:
+        return _NOTHING
+    labels = [html.plain(name, _LONGEST_LABEL) for name in names]
+    sums = [sum(trace.x[at] for trace in traces) for at in range(len(names))]
+    texts = [_text(text) for text in traces[0].text] if traces[0].text is not None else list(map(_number, sums))
+    left = round(8 + _LETTER * max(map(len, labels)), 1)
+    scale = _Scale(0.0, max(sums) or 1.0, left, WIDTH - _RIGHT - _LETTER * (max(map(len, texts)) + 2), False)
+    drawn = ""
+    for at, (name, label, text) in enumerate(zip(names, labels, texts, strict=True)):
+        middle, reached = _BAR * at + _BAR // 2, 0.0
+        drawn += f'<text x="{left - 6}" y="{middle + 4}" text-anchor="end">{html.escape(label)}</text>'
+        for trace in traces:
+            colour = trace.marker.color if isinstance(trace.marker.color, str) else trace.marker.color[at]
+            begin, end = scale.at(reached), scale.at(reached + trace.x[at])
+            box = f'x="{begin}" y="{middle - 7}" width="{max(end - begin, 0.5):.1f}" height="14"'
+            said = html.escape(f"{name}: {trace.x[at]:.4g}" + (f", {_text(trace.name)}" if trace.name else ""))
+            drawn += f'<rect {box} fill="{html.escape(colour)}"><title>{said}</title></rect>'
+            reached += trace.x[at]
+        drawn += f'<text x="{scale.at(sums[at]) + 5}" y="{middle + 4}">{html.escape(text)}</text>'
+    height = _BAR * len(names) + 24
+    title = f"{_text(figure.layout.xaxis.title.text)}; the longest bar has {_number(max(sums))}"
+    drawn += f'<text x="{left}" y="{height - 8}">{html.escape(title)}</text>'
+    return _svg(height, title, drawn)
+
+
+def _svg(height: float, label: str, drawn: str) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    return f'<svg class="still" {size} role="img" aria-label="{html.escape(label)}">{drawn}</svg>'
+
+
+def _number(value: float) -> str:
+    """``"20"``, ``"0.5"``, and ``"1M"`` for a million."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _text(text: str | None) -> str:
+    """The plain text of a text of plotly."""
+    return entities.unescape(re.sub(r"<[^>]*>", " ", text or "")).strip()

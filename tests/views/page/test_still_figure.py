@@ -1,0 +1,80 @@
+"""Static SVG of plotly figures: where points and bars lie, what is written, and that names are data."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsexplore.views.page.still_figure import WIDTH, still_figure
+
+
+def circles(shown: str) -> list[tuple[float, float]]:
+    """The centres of the circles in the chart itself, not in its key."""
+    chart = shown[shown.index('class="still"') :]
+    return [(float(x), float(y)) for x, y in re.findall(r'<circle cx="(.*?)" cy="(.*?)"', chart)]
+
+
+@given(
+    st.lists(st.floats(1e-6, 1e9), min_size=2, max_size=8, unique=True),
+    st.sampled_from(["log", "linear"]),
+    st.sampled_from(["tozero", "normal"]),
+)
+def test_points_lie_inside_and_in_the_order_of_their_numbers(values: list[float], kind: str, mode: str) -> None:
+    figure = go.Figure(go.Scatter(x=sorted(values), y=sorted(values), mode="markers"))
+    figure.update_xaxes(type=kind, rangemode=mode).update_yaxes(type=kind, rangemode=mode)
+    placed = circles(still_figure(figure))
+    assert len(placed) == len(values)
+    for (x, y), (right, above) in pairwise(placed):
+        assert x <= right
+        assert y >= above
+    assert all(0 < x <= WIDTH and 0 <= y <= 300 for x, y in placed)
+
+
+def test_equal_ratios_have_equal_lengths_on_a_logarithmic_axis() -> None:
+    figure = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3], mode="markers"))
+    figure.update_xaxes(type="log")
+    one, two, three = (x for x, _ in circles(still_figure(figure)))
+    assert two - one == pytest.approx(three - two, abs=0.2)
+
+
+def test_what_an_axis_cannot_show_is_left_out() -> None:
+    figure = go.Figure(go.Scatter(x=[0, 1, 2, 3], y=[1, 0, None, 5], mode="markers"))
+    figure.update_xaxes(type="log").update_yaxes(type="log")
+    assert len(circles(still_figure(figure))) == 1
+    assert "nothing to show" in still_figure(go.Figure(go.Scatter(x=[], y=[])))
+    assert "nothing to show" in still_figure(go.Figure())
+
+
+def test_lines_have_a_key_their_dash_and_the_numbers_that_an_axis_names() -> None:
+    figure = go.Figure()
+    figure.add_scatter(x=[1, 2], y=[3, 4], name="read &lt;1&gt;", line={"color": "#0072b2", "dash": "dot"})
+    figure.add_scatter(x=[1, 2], y=[4, 5], name="write", marker={"symbol": "x"})
+    figure.update_xaxes(title="depth", tickvals=[1, 2], ticktext=["one", "two"]).update_yaxes(title="GB/s")
+    figure.add_hline(4.5, annotation_text="the <b>limit</b>")
+    shown = still_figure(figure)
+    assert 'class="keys"' in shown
+    assert shown.count("read &lt;1&gt;</span>") == 1
+    assert 'stroke-dasharray="2 3"' in shown
+    assert [word in shown for word in (">one<", ">two<", "GB/s by depth", "limit")] == [True] * 4
+    assert "<b>" not in shown
+
+
+def test_bars_follow_one_another_and_are_as_long_as_their_numbers() -> None:
+    figure = go.Figure()
+    for name, values in (("a", [4, 1]), ("b", [2, 0])):
+        figure.add_bar(orientation="h", x=values, y=["rank 3", "<script>"], name=name, marker={"color": "#0072b2"})
+    figure.update_xaxes(title="ms")
+    shown = still_figure(figure)
+    chart = shown[shown.index('class="still"') :]
+    boxes = [tuple(map(float, box)) for box in re.findall(r'<rect x="(.*?)" y="(.*?)" width="(.*?)"', chart)]
+    (left, _, four), (then, _, two), (_, _, one), _ = boxes
+    assert four == pytest.approx(2 * two, abs=0.2)
+    assert four == pytest.approx(4 * one, abs=0.4)
+    assert then == pytest.approx(left + four, abs=0.2)
+    assert "ms; the longest bar has 6" in shown
+    assert "<script>" not in shown
