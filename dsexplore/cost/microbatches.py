@@ -115,9 +115,8 @@ def _of_rank(
 
 def _pairs(events: pl.DataFrame, microbatches: int) -> list[int]:
     """The seq at which each pair that others are like begins; the last stage receives no gradients."""
-    return (_begins(events, "recv", "backward", microbatches) or _begins(events, "recv", "forward", microbatches))[
-        _ALIKE:
-    ]
+    gradients = _begins(events, "recv", "backward", microbatches)
+    return (gradients or _begins(events, "recv", "forward", microbatches))[_ALIKE:]
 
 
 def _warm_up(events: pl.DataFrame, microbatches: int) -> list[int]:

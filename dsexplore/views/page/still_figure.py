@@ -72,15 +72,9 @@ class _Scale:
 
     def at(self, value: float) -> float:
         """The pixel of a number."""
-        low, high, value = (
-            (map(math.log10, (self.low, self.high, value)))
-            if self.is_log
-            else (
-                self.low,
-                self.high,
-                value,
-            )
-        )
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = map(math.log10, (low, high, value))
         share = (value - low) / (high - low)
         return round(self.first + share * (self.last - self.first), 1)
 
@@ -112,7 +106,8 @@ def _scale(values: Sequence[float], axis: Any, first: float, last: float) -> _Sc
     if axis.rangemode == "tozero":
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.04 * (high - low) or abs(high) or 1.0
-    return _Scale(low if axis.rangemode == "tozero" and low == 0 else low - room, high + room, first, last, False)
+    begins_at_zero = axis.rangemode == "tozero" and low == 0
+    return _Scale(low if begins_at_zero else low - room, high + room, first, last, False)
 
 
 def _chart(figure: Any, traces: Sequence[Any]) -> str:

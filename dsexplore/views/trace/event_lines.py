@@ -45,7 +45,7 @@ class EventLines:
         return count, total.astype(np.int64)
 
     def _kept(self, mask: Mask) -> Codes | None:
-        """Those of `line` whose events are in the mask; None for all, which need not be gathered."""
+        """The positions in `line` of events in the mask; None for all, which need not be gathered."""
         held = mask[self.at]
         return None if held.all() else np.flatnonzero(held)
 

@@ -84,7 +84,7 @@ def _offloaded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _finished(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    """Have ``dcp.async_save`` wait for the thread that writes; what that raises stays in the future."""
+    """``execute_save`` of ``dcp.async_save`` that waits for the thread that writes; its errors stay in the future."""
 
     @wraps(original)
     def execute_save(*args: Any, **kwargs: Any) -> Future[Any]:
