@@ -29,7 +29,8 @@ FLOORS = (
         "signatures",
         "unloaded_magic",
     },
-    {"trace", "sharding"},
+    {"trace"},
+    {"sharding"},
     {"capture", "analysis"},
     {"comm_debug_mode"},
     {"worlds", "comm", "aio"},
@@ -38,9 +39,9 @@ FLOORS = (
     {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ONE_DOOR = {("display", "views"), ("trace", "cost"), ("sharding", "analysis")}
-"""`display` imports from above when something is shown, and `Sharding.redistribute` when a way to other placements is
-planned; `Trace` names types of `cost`, whose functions it calls by the table in `trace/passes.py`."""
+ONE_DOOR = {("display", "views"), ("trace", "cost")}
+"""`display` imports from above when something is shown; `Trace` names types of `cost`, whose functions it calls by the
+table in `trace/passes.py`."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()

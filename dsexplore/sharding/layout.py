@@ -15,6 +15,7 @@ from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.memory import PARTS, assume, memory_groups
 from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
+from dsexplore.sharding.redistribution import Redistribution, redistribution
 from dsexplore.sharding.tensor import Placed
 
 _MOST_ROWS = 2_000_000
@@ -54,12 +55,12 @@ class Sharding(Displayable):
                 return Sharding(name, self.mesh, [tensor])
         raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
 
-    def redistribute(self, placements: Any) -> Any:
+    def redistribute(self, placements: Any) -> Redistribution:
         """The tensor before and after a redistribute, and the collectives between, with their bytes.
 
-        Steps are those of torch's planner on a mesh without flattened axes, for which it would merge some. Returns a
-        `dsexplore.analysis.redistribution.Redistribution`, which shows itself as two pictures and a table; its
-        ``to_frame()`` has a row per step. Nothing is sent, and no process group is needed::
+        Steps are those of torch's planner on a mesh without flattened axes, for which it would merge some. The result
+        shows itself as two pictures and a table, and its ``to_frame()`` has a row per step. Nothing is sent, and no
+        process group is needed::
 
             dsexplore.sharding((8192, 1024), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)")
             dsexplore.sharding(model)["layers.0.wq.weight"].redistribute([Replicate(), Shard(0)])
@@ -70,9 +71,9 @@ class Sharding(Displayable):
         Raises:
             UsageError: several tensors, one without a mesh, or placements that do not fit or are Partial.
         """
-        from dsexplore.analysis.redistribution import redistribution  # a door upward; see `dsexplore.display`
-
-        return redistribution(self, placements)
+        if len(self) != 1:
+            raise UsageError("redistribute() is of one tensor: name it, sharding['…'].redistribute(…)")
+        return redistribution(self.tensors[0], self.mesh, placements)
 
     def to_frame(self, ranks: int | Iterable[int] | None = None) -> pl.DataFrame:
         """A table of what each rank holds, one row per tensor and rank.

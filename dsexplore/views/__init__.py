@@ -23,7 +23,7 @@ VIEWS = {
     "dsexplore.analysis.step_timeline:Timeline": "dsexplore.views.timeline.timeline_view:TimelineView",
     "dsexplore.analysis.headline:Headline": "dsexplore.views.trace.headline_view:HeadlineView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
-    "dsexplore.analysis.redistribution:Redistribution": (
+    "dsexplore.sharding.redistribution:Redistribution": (
         "dsexplore.views.sharding.redistribution_view:RedistributionView"
     ),
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",

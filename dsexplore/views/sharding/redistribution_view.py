@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsexplore.analysis.redistribution import Redistribution, Step
-from dsexplore.sharding.layout import dtype_name
+from dsexplore.sharding.layout import Sharding, dtype_name
+from dsexplore.sharding.redistribution import Redistribution, Step
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -42,14 +42,15 @@ class RedistributionView(View):
     def html(self) -> str:
         """The ranks, the tensor before, the steps, and the tensor after; a rank lights its shards in both."""
         shown = self._shown
-        drawn_mesh = DrawnMesh(shown.both)
+        both = Sharding(shown.name, shown.mesh, [shown.before, shown.after])
+        drawn_mesh = DrawnMesh(both)
         body = (
             f"<p><b>Redistribute</b> {html.escape(_headline(shown), 0)}</p>"
-            + rank_grid.rank_grid(drawn_mesh, shown.both.tensors)
+            + rank_grid.rank_grid(drawn_mesh, both.tensors)
             + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
             + f'{_part("after", shown.after, drawn_mesh)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
         )
-        style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(drawn_mesh, shown.both.tensors)
+        style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(drawn_mesh, both.tensors)
         return html.fragment(body, style)
 
 

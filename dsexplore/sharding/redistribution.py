@@ -19,7 +19,7 @@ from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.chunks import Cut, part_size
-from dsexplore.sharding.layout import Sharding
+from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.tensor import Placed, fit
 from dsexplore.trace.collectives import wire_bytes
 
@@ -53,28 +53,23 @@ class Redistribution(Displayable):
     """A tensor before and after a redistribute, and the steps between them; see `Sharding.redistribute`.
 
     Attributes:
-        both: the tensor as it lies before and after, named so.
+        name: the tensor's.
+        mesh: the ranks.
+        before: the tensor as it lies before; its ``name`` is "before".
+        after: the tensor as it lies afterwards; its ``name`` is "after".
         steps: in the order in which torch takes them.
     """
 
-    def __init__(self, name: str, both: Sharding, steps: Sequence[Step]) -> None:
+    def __init__(self, name: str, mesh: Mesh, before: Placed, after: Placed, steps: Sequence[Step]) -> None:
         self.name = name
-        self.both = both
+        self.mesh = mesh
+        self.before = replace(before, name="before")
+        self.after = replace(after, name="after")
         self.steps = tuple(steps)
 
     def __repr__(self) -> str:
         ops = [f"{step.op} on {step.axis}" for step in self.steps if step.op]
         return f"<Redistribution of {self.name}: {', '.join(ops) or 'nothing is sent'}>"
-
-    @property
-    def before(self) -> Placed:
-        """The tensor as it lies before."""
-        return self.both.tensors[0]
-
-    @property
-    def after(self) -> Placed:
-        """The tensor as it lies afterwards."""
-        return self.both.tensors[1]
 
     def to_frame(self) -> pl.DataFrame:
         """One row per step; columns: `COLUMNS`."""
@@ -85,19 +80,17 @@ class Redistribution(Displayable):
         return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def redistribution(shown: Sharding, placements: Any) -> Redistribution:
-    """The way of a sharding's tensor to other placements.
+def redistribution(before: Placed, mesh: Mesh, placements: Any) -> Redistribution:
+    """The way of a tensor to other placements.
 
     Args:
-        shown: of one tensor.
+        before: the tensor as it lies.
+        mesh: the ranks.
         placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
 
     Raises:
-        UsageError: several tensors, one without a mesh, or placements that do not fit or are Partial.
+        UsageError: a tensor without a mesh, or placements that do not fit or are Partial.
     """
-    if len(shown) != 1:
-        raise UsageError("redistribute() is of one tensor: name it, sharding['…'].redistribute(…)")
-    (before,) = shown.tensors
     if not before.placements:
         raise UsageError(
             f"{before.name} has no placements: give it some, sharding(shape, placements=…, mesh='dp=2,tp=4')"
@@ -110,8 +103,7 @@ def redistribution(shown: Sharding, placements: Any) -> Redistribution:
                 "partial values; give S(…) or R"
             )
     after = replace(before, placements=wanted)
-    named = [replace(before, name="before"), replace(after, name="after")]
-    return Redistribution(before.name, Sharding(before.name, shown.mesh, named), _steps(before, after))
+    return Redistribution(before.name, mesh, before, after, _steps(before, after))
 
 
 def _steps(before: Placed, after: Placed) -> list[Step]:
