@@ -17,16 +17,17 @@ _FACTORS = {
 
 
 def format_bytes(count: float) -> str:
-    """A size as text, ``1536`` → ``"1.5 KiB"``: below 1024 of a unit, with one digit after the point unless whole."""
+    """A size as text, ``1536`` → ``"1.5 KiB"``: below 1024 of a unit, one digit after the point unless that is 0."""
     size = float(count)
     for unit in _BINARY:
         if abs(size) < 1023.95 or unit == _BINARY[-1]:
             break
         size /= 1024
-    if unit == "B" or size == int(size):
+    if unit == "B":
         return f"{int(size)} {unit}"
     # a tie is rounded away from zero, as JavaScript's toFixed does: a size looks the same in both
-    return f"{Decimal(size).quantize(_TENTH, ROUND_HALF_UP)} {unit}"
+    rounded = str(Decimal(size).quantize(_TENTH, ROUND_HALF_UP)).removesuffix(".0")
+    return f"{rounded} {unit}"
 
 
 def format_rate(bytes_per_second: float) -> str:

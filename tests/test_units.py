@@ -7,7 +7,7 @@ from dsexplore.units import format_bytes, format_ranks, format_rate, format_seco
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1.0 MiB"), (5 * 2**30, "5 GiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1 MiB"), (5 * 2**30, "5 GiB")],
 )
 def test_bytes_are_binary(count: int, text: str) -> None:
     assert format_bytes(count) == text

@@ -200,7 +200,7 @@ class Headline(Displayable):
 
     @property
     def _no_grad(self) -> str:
-        """Worked example: ``8.0 MiB per rank``; ``… and step`` where every step has such forwards, as of a teacher."""
+        """Worked example: ``8 MiB per rank``; ``… and step`` where every step has such forwards, as of a teacher."""
         steps = self.no_grad_events["step"].n_unique()
         every = not self.step_events.is_empty() and set(self.step_events["step"]) == set(self.no_grad_events["step"])
         share, each = (steps, " and step") if every and steps > 1 else (1, "")

@@ -28,7 +28,7 @@ def test_it_names_bytes_share_axes_and_collectives() -> None:
         row(0, wire_bytes=1000), row(1, axis="dp", op="all_gather", wire_bytes=2000), row(2, axis="dp", wire_bytes=0)
     )
     assert said(before, after)[0] == (
-        "B sends 1000 B less on the wire per rank and step than A, 2.9 KiB instead of 3.9 KiB (−25 %): 2.0 KiB less on "
+        "B sends 1000 B less on the wire per rank and step than A, 2.9 KiB instead of 3.9 KiB (−25 %): 2 KiB less on "
         "tp and 1000 B more on dp, in 3 collectives instead of 2."
     )
     assert said(after, before)[0].startswith("B sends 1000 B more on the wire per rank and step than A")

@@ -105,6 +105,7 @@ def test_a_range_and_a_sentence_filter_without_a_kernel(page: Any, tmp_path: Pat
         page.keyboard.press(key)
     assert page.evaluate(CHOSEN) == [1]
     assert "train.py:10" in page.inner_text(".dsx-details")
+    assert page.evaluate("globalThis.dsexplore.state.timeline.texts[1]") in page.inner_text(".dsx-status")
     assert page.errors == []
 
 
@@ -141,6 +142,10 @@ def test_many_events_are_drawn_in_columns_that_zoom(page: Any, tmp_path: Path, m
     counts = page.evaluate("() => [...globalThis.dsexplore.state.timeline.boxes.count]")
     assert counts == np.frombuffer(sent["count"], np.uint32).tolist()
     page.focus("canvas")
+    for key in ("ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    lane = page.evaluate("globalThis.dsexplore.state.timeline.lanes[globalThis.dsexplore.state.timeline.boxes.lane[0]]")
+    assert f"in {lane}, from " in page.inner_text(".dsx-status")
     for _ in range(14):
         page.keyboard.press("+")
     page.wait_for_function("globalThis.dsexplore.state.timeline.texts.length > 0")

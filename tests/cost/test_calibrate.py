@@ -13,6 +13,7 @@ from dsexplore.cli import main
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.cost import Cluster, collective_time
 from dsexplore.cost.calibrate import calibrated, usual_base
+from dsexplore.views import view_of
 from dsexplore.worlds.real import server_handle
 
 SIZES = tuple(1 << power for power in range(9, 25))
@@ -89,6 +90,16 @@ def test_a_saved_calibration_keeps_the_other_tables_of_its_base(tmp_path: Path) 
     assert {(t.op, t.ranks_per_node, t.source) for t in saved.measured} == {
         (t.op, t.ranks_per_node, t.source) for t in calibration.cluster.measured
     }
+
+
+def test_its_figure_is_drawn_where_no_plotly_runs() -> None:
+    calibration = calibrated(gloo(), Cluster.load("gloo-local"))
+    twin = view_of(calibration).still(calibration.figure(op="all_gather"))
+    assert twin.count('<svg class="still"') == 1
+    assert [
+        f"{word}</span>" in twin for word in ("predicted by gloo-local", "range by gloo-local", "all_gather, measured")
+    ] == [True] * 3
+    assert twin.count("<circle") == len(SIZES) + 1  # the key has one
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compare_meshes import MeshComparison, compare_meshes, factorisations, moved_constants
 from dsexplore.errors import UsageError
+from dsexplore.views import view_of
 from dsexplore.worlds import demo
 
 
@@ -180,6 +181,10 @@ def test_views(compared: MeshComparison, tmp_path: Path) -> None:
     assert "dp=1,tp=8" in compared.to_html(tmp_path / "meshes.html").read_text()
     marks = [trace for trace in compared.figure().data if trace.name == "fits"]
     assert len(marks[0].x) == 3
+    twin = view_of(compared).still(compared.figure())
+    assert '<svg class="still"' in twin
+    assert "seconds per step, predicted by GiB of one GPU, predicted" in twin
+    assert all(f"{one.mesh}: " in twin for one in compared.ranking)
     box = compared.explore()
     box.select(compared.ranking[1].mesh)
     assert box.selection == compared.ranking[1].mesh

@@ -133,6 +133,10 @@ class CalibrationView(View):
         _no_options(options, "op")
         return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
 
+    def still(self, figure: Any, **options: Any) -> str:
+        """The drawn lines, the range and the measured points."""
+        return still_figure(figure)
+
     def explore(self, **options: Any) -> Any:
         """The explorer of the sweep."""
         return CommSweepView(self._calibration.sweep).explore(**options)

@@ -10,6 +10,7 @@ from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar
 from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import BLUE, GREY, LEGEND_ABOVE, VERMILION, themed
 from dsexplore.views.view import View
 
@@ -103,6 +104,10 @@ class MeshComparisonView(View):
         figure.update_layout(legend=LEGEND_ABOVE)
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}
         return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """The drawn marks with their ranges."""
+        return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
         """The figure; a click on a mesh opens the explorer of its prediction below.

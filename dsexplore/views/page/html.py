@@ -74,6 +74,11 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
     return html.escape(plain, quote=True)
 
 
+def prose(text: object, longest: int) -> str:
+    """An escaped sentence in which no line ends between a number and its percent sign."""
+    return escape(text, longest).replace(" %", "\N{NO-BREAK SPACE}%")
+
+
 def name(text: object, longest: int = LONGEST_NAME) -> str:
     """An escaped name whose writing direction does not spill into what stands beside it."""
     return f"<bdi>{escape(text, longest)}</bdi>"

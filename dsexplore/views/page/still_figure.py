@@ -1,7 +1,8 @@
 """A plotly figure of points, lines or horizontal bars as static SVG, for readers where no plotly runs.
 
-Of a figure are read its traces, its title, the kind, title, ticks and ``rangemode`` of its axes, and straight lines
-across it with their annotation. Texts of plotly are HTML: they are unescaped first, then escaped anew.
+Of a figure are read its traces with their upright error bars, its title, the kind, title, ticks and ``rangemode`` of
+its axes, and straight lines across it with their annotation. Texts of plotly are HTML: they are unescaped first, then
+escaped anew.
 """
 
 from __future__ import annotations
@@ -45,13 +46,24 @@ def still_figure(figure: Any) -> str:
     """The figure as a fragment of static HTML.
 
     Args:
-        figure: of lines and points without filled areas, or of horizontal bars, which lie one behind the other.
+        figure: of lines, points and closed areas, or of horizontal bars, which lie one behind the other.
     """
     traces = list(figure.data)
     body = _bars(figure, traces) if traces and traces[0].type == "bar" else _chart(figure, traces)
     title = _text(figure.layout.title.text)
     head = f"<p>{html.escape(title)}</p>" if title else ""
     return html.fragment(head + _keys(traces) + body, STYLE)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point of a trace: where it is, the ends of its error bar (``y`` where it has none), and what it is."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    said: str
 
 
 @dataclass(frozen=True)
@@ -115,8 +127,10 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     across, up = figure.layout.xaxis, figure.layout.yaxis
     points = [list(_points(trace, across.type == "log", up.type == "log")) for trace in traces]
     limits = list(_limits(figure))
-    xs = [x for one in points for x, _ in one] + [at for is_upright, at, _ in limits if is_upright]
-    ys = [y for one in points for _, y in one] + [at for is_upright, at, _ in limits if not is_upright]
+    every = [point for own in points for point in own]
+    xs = [point.x for point in every] + [at for is_upright, at, _ in limits if is_upright]
+    ys = [end for point in every for end in (point.low, point.high)]
+    ys += [at for is_upright, at, _ in limits if not is_upright]
     if not xs or not ys:
         return _NOTHING
     down = _scale(ys, up, _HEIGHT - _BOTTOM, _TOP)
@@ -125,20 +139,37 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     drawn = _axes(along, down, left, across, up)
     drawn += "".join(_limit(*limit, along, down, left) for limit in limits)
     for trace, own in zip(traces, points, strict=True):
-        drawn += _line(trace, [(along.at(x), down.at(y)) for x, y in own])
-        name = html.escape(_text(trace.name))
-        drawn += "".join(_symbol(trace, along.at(x), down.at(y), f"{name}: {x:.4g}, {y:.4g}") for x, y in own)
+        drawn += _line(trace, [(along.at(point.x), down.at(point.y)) for point in own])
+        drawn += "".join(_mark(trace, point, along, down) for point in own)
     label = f"{_text(up.title.text)} by {_text(across.title.text)}"
     return _svg(_HEIGHT, label, drawn)
 
 
-def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[tuple[float, float]]:
+def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
     """The points of a trace that its axes can show."""
-    for x, y in zip(trace.x if trace.x is not None else (), trace.y if trace.y is not None else (), strict=False):
+    above, below = trace.error_y.array, trace.error_y.arrayminus
+    names = trace.customdata if trace.customdata is not None else ()
+    for at, (x, y) in enumerate(zip(_values(trace.x), _values(trace.y), strict=False)):
         if x is None or y is None or (is_log_x and x <= 0) or (is_log_y and y <= 0):
             continue
-        if math.isfinite(x) and math.isfinite(y):
-            yield float(x), float(y)
+        if not (math.isfinite(x) and math.isfinite(y)):
+            continue
+        high = y if above is None else y + above[at]
+        low = y if below is None else y - below[at]
+        name = names[at] if at < len(names) and isinstance(names[at], str) else _text(trace.name)
+        said = f"{name}: {x:.4g}, {y:.4g}" + (f" ({low:.4g} to {high:.4g})" if low < high else "")
+        yield _Point(float(x), float(y), float(y if is_log_y and low <= 0 else low), float(high), said)
+
+
+def _values(column: Any) -> Sequence[Any]:
+    return () if column is None else column
+
+
+def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
+    """The symbol of a point over its error bar."""
+    x = along.at(point.x)
+    bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_colour(trace))}"/>'
+    return (bar if point.low < point.high else "") + _symbol(trace, x, down.at(point.y), html.escape(point.said, 0))
 
 
 def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
@@ -190,6 +221,8 @@ def _line(trace: Any, places: Sequence[tuple[float, float]]) -> str:
     if "lines" not in (trace.mode or "lines") or len(places) < 2:
         return ""
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
+    if trace.fill == "toself":
+        return f'<path d="{path}z" fill="{html.escape(_colour(trace))}" fill-opacity="{trace.opacity or 1}"/>'
     return f'<path d="{path}" fill="none" stroke-width="1.6" {_stroke(trace)}/>'
 
 
@@ -219,7 +252,7 @@ def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
 
 def _keys(traces: Sequence[Any]) -> str:
     """The names of several lines, each beside a piece of it."""
-    named = [trace for trace in traces if trace.name and trace.showlegend is not False]
+    named = [trace for trace in traces if trace.name and trace.showlegend is not False and len(_values(trace.x))]
     if len(named) < 2:
         return ""
     keys = (
@@ -233,7 +266,8 @@ def _keys(traces: Sequence[Any]) -> str:
 def _key(trace: Any) -> str:
     if trace.type == "bar":
         return f'<rect width="34" height="14" fill="{html.escape(_colour(trace))}"/>'
-    return _line(trace, [(1, 7), (33, 7)]) + _symbol(trace, 17, 7)
+    places = [(1, 2), (33, 2), (33, 12), (1, 12)] if trace.fill == "toself" else [(1, 7), (33, 7)]
+    return _line(trace, places) + _symbol(trace, 17, 7)
 
 
 def _bars(figure: Any, traces: Sequence[Any]) -> str:

@@ -132,7 +132,7 @@ class TraceDiffView(View):
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
         """The bars of A and B on one scale, and the sentences, with links to what has one of these ids."""
-        said = "".join(f"<p>{html.escape(one.text, 600)}{_link(one, names)}</p>" for one in self._difference.sentences)
+        said = "".join(f"<p>{html.prose(one.text, 600)}{_link(one, names)}</p>" for one in self._difference.sentences)
         return f'<div class="headline">{_bars(self._difference, axes)}{said}</div>'
 
     def _said(self, sizes: str) -> str:

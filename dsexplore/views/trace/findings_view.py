@@ -53,12 +53,12 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
         return f'<p class="dim">{NOTHING}</p>'
     rows = [
         (
-            html.escape(one.why, 260),
+            html.prose(one.why, 260),
             html.parted(one.module, ".", 90),
             html.parted(one.source or "–", "/", 90),
             f"{format_bytes(one.wire_bytes)}" + (" once" if one.per == "rank" else ""),
             format_bytes(one.spare_bytes) if one.spare_bytes else "–",
-            html.escape(one.change, 320),
+            html.prose(one.change, 320),
         )
         for one in findings[:most]
     ]

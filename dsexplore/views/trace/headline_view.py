@@ -61,7 +61,7 @@ def headline_html(
     """
     if not headline.sentences:
         return ""
-    said = "".join(f"<p>{html.escape(one.text, 400)}{link(i)}</p>" for i, one in enumerate(headline.sentences))
+    said = "".join(f"<p>{html.prose(one.text, 400)}{link(i)}</p>" for i, one in enumerate(headline.sentences))
     return f'<div class="headline">{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
 
 

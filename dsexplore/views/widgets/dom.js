@@ -4,7 +4,7 @@ const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 export function formatBytes(count) {
   let size = count, unit = 0;
   while (Math.abs(size) >= 1023.95 && unit < UNITS.length - 1) { size /= 1024; unit += 1; }
-  return `${Number.isInteger(size) || unit === 0 ? Math.round(size) : size.toFixed(1)} ${UNITS[unit]}`;
+  return `${unit === 0 ? Math.round(size) : size.toFixed(1).replace(/\.0$/, "")} ${UNITS[unit]}`;
 }
 
 export function formatSeconds(given) {

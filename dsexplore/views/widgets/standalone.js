@@ -141,9 +141,12 @@ class Standalone {
     this.choose(mask, `“${this.sentences[index].text}”`);
   }
   pick(box) {
-    const mask = new Uint8Array(this.count);
-    for (const i of this.held[box] || []) mask[i] = 1;
-    this.choose(mask, this.held.length ? "a box of the timeline" : "");
+    const held = this.held[box] || [], mask = new Uint8Array(this.count);
+    if (!held.length) return;
+    for (const i of held) mask[i] = 1;
+    const { texts, boxes: { begin, end, lane }, lanes } = this.state.timeline;
+    const range = () => `${lanes[lane[box]]}, from ${this.place(this.at(begin[box]))} to ${this.place(this.at(end[box]))}`;
+    this.choose(mask, texts[box] || range());
   }
   choose(mask, title) {
     const sent = new Float64Array(this.rows.count);

@@ -64,6 +64,49 @@ def test_lines_have_a_key_their_dash_and_the_numbers_that_an_axis_names() -> Non
     assert "<b>" not in shown
 
 
+def test_an_area_is_closed_and_has_no_points() -> None:
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[1, 2, 2, 1],
+        y=[3, 4, 2, 1],
+        fill="toself",
+        mode="lines",
+        line={"color": "#767676"},
+        opacity=0.25,
+        name="range",
+    )
+    figure.add_scatter(x=[1, 2], y=[2, 3], name="measured", mode="markers")
+    shown = still_figure(figure)
+    chart = shown[shown.index('class="still"') :]
+    (area,) = re.findall(r'<path d="(M[^"]*z)" fill="#767676" fill-opacity="0.25"/>', chart)
+    assert area.count("L") == 3
+    assert len(circles(shown)) == 2
+    assert shown.count("<span>") == 2  # a key for each
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+def test_error_bars_reach_from_the_least_to_the_most_and_lie_inside(kind: str) -> None:
+    error = {"type": "data", "symmetric": False, "array": [50, 10], "arrayminus": [5, 30]}
+    figure = go.Figure(go.Scatter(x=[1, 2], y=[10, 20], error_y=error, mode="markers", customdata=["dp=8", "<tp=8>"]))
+    figure.update_yaxes(type=kind)
+    shown = still_figure(figure)
+    bars = [tuple(map(float, each)) for each in re.findall(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)" stroke=', shown)]
+    assert len(bars) == 2
+    for (x, low, high), (at, middle) in zip(bars, circles(shown), strict=True):
+        assert x == at
+        assert 0 < high < middle <= low <= 300
+    assert bars[1][1] == circles(shown)[1][1] or kind == "linear"  # a logarithmic axis has no place for −10
+    assert "dp=8: 1, 10 (5 to 60)" in shown
+    assert "&lt;tp=8&gt;: 2, 20" in shown
+
+
+def test_a_trace_without_points_has_no_key() -> None:
+    figure = go.Figure()
+    figure.add_scatter(x=[1], y=[1], name="fits", mode="markers")
+    figure.add_scatter(x=[], y=[], name="does not fit", mode="markers")
+    assert "does not fit" not in still_figure(figure)
+
+
 def test_bars_follow_one_another_and_are_as_long_as_their_numbers() -> None:
     figure = go.Figure()
     for name, values in (("a", [4, 1]), ("b", [2, 0])):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from dsexplore.trace.trace import Trace
+from dsexplore.views.page.html import prose
 
 
 def test_an_axis_has_one_colour_in_the_bar_and_in_the_tree(traces: ModuleType) -> None:
@@ -23,6 +24,10 @@ def test_an_axis_has_one_colour_in_the_bar_and_in_the_tree(traces: ModuleType) -
     row = re.search(r'<span class="thin">(.*?)</span>', html)
     assert row is not None
     assert re.findall(r'class="(a\d)" style="width:(\d+)%"', row[1]) == [("a0", "75"), ("a1", "25")]
+
+
+def test_no_line_ends_before_a_percent_sign() -> None:
+    assert prose("spares 8 MiB (50 %) <b>", 100) == "spares 8 MiB (50\N{NO-BREAK SPACE}%) &lt;b&gt;"
 
 
 def test_many_axes_share_the_last_colour(traces: ModuleType) -> None:
