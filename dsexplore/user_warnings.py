@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import torch
 
-_NOT_THE_USERS = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
+_OWN = str(Path(__file__).parent) + os.sep
+_NOT_THE_USERS = (_OWN, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
 _GENERATED = ("<frozen ", "<string>", "<eval_with_key>")
 
 
@@ -26,6 +28,24 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
         module=frame.f_globals.get("__name__", "<unknown>"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
+    """Show warnings that name a line of dsexplore at the user's line instead.
+
+    What torch warns of at its caller, from Python or C++, names a wrapper of ours where one stands between.
+
+    Args:
+        show: shows a warning, as ``warnings._showwarnmsg`` does, which Python calls where one is issued.
+    """
+
+    def shown(message: warnings.WarningMessage) -> None:
+        if message.filename.startswith(_OWN):
+            frame = _users_frame(sys._getframe(1))
+            message.filename, message.lineno, message.line = frame.f_code.co_filename, frame.f_lineno, None
+        show(message)
+
+    return shown
 
 
 def _users_frame(frame: FrameType) -> FrameType:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore import Trace, simulate
 from dsexplore.capture import recorder
@@ -80,3 +81,32 @@ def test_of_a_merge_that_was_interrupted(caught: list[warnings.WarningMessage]) 
     merged = Trace.merge(traces())
     assert "interrupted" in merged.info.notes[0]
     assert place(caught) == (__file__, "merged = Trace.merge(traces())")
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_of_torch_inside_a_wrapper_of_ours(caught: list[warnings.WarningMessage], fake: bool) -> None:
+    with simulate(world_size=4, fake=fake):
+        DistributedDataParallel(nn.Linear(4, 4), check_reduction=True)
+    assert "check_reduction" in str(caught[0].message)
+    assert place(caught) == (__file__, "DistributedDataParallel(nn.Linear(4, 4), check_reduction=True)")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_of_torch_in_cpp_inside_a_wrapper_of_ours(caught: list[warnings.WarningMessage], device: str) -> None:
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # torch says it once per process otherwise
+    try:
+        with simulate(world_size=4, device=device):
+            loss = nn.Linear(4, 1)(torch.ones(1, 4)).sum()
+            float(loss)
+    finally:
+        torch.set_warn_always(before)
+    assert "requires_grad=True" in str(caught[0].message)
+    assert place(caught) == (__file__, "float(loss)")
+
+
+def test_a_closed_world_leaves_the_showing_of_warnings_as_it_was() -> None:
+    before = warnings._showwarnmsg  # type: ignore[attr-defined]
+    with simulate(world_size=4):
+        assert warnings._showwarnmsg is not before  # type: ignore[attr-defined]
+    assert warnings._showwarnmsg is before  # type: ignore[attr-defined]

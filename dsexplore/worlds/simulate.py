@@ -15,6 +15,7 @@ Requirements on this module:
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.user_warnings import naming_the_user
 from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
@@ -245,6 +247,7 @@ class World:
         number = next(_numbers)
         patches.function(c10d._process_group_name, partial(_name_groups, number))
         patches.callback(_restore_excepthook, sys.excepthook)
+        patches.attribute(warnings, "_showwarnmsg", naming_the_user(warnings._showwarnmsg))  # type: ignore[attr-defined]
         patches.attribute(tensor_random, "_rng_tracker", tensor_random._rng_tracker)
         fake_tensors.patch_meshes(patches)
         fake_tensors.patch_sharding(patches)
