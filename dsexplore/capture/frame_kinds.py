@@ -44,6 +44,7 @@ OUTER_CALL: Final = 19  # Module._wrapped_call_impl, around MODULE_CALL
 USER_HOOK: Final = 20  # a function of the program with a parameter "bucket", as DDP calls its hooks
 START_UP: Final = 21  # sets a model, a mesh or a group up, and sends before the first step
 SENDER: Final = 22  # a function of torch that sends parameters at start-up, named as the cause
+FLAT_PARAMETER: Final = 23  # gathers or reduces a flat parameter of FullyShardedDataParallel
 
 _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py", "utils/_stats.py")
 """Files of torch between an op and a dispatch mode: like our own, their frames do not show who issued the op."""
@@ -68,6 +69,9 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): PIPELINE_WARM_UP,
     ("nn/parallel/distributed.py", "__init__"): START_UP,
     ("distributed/fsdp/fully_sharded_data_parallel.py", "__init__"): START_UP,
+    ("distributed/fsdp/_runtime_utils.py", "_unshard"): FLAT_PARAMETER,
+    ("distributed/fsdp/_runtime_utils.py", "_reduce_grad"): FLAT_PARAMETER,
+    ("distributed/fsdp/_runtime_utils.py", "_reduce_grad_no_shard"): FLAT_PARAMETER,
     ("distributed/fsdp/_fully_shard/_fully_shard.py", "fully_shard"): START_UP,
     ("distributed/tensor/_api.py", "distribute_module"): START_UP,
     ("distributed/tensor/parallel/api.py", "parallelize_module"): START_UP,

@@ -23,7 +23,7 @@ from dsexplore.capture.parameters import Parameter, Parameters
 from dsexplore.model_names import class_name
 
 AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 @dataclass
@@ -225,7 +225,7 @@ class Modules:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's or checkpointing's wrapper, which are no part of its name."""
+    """The module inside a wrapper of torch.compile, checkpointing or FSDP1, which are no part of its name."""
     for name in _WRAPPERS:
         inner = module._modules[name] if name in module._modules else None  # noqa: SIM401 # a script module's has no get
         if inner is not None:

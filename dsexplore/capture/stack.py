@@ -274,6 +274,10 @@ def _read_fsdp(reading: StackReading, frame: FrameType) -> None:
         reading.cause = _FSDP_CAUSES.get(frame.f_code.co_name, "FSDP")
 
 
+def _read_flat_parameter(reading: StackReading, frame: FrameType) -> None:
+    reading.owner = reading.owner or frame.f_locals["handle"]._fully_sharded_module
+
+
 def _read_ddp_hook(reading: StackReading, _frame: FrameType) -> None:
     reading.cause = DDP_BUCKET
     if reading.phase == "other":
@@ -305,6 +309,7 @@ _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frame_kinds.OPTIMIZER: lambda reading, _frame: reading.decide_phase("optimizer"),
     frame_kinds.RECOMPUTE: lambda reading, _frame: reading.decide_phase("recompute"),
     frame_kinds.FSDP: _read_fsdp,
+    frame_kinds.FLAT_PARAMETER: _read_flat_parameter,
     frame_kinds.REDISTRIBUTE: _read_redistribute,
     frame_kinds.REDISTRIBUTE_BACKWARD: _read_redistribute_backward,
     frame_kinds.IMPLICIT: _read_implicit,

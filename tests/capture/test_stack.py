@@ -16,8 +16,9 @@ from polars.testing import assert_frame_equal
 from small_models import D, FeedForward
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -143,6 +144,24 @@ def test_fsdp(world: World, x: torch.Tensor) -> None:
     events = events_of(lambda: model(x).sum().backward())
     assert set(events["cause"]) == {"FSDP pre_forward", "FSDP pre_backward", "FSDP prefetch", "FSDP post_backward"}
     assert set(events["owner"]) == {"Sequential.0", "Sequential.1"}
+
+
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_flat_parameters_belong_to_their_modules(world: World, x: torch.Tensor, use_orig_params: bool) -> None:
+    world("dp=4")
+    layers = nn.Sequential(FeedForward(), FeedForward(), nn.Linear(COLUMNS, COLUMNS))
+    model = FullyShardedDataParallel(
+        layers,
+        auto_wrap_policy=ModuleWrapPolicy({FeedForward}),
+        device_id=torch.device("cpu"),
+        use_orig_params=use_orig_params,
+    )
+    events = events_of(lambda: model(x).sum().backward())
+    root, first, second = "Sequential", "Sequential.0", "Sequential.1"
+    sent = events.select("op", "phase", "owner").rows()
+    assert [owner for op, phase, owner in sent if phase == "forward"] == [root, first, second]
+    assert [owner for op, phase, owner in sent if op == "all_gather" and phase == "backward"] == [second, first]
+    assert [owner for op, phase, owner in sent if op == "reduce_scatter"] == [second, first, root]
 
 
 def test_fsdp_of_a_tensor_parallel_model(world: World, x: torch.Tensor) -> None:
