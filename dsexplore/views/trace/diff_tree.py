@@ -12,7 +12,7 @@ import polars as pl
 
 from dsexplore.analysis.plan_difference import SIZES, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_seconds
@@ -20,7 +20,6 @@ from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import column_of
-from dsexplore.views.trace.event_codes import START_UP
 from dsexplore.views.trace.facets import Facets
 from dsexplore.views.trace.folding import Fold, Folds, signatures
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
@@ -67,8 +66,8 @@ class _Side:
     """(modules,) of steps."""
     axes: Sizes
     """(axes, modules) bytes of steps on each of the tree's axes."""
-    start_up: Sizes
-    """(modules,) bytes at start-up, per rank."""
+    apart: Sizes
+    """(`OUTSIDE_STEPS`, modules) bytes per rank in each phase that is in no step."""
 
 
 class DiffRows:
@@ -121,12 +120,13 @@ class DiffRows:
             ("± count", "count B less count A", "delta"),
             *(_TIMES if self._seconds else ()),
             *axes,
-            *([("± start-up", "the change at start-up per rank", "delta")] if self._has_start_up else []),
+            *((f"± {OUTSIDE_STEPS[phase]}", "the change in this phase per rank", "delta") for phase in self._apart),
         ]
 
     @property
-    def _has_start_up(self) -> bool:
-        return bool((self._before.start_up != self._after.start_up).any())
+    def _apart(self) -> list[int]:
+        """Places in `OUTSIDE_STEPS` of the phases in which something differs."""
+        return [int(place) for place in np.flatnonzero((self._before.apart != self._after.apart).any(axis=1))]
 
     def roots(self) -> list[Fold]:
         """The topmost rows in which something differs."""
@@ -150,8 +150,8 @@ class DiffRows:
         counts = float(a.count[row]) * times, float(b.count[row]) * times
         sizes = float(a.bytes[row]) * times, float(b.bytes[row]) * times
         axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
-        started = float(a.start_up[row]) * times, float(b.start_up[row]) * times
-        moved = counts[0] == counts[1] and sizes[0] == sizes[1] and started[0] == started[1]
+        apart = [(float(a.apart[phase, row]) * times, float(b.apart[phase, row]) * times) for phase in self._apart]
+        moved = counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
         return (
             name
             + _number(sizes[0], format_bytes)
@@ -161,8 +161,7 @@ class DiffRows:
             + "".join(_number(count, count_text) for count in counts)
             + _delta(*counts, count_text, moved)
             + self._times(fold)
-            + "".join(_delta(x, y, format_bytes, False) for x, y in axes)
-            + (_delta(*started, format_bytes, False) if self._has_start_up else "")
+            + "".join(_delta(x, y, format_bytes, False) for x, y in (*axes, *apart))
         )
 
     def _times(self, fold: Fold) -> str:
@@ -213,18 +212,20 @@ class DiffRows:
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
     """One trace's numbers by row of the tree, from the rows of the difference."""
-    started, in_steps = (rows["phase"] == START_UP).to_numpy(), rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
+    in_steps = rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
     row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
     axis = tree.columns_of(rows["axis"].to_list())
     count, sizes = (rows[f"{name}_{when}"].to_numpy() for name in (SIZES[0], size))
-    own = np.zeros((3 + len(tree.axes), len(tree)))
+    first_axis = 2 + len(OUTSIDE_STEPS)
+    own = np.zeros((first_axis + len(tree.axes), len(tree)))
     np.add.at(own[0], row, count * in_steps)
     np.add.at(own[1], row, sizes * in_steps)
-    np.add.at(own[2], row, sizes * started)
+    for place, phase in enumerate(OUTSIDE_STEPS, 2):
+        np.add.at(own[place], row, sizes * (rows["phase"] == phase).to_numpy())
     if len(row):
-        np.add.at(own[3:], (axis, row), sizes * in_steps)
+        np.add.at(own[first_axis:], (axis, row), sizes * in_steps)
     below = np.round(tree.with_children(own), _EXACT)
-    return _Side(below[0], below[1], below[3:], below[2])
+    return _Side(below[0], below[1], below[first_axis:], below[2:first_axis])
 
 
 def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...]]:

@@ -10,7 +10,7 @@ import polars as pl
 from dsexplore.analysis.joint_timeline import joint_timeline, rank_and_step
 from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -141,8 +141,8 @@ class TraceDiffView(View):
         means = self._difference.means
         return (
             f'<p class="dim">Sizes are {WORDS[sizes]}, per rank and step{f" ({means})" if means else ""}; those of '
-            f'start-up are per rank and in their own column only. <code>to_html(path, sizes="{other}")</code> shows '
-            "the others.</p>"
+            f"{' and '.join(OUTSIDE_STEPS)} are per rank and in columns of their own only. "
+            f'<code>to_html(path, sizes="{other}")</code> shows the others.</p>'
         )
 
     def _findings(self, anchor: str) -> str:
@@ -223,17 +223,21 @@ def _steps(both: tuple[Prediction, ...]) -> str:
 
 
 def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
-    """Collectives, wire and message bytes of steps, start-up apart, and per what."""
+    """Collectives, wire and message bytes of steps, phases outside steps apart, and per what."""
     sides = difference.before, difference.after
     frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in sides]
     (count, wire, message), (counts, wires, messages) = (frame.row(0) for frame in frames)
-    started = difference.after.start_up_bytes - difference.before.start_up_bytes
-    at_start = f"; start-up: {signed_bytes(started)} on the wire" if abs(started) >= 0.5 else ""  # bytes
+    outside = [[side.start_up_bytes, side.no_grad_bytes] for side in sides]
+    apart = "".join(
+        f"; {phase}: {signed_bytes(b - a)} on the wire"
+        for phase, a, b in zip(OUTSIDE_STEPS, *outside, strict=True)
+        if abs(b - a) >= 0.5  # bytes
+    )
     more = f"{'+' if counts >= count else '-'}{count_text(abs(counts - count))}"
     return (
         f"{count_text(count)} → {count_text(counts)} collectives ({more}), "
         f"{signed_bytes(wires - wire)} on the wire ({signed_bytes(messages - message)} in messages), "
-        f"{_over(diff, difference)}{at_start}"
+        f"{_over(diff, difference)}{apart}"
     )
 
 

@@ -107,7 +107,7 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
     width = 290 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
-        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 16)}</span>'
+        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 18)}</span>'
         for title, explanation, kind in titles
     )
     drawn = "".join(reversed(body)) + (_rest(unseen, 0) if unseen else "")

@@ -6,11 +6,13 @@ rank would send, and travels torch's whole way, so that the same collectives are
 this process is unpickled. Where the program passed no object of its own, one error says so. Ranks of one world that
 are played together receive what those before them really broadcast or scattered (`SharedObjects`).
 
-``gather_object`` and ``all_gather_object`` need no change: a fake group fills them with this rank's object.
+``gather_object`` and ``all_gather_object`` are filled with this rank's object by the fake group itself, which is said.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -28,6 +30,10 @@ from dsexplore.worlds.simulated.received_values import Received
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
 _OWN = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
+_COPIES = "{name} receives objects of all ranks, of which one is here: each is a copy of this rank's own"
+
+_COLLECTIVES = (c10d.__name__, "torch.distributed.c10d_logger")
+"""Modules that an object collective passes through."""
 
 
 class Objects:
@@ -46,8 +52,9 @@ class Objects:
         patches.function(dist.broadcast_object_list, self._take_broadcast)
         patches.function(dist.scatter_object_list, self._take_scatter)
         patches.function(dist.recv_object_list, self._take_recv)
-        for function in (dist.all_gather_object, dist.gather_object, dist.send_object_list):
-            patches.function(function, _with_memory)
+        patches.function(dist.send_object_list, _with_memory)
+        for function in (dist.all_gather_object, dist.gather_object):
+            patches.function(function, self._take_gathered)
 
     @contextmanager
     def standing_for(self, value: Any) -> Iterator[None]:
@@ -111,6 +118,19 @@ class Objects:
 
         return recv_object_list
 
+    def _take_gathered(self, original: Callable[..., None]) -> Callable[..., None]:
+        parameters = signature(original)
+        gather = _with_memory(original)
+
+        def gathered(*args: Any, **kwargs: Any) -> None:
+            given = parameters.bind(*args, **kwargs).arguments
+            is_given_all = given.get("object_list", given.get("object_gather_list")) and _size(given.get("group")) > 1
+            if is_given_all and not _is_asked_by_torch():
+                self._remarks.say(_COPIES.format(name=original.__name__))
+            gather(*args, **kwargs)
+
+        return gathered
+
     def _sent(
         self, name: str, given: dict[str, Any], source: int | None, objects: Sequence[Any] | None
     ) -> list[bytes] | None:
@@ -156,6 +176,17 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return real
+
+
+def _is_asked_by_torch() -> bool:
+    """Whether torch gathers for itself: a checkpoint, say, in which a simulated rank is meant to have its own alone."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(2)))
+    return next((name.startswith("torch.") for name in names if name not in _COLLECTIVES), False)
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    """The number of ranks of a group; 0 where this rank is not in it."""
+    return 0 if c10d._rank_not_in_group(group) else dist.get_world_size(group)
 
 
 def _other_source(given: dict[str, Any], default: int | None = 0) -> int | None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore.errors import UsageError
+from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views import view_of
@@ -151,13 +152,15 @@ def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:
         diff.to_html("is refused", size="message")
 
 
-def test_start_up_has_a_column_of_its_own(traces: ModuleType) -> None:
-    rows = [traces.event("Net", 0), traces.event("Net", 1, phase="start-up", op="broadcast", wire_bytes=1024)]
+@pytest.mark.parametrize("phase", OUTSIDE_STEPS)
+def test_a_phase_outside_steps_has_a_column_of_its_own(traces: ModuleType, phase: str) -> None:
+    rows = [traces.event("Net", 0), traces.event("Net", 1, phase=phase, op="broadcast", wire_bytes=1024)]
     modules = traces.frame("modules", [traces.module("Net")])
     before, after = (Trace(Tables(traces.frame("events", some), modules=modules)) for some in (rows[:1], rows))
     told = text_of(before.diff(after))
     assert "1 → 1 collectives (+0), +0 B on the wire (+0 B in messages), of rank 0 in one step" in told
-    assert "; start-up: +1 KiB on the wire" in told
+    assert f"; {phase}: +1 KiB on the wire" in told
+    assert f"± {phase} Net Module" in told
     assert "Net Module 6 KiB 6 KiB – 1 1 – – + 1 KiB" in told
 
 

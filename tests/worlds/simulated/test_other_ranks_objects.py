@@ -14,7 +14,7 @@ import dsexplore
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import simulate
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*receives an object of rank")
+pytestmark = pytest.mark.filterwarnings("ignore:.*receives (an object of rank|objects of all ranks)")
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +98,23 @@ def test_without_an_own_object_one_error_says_so() -> None:
             with pytest.raises(UsageError, match=f"{name} receives an object of rank 1, .* this is rank 3") as caught:
                 call()
             assert "(--rank 1)" in str(caught.value)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_gathered_copies_are_said_where_there_are_other_ranks(world_size: int) -> None:
+    with simulate(world_size), dsexplore.commtrace() as trace:
+        dist.all_gather_object([None] * world_size, "own")
+        dist.gather_object("own", [None] * world_size)
+    names = ["all_gather_object", "gather_object"] if world_size > 1 else []
+    said = [note for note in trace.info.notes if "receives objects of all ranks" in note]
+    assert [note.split()[0] for note in said] == names
+    assert all("test_other_ranks_objects.py:" in note for note in said)
+
+
+def test_a_rank_that_gathers_nothing_says_nothing() -> None:
+    with simulate(4, rank=3), dsexplore.commtrace() as trace:
+        dist.gather_object("own", None)
+    assert trace.info.notes == ()
 
 
 def test_a_substitution_is_said_once_with_its_lines() -> None:
