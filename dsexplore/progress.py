@@ -52,9 +52,9 @@ class State(NamedTuple):
         return None if not self.total else max(0.0, min(self.done / self.total, 1.0))
 
     def describe(self) -> str:
-        """``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40%"``, followed by `text`."""
+        """``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40 %"``, followed by `text`."""
         if not self.unit:
-            counted = f"{self.share or 0:.0%}"
+            counted = f"{100 * (self.share or 0):.0f} %"
         elif self.total is None:
             counted = f"{int(self.done):,} {self.unit}"
         else:

@@ -54,6 +54,11 @@ def format_share(part: float, whole: float) -> str:
     return "under 1 %" if percent <= 0 < part else f"{percent} %"
 
 
+def format_change(change: float) -> str:
+    """A change as a part of what was before, in percent: ``-0.125`` → ``"−12.5 %"``, ``0.2`` → ``"+20.0 %"``."""
+    return f"{100 * change:+.1f} %".replace("-", "−")
+
+
 def format_ranks(ranks: Iterable[int]) -> str:
     """Ranks as text, runs of three or more shortened: ``"rank 3"``, ``"ranks 0, 1, 4–7"``, ``"no rank"``."""
     runs: list[list[int]] = []

@@ -101,7 +101,7 @@ def test_long_work_is_drawn_a_few_times_a_second_and_cleared(clock: Clock, scree
 def test_words() -> None:
     assert State("", 1234, None, "collectives", "in step 2").describe() == "1,234 collectives in step 2"
     assert State("", 3, 1000, "files").describe() == "3 of 1,000 files"
-    assert State("", 0.4, 1, "").describe() == "40%"
+    assert State("", 0.4, 1, "").describe() == "40 %"
     assert State("", 7, 2, "").share == 1
     assert State("", 7, 0, "files").share is None
 

@@ -1,8 +1,20 @@
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.units import format_bytes, format_ranks, format_rate, format_seconds, format_share, parse_size
+import dsexplore
+from dsexplore.units import (
+    format_bytes,
+    format_change,
+    format_ranks,
+    format_rate,
+    format_seconds,
+    format_share,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +42,20 @@ def test_rate_names_both_units() -> None:
 )
 def test_only_all_is_100_percent_and_only_nothing_is_0(part: float, text: str) -> None:
     assert format_share(part, 1000) == text
+
+
+@pytest.mark.parametrize(("change", "text"), [(0.2, "+20.0 %"), (-0.125, "−12.5 %"), (0, "+0.0 %")])
+def test_a_change_has_a_sign(change: float, text: str) -> None:
+    assert format_change(change) == text
+
+
+def test_percent_has_one_form() -> None:
+    """Python's own format, ``:.0%``, has no space before the sign."""
+    folder = Path(dsexplore.__file__).parent
+    found = [
+        path.name for path in folder.rglob("*.py") if re.search(r"\{[^{}]*:[+,]*(\.\d+)?%\}", path.read_text("utf-8"))
+    ]
+    assert not found
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (1.5, "1.5 s"), (0.00125, "1.25 ms"), (3e-9, "3 ns")])

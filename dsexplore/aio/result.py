@@ -18,7 +18,7 @@ from dsexplore.aio.statistics import median, ratio_interval
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.saved_json import SavedFormat, SavedJson
-from dsexplore.units import format_bytes, format_rate
+from dsexplore.units import format_bytes, format_rate, format_share
 
 if TYPE_CHECKING:
     import polars
@@ -159,7 +159,7 @@ class SweepResult(SavedJson, Displayable):
             yield f"{disk.device} is a loop device, whose data may come from the page cache: sweep where its file lies"
         if data_share < _WHOLE:
             yield (
-                f"{1 - data_share:.0%} of the file are holes or compressed, for which no disk is asked: "
+                f"{format_share(1 - data_share, 1)} of the file are holes or compressed, for which no disk is asked: "
                 "sweep a file full of data, or a directory"
             )
 

@@ -134,7 +134,7 @@ def timeline_of(
         .sort("begin", maintain_order=True)
     )
     ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
-    marks = _axes(events) if colours == "axis" else _in_order(spans["mark"], colours)
+    marks = axes_by_bytes(events) if colours == "axis" else _in_order(spans["mark"], colours)
     return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colours, tables, sizes, ties)
 
 
@@ -171,7 +171,7 @@ def _block() -> pl.Expr:
     return pl.when(pl.col("owner") == "").then(pl.lit(NO_MODULE)).otherwise(block.fill_null(top))
 
 
-def _axes(events: pl.DataFrame) -> tuple[str, ...]:
+def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
     """The axes, most wire bytes in steps first: the order of their colours in every view of a trace."""
     in_steps = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
     totals = events.group_by("axis").agg(in_steps.sum().alias("size")).sort("size", "axis", descending=[True, False])

@@ -20,7 +20,7 @@ from dsexplore.cost.stream_simulation import COMPUTE, GAPS
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_seconds
+from dsexplore.units import format_seconds, format_share
 
 LANES = ("stream", "stage")
 _COLOURS = ("phase", "axis", "op")
@@ -131,7 +131,10 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
     spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
     marks = (WAITING, WARM_UP, *(f"microbatch {number}" for number in range(schedule.microbatches)))
     share = waited / (end * len(lanes)) if end else 0.0
-    note = f"{schedule.name}: stages wait {share:.0%} of the time (the bubble); F forward, B backward of a microbatch"
+    note = (
+        f"{schedule.name}: stages wait {format_share(share, 1)} of the time (the bubble); "
+        "F forward, B backward of a microbatch"
+    )
     ties = _ties(placed, lanes)
     return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, note=note)
 

@@ -115,7 +115,7 @@ def test_one_measurement_is_never_sure() -> None:
         (
             {},
             {"data_share": 0.25},
-            "75% of the file are holes or compressed, for which no disk is asked: sweep a file full of data, or a "
+            "75 % of the file are holes or compressed, for which no disk is asked: sweep a file full of data, or a "
             "directory",
         ),
     ],

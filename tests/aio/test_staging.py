@@ -140,7 +140,7 @@ def test_progress_is_shown_where_someone_sees_it(
     assert capsys.readouterr().err == ""
     with reporting(True) as report:
         report(Progress(0.5, "half"))
-    assert capsys.readouterr().err.startswith("\r" + "█" * 12 + "·" * 12 + " sweeping: 50% half")
+    assert capsys.readouterr().err.startswith("\r" + "█" * 12 + "·" * 12 + " sweeping: 50 % half")
     told: list[Progress] = []
     with reporting(told.append) as report:
         report(Progress(0.1, "x"))

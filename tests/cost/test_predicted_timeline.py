@@ -64,7 +64,7 @@ def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     assert spans["end"].max() == 8 * 3 + 3 * 3  # (microbatches + stages - 1) × (forward + backward)
     idle = spans.filter(mark=WAITING).select((pl.col("end") - pl.col("begin")).sum()).item()
     assert idle == 4 * 3 * 3
-    assert "wait 27% of the time" in timeline.note  # 3 / 11, as the 1F1B bubble is
+    assert "wait 27 % of the time" in timeline.note  # 3 / 11, as the 1F1B bubble is
     warm = spans.filter(mark=WARM_UP).select("lane", "end").rows()
     assert dict(warm)["stage 3"] == 4  # three forwards before it, and its own
     assert dict(warm)["stage 0"] == 4 + 3 * 2

@@ -54,7 +54,7 @@ class MeshComparisonView(View):
             for candidate in one.candidates
             if candidate.dropped
         ]
-        remarks = "".join(f"<p>{html.escape(line, 400)}</p>" for line in self._remarks())
+        remarks = "".join(f"<p>{html.prose(line, 400)}</p>" for line in self._remarks())
         dropped = (
             f"<details><summary>Dropped</summary>{html.table(('mesh', 'why'), out, left=(0,), wrap=(1,))}</details>"
             if out

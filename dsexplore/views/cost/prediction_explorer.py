@@ -10,6 +10,7 @@ from dsexplore.cost.cluster import known_clusters
 from dsexplore.cost.compute import Attention
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
+from dsexplore.units import format_change
 from dsexplore.views.cost import prediction_figures
 from dsexplore.views.page import html
 from dsexplore.views.widgets.plot_widget import PlotWidget
@@ -53,7 +54,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
             message.value = f'<span class="dsx">{html.escape(error, 400)}</span>'
             return
         change = box.prediction.step.expected / prediction.step.expected - 1
-        message.value = f"{html.escape(str(box.prediction.step))} per step, {change:+.1%}, without a new trace"
+        message.value = html.prose(f"{box.prediction.step} per step, {format_change(change)}, without a new trace", 0)
         tables.value = tables_of(box.prediction)
         draw()
 

@@ -10,7 +10,7 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_seconds, format_share
 from dsexplore.views.cost.module_seconds import module_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREY, ORANGE
@@ -150,7 +150,7 @@ def _totals(one: Prediction) -> str:
             format_seconds(value.expected),
             format_seconds(value.low),
             format_seconds(value.high),
-            f"{value.expected / one.step.expected:.0%}" if one.step.expected else "",
+            html.prose(format_share(value.expected, one.step.expected), 0) if one.step.expected else "",
         )
         for name, value in ranges.items()
     ]

@@ -23,6 +23,8 @@ from dsexplore.views.page import theme
 LONGEST_NAME = 160
 """Characters of a name that are shown; a longer one loses its middle."""
 
+_AFTER_DOTS = re.compile(r"(?<=[\w*])(?!(?<=\d)\.\d)\.(?!py\b)(?=[\w*])|/(?=\w)|(?<=\w)\((?=[^\W\d])")
+_AFTER_UNDERSCORES = re.compile(r"(?<=\w)_(?=\w)")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 STYLE = """
@@ -75,8 +77,13 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def prose(text: object, longest: int) -> str:
-    """An escaped sentence in which no line ends between a number and its percent sign."""
-    return escape(text, longest).replace(" %", "\N{NO-BREAK SPACE}%")
+    """An escaped sentence, its long names broken behind dots, slashes and brackets, no number from its percent sign."""
+    return _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
+
+
+def unparted(text: str) -> str:
+    """A sentence in which no number is parted from its percent sign, for a page that breaks it into lines."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def name(text: object, longest: int = LONGEST_NAME) -> str:
@@ -84,9 +91,9 @@ def name(text: object, longest: int = LONGEST_NAME) -> str:
     return f"<bdi>{escape(text, longest)}</bdi>"
 
 
-def parted(text: object, after: str, longest: int = LONGEST_NAME) -> str:
-    """A `name` that is broken into lines behind a sign, a module's dot or a file's slash, before any other place."""
-    return f"<bdi>{escape(text, longest).replace(after, f'{after}<wbr>')}</bdi>"
+def parted(text: object, longest: int = LONGEST_NAME) -> str:
+    """A `name` that is broken into lines as `prose` is and behind underscores, before any other place."""
+    return f"<bdi>{_AFTER_UNDERSCORES.sub('_<wbr>', prose(text, longest))}</bdi>"
 
 
 def plain(text: object, longest: int = LONGEST_NAME) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.analysis.parameter_day import ParameterDay
+from dsexplore.analysis.step_timeline import axes_by_bytes
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.plan import sharding
 from dsexplore.trace.trace import Trace
@@ -36,7 +37,8 @@ class ParameterDayView(View):
     def html(self) -> str:
         """The moments as a table, and the picture of the shards below it."""
         plan = shards_of(self._day)
-        return html.fragment(day_html(self._day)) + (ShardingView(plan).html() if plan is not None else "")
+        axes = axes_by_bytes(self._day.tables.events)
+        return html.fragment(day_html(self._day)) + (ShardingView(plan, axes).html() if plan is not None else "")
 
     def explore(self) -> Any:
         """The explorer of its trace, in which it is picked: ``.selection`` is what is sent for it."""
@@ -56,8 +58,8 @@ def day_html(day: ParameterDay) -> str:
             html.name(moment["op"] or "–", 40),
             html.name(moment["axis"] or "–", 40),
             format_bytes(moment[column]) if moment[column] is not None else "–",
-            html.name(_why(moment), 90),
-            html.name(moment["source"] or "–", 90),
+            html.parted(_why(moment), 90),
+            html.parted(moment["source"] or "–", 90),
         )
         for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
     ]
@@ -65,7 +67,7 @@ def day_html(day: ParameterDay) -> str:
     table = (
         html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(day.trace) else "<p>Nothing is sent for it.</p>"
     )
-    return f'<p><b>{html.escape(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_note(day), 0)}</p>'
+    return f'<p><b>{html.prose(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_note(day), 0)}</p>'
 
 
 def _note(day: ParameterDay) -> str:

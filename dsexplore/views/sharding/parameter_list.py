@@ -187,7 +187,7 @@ def _cells(drawn_mesh: DrawnMesh, kind: Kind, drawn: bool) -> str:
     rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all alike"
     least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
     return (
-        f'<span class="n">{html.name(kind.name).replace(".", ".<wbr>")}{times}{frozen}</span> '
+        f'<span class="n">{html.parted(kind.name)}{times}{frozen}</span> '
         f'<span class="v">{thumbnail(tensor, drawn_mesh) if drawn else ""}</span> '
         f'<span class="s"><b>{html.escape(shape_text(tensor.shape))}</b> '
         f'<b class="dim">{dtype_name(tensor.dtype)}</b></span> '

@@ -8,7 +8,7 @@ from dsexplore.aio.aio_config import AioConfig, threads_text
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.statistics import ratio_interval
 from dsexplore.errors import UsageError
-from dsexplore.units import format_bytes, format_rate
+from dsexplore.units import format_bytes, format_rate, format_share
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import heat
@@ -45,7 +45,7 @@ class SweepView(View):
     def html(self) -> str:
         """The verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
         result = self._result
-        body = [f"<p>{html.escape(line, 300)}</p>" for line in result.lines()]
+        body = [f"<p>{html.prose(line, 300)}</p>" for line in result.lines()]
         if result.rounds:
             body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
         for at, direction in enumerate(reversed(directions(result))):
@@ -172,7 +172,7 @@ def _conditions_table(result: SweepResult) -> str:
     disk, how = result.disk, result.conditions
 
     def share(value: float | None) -> str:
-        return "unknown" if value is None else f"{value:.0%}"
+        return "unknown" if value is None else format_share(value, 1)
 
     facts = {
         "disk": f"{disk.label} {disk.model}",
@@ -180,7 +180,7 @@ def _conditions_table(result: SweepResult) -> str:
         "why not direct": disk.why_buffered or "",
         "engine": how.backend,
         **{f"not {name}": reason for name, reason in sorted(how.unavailable.items())},
-        "mode": f"{how.mode}; writes: {how.write_mode}; {how.read_share:.0%} reads",
+        "mode": f"{how.mode}; writes: {how.write_mode}; {format_share(how.read_share, 1)} reads",
         "size": format_bytes(how.size),
         "huge pages": share(how.huge_share),
         "in the page cache before": share(how.cached_share),
@@ -193,4 +193,4 @@ def _conditions_table(result: SweepResult) -> str:
         "system": how.system,
         "started": how.started,
     }
-    return html.table(["", ""], [[html.escape(k), html.name(v, 300)] for k, v in facts.items() if v], wrap=(1,))
+    return html.table(["", ""], [[html.escape(k), html.parted(v, 300)] for k, v in facts.items() if v], wrap=(1,))

@@ -54,7 +54,7 @@ def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS)
     key += f"and {len(others) - _MOST_KEYS:,} more " if len(others) > _MOST_KEYS else ""
     key += "".join(_key(colour) for colour in gaps)
     lanes = _lanes(timeline, colours, most_lanes, columns)
-    return f'<p class="dim">{html.escape(axis_text(timeline), 600)}. {key}</p>{lanes}'
+    return f'<p class="dim">{html.prose(axis_text(timeline), 600)}. {key}</p>{lanes}'
 
 
 def _key(colour: Colour) -> str:

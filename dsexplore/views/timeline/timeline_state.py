@@ -44,7 +44,7 @@ class TimelineState:
         self._fixed = {
             "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
             "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
-            "axis": axis_text(timeline),
+            "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
         }

@@ -12,7 +12,7 @@ from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifferenc
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS
 from dsexplore.trace.trace import TraceDiff
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_change
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES
 from dsexplore.views.timeline.timeline_drawing import timeline_html
@@ -218,7 +218,9 @@ def _steps(both: tuple[Prediction, ...]) -> str:
         return ""
     before, after = both
     change = after.step.expected / before.step.expected - 1 if before.step.expected else 0.0
-    steps = html.escape(f"A {before.step}, B {after.step} per step on {before.cluster.title} ({change:+.1%})", 300)
+    steps = html.prose(
+        f"A {before.step}, B {after.step} per step on {before.cluster.title} ({format_change(change)})", 300
+    )
     return f'<p><span class="tag">predicted</span> {steps}</p>'
 
 

@@ -54,8 +54,8 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
     rows = [
         (
             html.prose(one.why, 260),
-            html.parted(one.module, ".", 90),
-            html.parted(one.source or "–", "/", 90),
+            html.parted(one.module, 90),
+            html.parted(one.source or "–", 90),
             f"{format_bytes(one.wire_bytes)}" + (" once" if one.per == "rank" else ""),
             format_bytes(one.spare_bytes) if one.spare_bytes else "–",
             html.prose(one.change, 320),

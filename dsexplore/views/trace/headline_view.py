@@ -20,6 +20,7 @@ STYLE = (
 .dsx .headline .bar{height:18px;border:1px solid var(--dsx-line)}
 .dsx .headline .bar span{line-height:17px}
 .dsx .headline p{font-size:calc(var(--dsx-size)*14/13);margin:.25em 0;overflow-wrap:anywhere}
+.dsx .headline .named{display:inline-block}
 .dsx.dsx .headline .key{font-size:var(--dsx-tiny)}
 .dsx .answers{max-width:1000px;margin-bottom:8px}
 .dsx .headline .to{font-size:var(--dsx-small);margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;
@@ -123,7 +124,7 @@ def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None)
         took = f", {times[name]}" if name in times else ""
         parts.append((f"a{i}", AXES[i].letter, size, ""))
         mark = f'<span class="key a{i}">{AXES[i].letter}</span>'
-        words.append(f"{mark}{html.name(name, 40)} {format_bytes(size)}{took}")
+        words.append(f'<span class="named">{mark}{html.name(name, 40)} {format_bytes(size)}{took}</span>')
     bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
     said = f"Wire bytes{timed} per rank and step: {' · '.join(words)}"
     return (

@@ -57,14 +57,14 @@ def causes_part(found: Causes, opened: bool, clickable: bool = False) -> str:
 def _causes_html(found: Causes, clickable: bool) -> str:
     rows = [
         (
-            html.name(row["module"], _CAUSE_NAME),
-            html.name(row["cause"] or "–", _CAUSE_NAME),
+            html.parted(row["module"], _CAUSE_NAME),
+            html.parted(row["cause"] or "–", _CAUSE_NAME),
             html.name(row["op"], 40),
             html.name(row["axis"] or "–", 40),
             html.escape(row["phase"]),
             f"{row['count']:,}",
             format_bytes(row["bytes"]),
-            html.name(row["source"].partition(" ← ")[0] or "–", _CAUSE_NAME),
+            html.parted(row["source"].partition(" ← ")[0] or "–", _CAUSE_NAME),
         )
         for row in found.shown.iter_rows(named=True)
     ]

@@ -139,7 +139,7 @@ def _findings_part(headline: Headline, anchor: str) -> str:
 
 def _answers(headline: Headline) -> str:
     """The report in words: questions, and their answers."""
-    rows = [(html.escape(question), html.escape(answer, 1200)) for question, answer in report(headline)]
+    rows = [(html.escape(question), html.prose(answer, 1200)) for question, answer in report(headline)]
     return f'<div class="answers">{html.table(("In words", ""), rows, left=(0,), wrap=(1,))}</div>'
 
 

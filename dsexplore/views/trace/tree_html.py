@@ -183,8 +183,8 @@ def collectives_html(kinds: pl.DataFrame, every: int, size: str = "wire_bytes", 
             f"{event['count']:,}",
             format_bytes(event[size] * event["count"]),
             html.escape(f"{event['dtype']}{list(event['shape'] or ())}", 48),
-            html.name(event["cause"] or "–"),
-            html.name(event["source"].partition(" ← ")[0] or "–"),
+            html.parted(event["cause"] or "–"),
+            html.parted(event["source"].partition(" ← ")[0] or "–"),
         )
         for event in kinds.iter_rows(named=True)
     ]

@@ -218,7 +218,7 @@ class Standalone {
     const body = found.slice(0, LISTED).map((at) => {
       const line = this.lines[at], [op, axis, phase, tensor, cause, source, implicit] = line, count = counts.get(at);
       const tag = implicit ? ' <span class="tag">implicit</span>' : "";
-      return `<tr><td class="l"><bdi>${escaped(op)}</bdi>${tag}</td>${["l", "l"].map((c, k) => `<td class="${c}">${escaped([axis || "–", phase][k])}</td>`).join("")}<td>${count.toLocaleString("en")}</td><td>${formatBytes(line[column] * count)}</td><td class="l">${escaped(tensor)}</td><td class="l w">${escaped(cause || "–")}</td><td class="l w">${escaped(source || "–")}</td></tr>`;
+      return `<tr><td class="l"><bdi>${escaped(op)}</bdi>${tag}</td>${["l", "l"].map((c, k) => `<td class="${c}">${escaped([axis || "–", phase][k])}</td>`).join("")}<td>${count.toLocaleString("en")}</td><td>${formatBytes(line[column] * count)}</td><td class="l">${escaped(tensor)}</td><td class="l w">${parted(cause || "–")}</td><td class="l w">${parted(source || "–")}</td></tr>`;
     });
     const more = found.length > LISTED ? `<p class="dim">… and ${(found.length - LISTED).toLocaleString("en")} more kinds of collective.</p>` : "";
     return found.length ? tabled(["collective", "axis", "phase", "count", "bytes", "tensor", "cause", "source"], body) + more : '<p class="dim">nothing sent</p>';
@@ -307,5 +307,7 @@ export function wildcard(pattern) {
   return new RegExp(`^(?:[^.]*\\.)?(?:${body})(?=\\.|$)`, "s");
 }
 
+// Broken into lines behind dots, slashes and underscores before any other place, as in Python.
+const parted = (name) => escaped(name).replace(/[./_](?!py\b)(?=\w)/g, "$&<wbr>");
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" })[c]);
 const tabled = (head, rows) => `<div class="scroll"><table><thead><tr>${head.map((title) => `<th scope="col" class="l">${title}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table></div>`;

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import dsexplore
 from dsexplore.analysis.parameter_day import ParameterDay
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.views import view_of
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,24 @@ def test_the_page_has_the_moments_and_the_picture(day: ParameterDay) -> None:
     assert html.index("gradient reduced") < html.index("<svg") if "<svg" in html else "gradient reduced" in html
     assert html.count("gathered") >= 1
     assert "dp=4" in html
+
+
+def test_an_axis_has_one_colour_alone_and_in_the_explorer() -> None:
+    """The mesh has dp first, and tp sends more."""
+    with dsexplore.simulate(mesh="dp=2,tp=2") as mesh, dsexplore.commtrace() as trace:
+        model = nn.Sequential(nn.Linear(8, 8, bias=False))
+        parallelize_module(model, mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate())})
+        fully_shard(model, mesh=mesh["dp"])
+        model(torch.ones(64, 8)).sum().backward()
+    day = trace.parameter_day("0.weight")
+    explorer = trace.explore()
+    explorer.parameter(day.name)
+    alone, beside = (
+        re.findall(r'class="axis (x\d)"><bdi>(\w+)</bdi>', html)
+        for html in (view_of(day).html(), explorer.widget.details)
+    )
+    assert alone == [("x1", "dp"), ("x0", "tp")]
+    assert beside == alone
 
 
 def test_bytes_are_those_on_the_wire_unless_message_bytes_are_asked_for(day: ParameterDay) -> None:

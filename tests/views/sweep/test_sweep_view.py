@@ -96,7 +96,7 @@ def test_a_long_sentence_is_told_whole(result: SweepResult, monkeypatch: pytest.
 
 def test_html_is_complete_and_escaped(result: SweepResult) -> None:
     markup = SweepView(result).html()
-    text = read(markup)
+    text = read(markup.replace("<wbr>", ""))
     assert not {"script", "b", "i", "img", "link", "iframe"} & set(text.tags)
     words = " ".join(text.words)
     assert '"block_size"' in words

@@ -66,6 +66,15 @@ def test_equal_changes_of_layers_are_one_line(traces: ModuleType) -> None:
     assert told.count("all_gather") == 1
 
 
+def test_layers_of_one_trace_only_are_no_line_with_layers_of_both(traces: ModuleType) -> None:
+    """Four of eight layers are left, and send more: what became more and what is gone stay apart."""
+    before, after = traces.layered(8), traces.layered(4).tables
+    more = Trace(replace(after, events=after.events.with_columns(pl.col("wire_bytes") * 2)))
+    told = tree_of(before.diff(more))
+    assert "[0–3] ×4 Σ 4 Block 52 KiB 104 KiB + 52 KiB 12 12" in told
+    assert "[4–7] ×4 Σ 4 Block only in A 52 KiB – − 52 KiB 12 – − 12" in told
+
+
 def test_the_same_sum_of_other_collectives_is_no_more_and_no_less(traces: ModuleType) -> None:
     trace = traces.layered(2)
     tables = trace.tables

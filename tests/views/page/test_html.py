@@ -1,0 +1,26 @@
+"""Text made fit for a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsexplore.views.page import html
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("Net.layers.0.tok_embeddings.weight", ["Net.", "layers.", "0.", "tok_", "embeddings.", "weight"]),
+        ("layers.*.self_attn", ["layers.", "*.", "self_", "attn"]),
+        ("transformers/models/modeling_llama.py:392", ["transformers/", "models/", "modeling_", "llama.py:392"]),
+        ("_S(0, 4)", ["_S(0, 4)"]),
+        ("FSDP post_backward", ["FSDP post_", "backward"]),
+    ],
+)
+def test_a_name_is_broken_between_its_words(name: str, lines: list[str]) -> None:
+    assert html.parted(name) == f"<bdi>{'<wbr>'.join(lines)}</bdi>"
+
+
+def test_a_sentence_breaks_long_names_alone() -> None:
+    said = html.prose("16 all_reduces of 1.5 MiB in Net.mlp: Input(layouts=(Replicate(),)) & S(0)", 0)
+    assert said == "16 all_reduces of 1.5 MiB in Net.<wbr>mlp: Input(<wbr>layouts=(Replicate(),)) &amp; S(0)"
