@@ -124,8 +124,8 @@ class PlanDifference(Displayable):
     def _calls(self) -> str:
         a, b = (float(side.to_frame()["count"].sum()) for side in (self.before, self.after))
         if round(a, _DIGITS) == round(b, _DIGITS):
-            return f", in {count_text(b)} collectives each" if b else ""
-        return f", in {count_text(b)} collectives instead of {count_text(a)}"
+            return f", in {_collectives(b)} each" if b else ""
+        return f", in {_collectives(b)} instead of {count_text(a)}"
 
     def _start_up(self) -> str:
         text = ""
@@ -242,6 +242,11 @@ def _compared(change: float, a: float, b: float) -> str:
 
 def _amount(change: float) -> str:
     return f"{format_bytes(abs(change))} {'more' if change > 0 else 'less'}"
+
+
+def _collectives(count: float) -> str:
+    text = count_text(count)
+    return f"{text} collective{'s' if text != '1' else ''}"
 
 
 def count_text(value: float) -> str:

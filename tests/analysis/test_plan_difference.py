@@ -74,14 +74,14 @@ def test_the_same_bytes_by_other_axes() -> None:
     first = said(trace_of(row(0)), trace_of(row(0, axis="dp")))[0]
     assert first == (
         "B sends as much on the wire per rank and step as A, 1.5 KiB: 1.5 KiB more on dp and 1.5 KiB less on tp, in 1 "
-        "collectives each."
+        "collective each."
     )
 
 
 def test_start_up_is_apart() -> None:
     start = row(0, phase="start-up", op="broadcast", wire_bytes=2048)
     first, *others = said(trace_of(row(1)), trace_of(start, row(1)))
-    assert first.endswith("in 1 collectives each; start-up sends 2 KiB more per rank.")
+    assert first.endswith("in 1 collective each; start-up sends 2 KiB more per rank.")
     assert not any("largest" in one for one in others)
 
 

@@ -24,7 +24,7 @@ STYLE = (
 .dsx.dsx .headline .key{font-size:var(--dsx-tiny)}
 .dsx .answers{max-width:1000px;margin-bottom:8px}
 .dsx .headline .to{font-size:var(--dsx-small);margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;
-text-decoration:underline;cursor:pointer;font-family:inherit}
+white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
 """
     + AXIS_STYLE
 )
