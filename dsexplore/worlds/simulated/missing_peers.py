@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
 from inspect import signature
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
+
+JOINED = (
+    "Join asks how many ranks still have inputs, and no process plays the others: here all of them end with this rank; "
+    "on a real cluster a rank that ends sooner takes part in the collectives of the others until they end"
+)
 
 
 class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's stub lacks it
@@ -87,6 +94,7 @@ def patch_calls(patches: Patches, remarks: Remarks) -> None:
     patches.function(dist.monitored_barrier, _take_monitored_barrier)
     patches.function(dist.recv, lambda original: _take_recv(original, remarks))
     patches.function(dist.split_group, _take_split_group)
+    patches.attribute(Join, "_get_num_nonjoined_procs", _say_joined(Join._get_num_nonjoined_procs, remarks))
 
 
 def _take_monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
@@ -100,6 +108,16 @@ def _take_monitored_barrier(original: Callable[..., None]) -> Callable[..., None
             original(*args, **kwargs)  # raises, as on a cluster
 
     return monitored_barrier
+
+
+def _say_joined(count: Callable[[Join], float], remarks: Remarks) -> Callable[[Join], float]:
+    @wraps(count)
+    def number_of_others(join: Join) -> float:
+        if dist.get_world_size(join._process_group) > 1:
+            remarks.say(JOINED)
+        return count(join)
+
+    return number_of_others
 
 
 def _take_recv(original: Callable[..., int], remarks: Remarks) -> Callable[..., int]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import simulate
+from dsexplore.worlds.simulated.missing_peers import JOINED
 
 
 def test_a_monitored_barrier_is_a_barrier_on_gloo_and_torchs_error_on_others() -> None:
@@ -31,6 +36,32 @@ def test_recv_without_a_source_returns_a_rank_and_says_so() -> None:
         assert dist.recv(torch.zeros(2), 3) == 3
     assert trace.events["message_bytes"].to_list() == [8, 8]
     assert "recv without a source" in trace.info.notes[0]
+
+
+def join_twice(ranks: int, **options: Any) -> tuple[list[str], list[str]]:
+    """The notes on `Join` of a program that trains in two such blocks, and its warnings of it, with their lines."""
+    with simulate(ranks), dsexplore.commtrace() as trace, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        for _ in range(2):
+            with Join([model], **options):
+                model(torch.ones(2, 4)).sum().backward()
+    said = [one for one in caught if str(one.message) == JOINED]
+    code = join_twice.__code__
+    lines = [f"{one.filename == code.co_filename}:{one.lineno - code.co_firstlineno}" for one in said]
+    return [note for note in trace.info.notes if note.startswith(JOINED)], lines
+
+
+@pytest.mark.parametrize("options", [{}, {"throw_on_early_termination": True}])
+def test_join_hears_of_this_rank_alone_and_says_so_once(options: dict[str, Any]) -> None:
+    (note,), warned = join_twice(4, **options)
+    assert warned == ["True:6"]  # the line of the block
+    assert note.endswith(f"test_missing_peers.py:{join_twice.__code__.co_firstlineno + 6})")
+
+
+def test_join_says_nothing_where_it_asks_nobody() -> None:
+    assert join_twice(4, enable=False) == ([], [])
+    assert join_twice(1) == ([], [])
 
 
 def test_split_group_gives_the_part_that_this_rank_is_in() -> None:
