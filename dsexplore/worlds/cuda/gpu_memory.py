@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.cuda.device_marks import device_of, tensors_alive
+from dsexplore.worlds.simulated.closed import ClosedMesh
 
 SAID = (
     "torch.cuda's memory figures are estimates here, as no GPU is there: counted are tensors that Python holds "
@@ -65,6 +67,8 @@ class Memory:
         current = torch.cuda.current_device()
         with torch._C.DisableTorchFunction():
             for tensor in tensors_alive():
+                if isinstance(tensor, DTensor) and isinstance(tensor.device_mesh, ClosedMesh):
+                    continue  # on a GPU of a world that is gone
                 where = device_of(tensor, current)
                 if where is not None and where.index == device:
                     sizes.update(_memory(tensor))

@@ -277,6 +277,17 @@ def test_memory_counts_the_parts_of_dtensors(fake: bool) -> None:
         assert 4 * shard <= torch.cuda.memory_allocated() - before < 5 * shard
 
 
+def test_memory_leaves_out_the_dtensors_of_a_world_that_is_closed() -> None:
+    with simulate(4, device="cuda") as mesh:
+        kept = fully_shard(nn.Linear(64, 64, device="cuda"), mesh=mesh)
+    with simulate(4, device="cuda"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = torch.cuda.memory_allocated()
+        made = torch.zeros(64, device="cuda")
+        assert torch.cuda.memory_allocated() - before == made.nbytes
+    del kept
+
+
 def test_functions_that_only_a_cuda_build_has_are_as_absent_as_on_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentBlasHandle", len, raising=False)
     with cuda_stand_in(), pytest.raises(AttributeError, match="_cuda_getCurrentBlasHandle needs a GPU"):
