@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
 from dsexplore.views.widgets.timeline_widget import TimelineWidget
@@ -146,6 +148,8 @@ WRITTEN = """
 window.written = [];
 const fill = CanvasRenderingContext2D.prototype.fillText;
 CanvasRenderingContext2D.prototype.fillText = function (...given) { written.push(given[0]); fill.apply(this, given); };
+const stroke = CanvasRenderingContext2D.prototype.stroke;
+CanvasRenderingContext2D.prototype.stroke = function () { written.push("a line"); stroke.apply(this); };
 """
 
 
@@ -165,6 +169,31 @@ def test_a_box_that_is_covered_has_no_letter_and_one_of_no_bytes_covers_none(
     page.goto("about:blank")
     draw(Trace(replace(tables, events=events)))
     assert page.evaluate("written").count("1") == letters
+
+
+def pipeline() -> Trace:
+    schedule = {"schedule": "Schedule1F1B", "stages": 4, "microbatches": 8, "order": {}}
+    return Trace(Tables(info=TraceInfo(world_size=4, ranks=(0,), schedule=json.dumps(schedule))))
+
+
+def test_lines_between_stages_run_behind_labels(draw: Callable[..., TimelineExplorer], page: Any) -> None:
+    page.add_init_script(WRITTEN)
+    page.goto("about:blank")
+    draw(pipeline(), lanes="stage")
+    written = page.evaluate("written")
+    assert written.index("stage 0") < written.index("a line") < written.index("B0")
+
+
+def test_lines_between_stages_run_behind_labels_of_a_static_view(page: Any, tmp_path: Path) -> None:
+    page.goto(pipeline().timeline(lanes="stage").to_html(tmp_path / "shown.html").as_uri())
+    label = "[...document.querySelectorAll('.tl b')].find((each) => each.textContent === 'B0')"
+    page.add_style_tag(content=".dsx .tl>.ties{pointer-events:auto!important;pointer-events:bounding-box!important}")
+    page.evaluate(f"{label}.scrollIntoView()")
+    on_top = (
+        f"(() => {{ const one = {label}, at = one.getBoundingClientRect(); "
+        "return document.elementFromPoint((at.left + at.right) / 2, (at.top + at.bottom) / 2) === one; })()"
+    )
+    assert page.evaluate(on_top)
 
 
 def test_names_are_data(draw: Callable[..., TimelineExplorer], page: Any, trace_of_names: Callable[..., Trace]) -> None:

@@ -93,8 +93,8 @@ def test_sends_are_tied_to_receives_forward_and_back() -> None:
 
 def test_stages_are_drawn_with_their_labels_and_lines() -> None:
     html = pipeline().timeline(lanes="stage")._repr_mimebundle_()["text/html"]
-    assert ">F0</i>" in html
-    assert ">B7</i>" in html
+    assert ">F0</b></i>" in html
+    assert ">B7</b></i>" in html
     assert "48 messages between lanes" in html
     drawn = pipeline().timeline(lanes="stage").explore().widget.timeline
     assert {"F0", "B7", ""} <= set(drawn["labels"])

@@ -30,6 +30,7 @@ grid-column:1}
 .dsx .tl>.l>i{forced-color-adjust:none;
 position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
 text-align:center}
+.dsx .tl>.l>i>b{position:relative;z-index:1;background:inherit;font-weight:400;padding:0 2px}
 .dsx .tl-part{margin-bottom:8px;max-width:1000px}
 .dsx .tl-part>summary{font-weight:600}
 .dsx .tl>.ties{background:none;height:0;min-height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
@@ -97,9 +98,10 @@ def _labelled(timeline: Timeline, found: Boxes, lane: int, colours: list[Colour]
         colour, span = colours[found.mark[i]], int(found.span[i])
         left, width = 100 * found.begin[i], 100 * (found.end[i] - found.begin[i])
         look = f"left:{left:.4g}%;width:{width:.4g}%;height:{round(18 * found.level[i])}px"
+        label = f"<b>{html.escape(labels[span], 12)}</b>" if labels[span] else ""
         boxes_of_lane.append(
             f'<i style="{look};background:{colour.fill};color:{colour.ink};font-style:normal" '
-            f'title="{html.escape(names[span], 90)}">{html.escape(labels[span] or "", 12)}</i>'
+            f'title="{html.escape(names[span], 90)}">{label}</i>'
         )
     return "".join(boxes_of_lane)
 

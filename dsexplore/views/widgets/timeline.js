@@ -75,8 +75,9 @@ export function timeline({ model, el }) {
       pen.fillText(shortened(lane, names - 8), 0, i * LANE + LANE / 2);
     });
     for (let i = 0; i < found.begin.length; i += 1) drawBox(i, marks[found.mark[i]]);
-    pen.fillStyle = color;
     drawTies(ties, color);
+    for (let i = 0; i < found.begin.length; i += 1) drawLabel(i, marks[found.mark[i]]);
+    pen.fillStyle = color;
     for (const [where, text] of ticks) {
       const wide = pen.measureText(text).width, x = Math.min(width - wide, Math.max(names, across(where) - wide / 2));
       pen.fillText(text, x, height - AXIS / 2);
@@ -96,15 +97,23 @@ export function timeline({ model, el }) {
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
-  function drawBox(i, [, letter, colour, ink]) {
+  function drawBox(i, [, , colour]) {
     const [x, y, wide, tall] = box(i);
     pen.fillStyle = colour;
     pen.fillRect(x, y, wide > 4 ? wide - 1 : wide, tall);
+  }
+
+  // The label of a box, and a patch of the box's colour behind it, which keeps lines off the label.
+  function drawLabel(i, [, letter, colour, ink]) {
+    const [x, y, wide, tall] = box(i);
     const text = now.labels && now.labels.length ? now.labels[i] : letter;
     const room = Math.min(wide, across(found.next[i]) - x);
     if (text && tall > 11 && room > 7 + 7 * text.length) {
+      const length = pen.measureText(text).width, left = x + (room - length) / 2;
+      pen.fillStyle = colour;
+      if (now.ties && now.ties.length) pen.fillRect(left - 2, y, length + 4, tall);
       pen.fillStyle = ink;
-      pen.fillText(text, x + (room - pen.measureText(text).width) / 2, y + tall / 2);
+      pen.fillText(text, left, y + tall / 2);
     }
   }
 
