@@ -39,11 +39,11 @@ def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable
         show: shows a warning, as ``warnings._showwarnmsg`` does, which Python calls where one is issued.
     """
 
-    def shown(message: warnings.WarningMessage) -> None:
-        if message.filename.startswith(_OWN):
+    def shown(msg: warnings.WarningMessage) -> None:
+        if msg.filename.startswith(_OWN):
             frame = _users_frame(sys._getframe(1))
-            message.filename, message.lineno, message.line = frame.f_code.co_filename, frame.f_lineno, None
-        show(message)
+            msg.filename, msg.lineno, msg.line = frame.f_code.co_filename, frame.f_lineno, None
+        show(msg)
 
     return shown
 
