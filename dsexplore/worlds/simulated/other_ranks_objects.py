@@ -124,8 +124,8 @@ class Objects:
 
         def gathered(*args: Any, **kwargs: Any) -> None:
             given = parameters.bind(*args, **kwargs).arguments
-            is_given_all = given.get("object_list", given.get("object_gather_list")) and _size(given.get("group")) > 1
-            if is_given_all and not _is_asked_by_torch():
+            is_filled = given.get("object_list", given.get("object_gather_list"))
+            if is_filled and dist.get_world_size(given.get("group")) > 1 and not _is_asked_by_torch():
                 self._remarks.say(_COPIES.format(name=original.__name__))
             gather(*args, **kwargs)
 
@@ -182,11 +182,6 @@ def _is_asked_by_torch() -> bool:
     """Whether torch gathers for itself: a checkpoint, say, in which a simulated rank is meant to have its own alone."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(2)))
     return next((name.startswith("torch.") for name in names if name not in _COLLECTIVES), False)
-
-
-def _size(group: dist.ProcessGroup | None) -> int:
-    """The number of ranks of a group; 0 where this rank is not in it."""
-    return 0 if c10d._rank_not_in_group(group) else dist.get_world_size(group)
 
 
 def _other_source(given: dict[str, Any], default: int | None = 0) -> int | None:
