@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.cost import repeated_layers as layers_module
 from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.trace.tables import Tables
+from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
 from tests.cost.same_tables import same
 
@@ -285,3 +286,18 @@ def _step(model: nn.Module) -> Callable[[], None]:
 def test_programs_that_wait_for_each_gradient_run_all_layers(program: Any, performed: list[bool]) -> None:
     trace_rank(program, {"dp": 2, "tp": 1}, 0)
     assert performed == []
+
+
+def test_models_of_other_worlds_that_are_alive_change_nothing(performed: list[bool]) -> None:
+    """An earlier cell's model under DDP does not make all layers run; another's layers are no memory of this step."""
+    program = partial(build, clips=True)
+    alone = trace_rank(program, {"dp": 2, "tp": 1}, 0)
+    plain = Stack([Layer(number) for number in range(LAYERS)])
+    with simulate(mesh={"dp": 2}) as mesh:
+        wrapped = DistributedDataParallel(plain, process_group=mesh.get_group("dp"))
+    with simulate(mesh={"dp": 2}, fake=True):
+        fake = Stack([Layer(number) for number in range(LAYERS)])
+    beside = trace_rank(program, {"dp": 2, "tp": 1}, 0)
+    assert performed == [True, True]
+    same(alone, beside)
+    del wrapped, fake

@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+_WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 FIRST, LAST = 3, 1
 """How many layers are performed before those that are left out, and after them. The first and the last may differ from
@@ -42,20 +46,30 @@ class Stretch:
         return index if index < FIRST else index - len(self.left_out)
 
 
-def alike_layers() -> list[Stretch]:
-    """The containers of all models that are alive, whose layers are alike and more than are performed.
+def alike_layers(mode: FakeTensorMode) -> list[Stretch]:
+    """The containers of a world's models, whose layers are alike and more than are performed.
 
-    None where DDP or FSDP1 is used, whose buckets and flat parameters need each gradient.
+    None where DDP or FSDP1 is used, whose buckets and flat parameters need each gradient. Models made outside of the
+    world, as of earlier cells of a notebook, do not count: no parameter of theirs is a fake tensor of its mode.
+
+    Args:
+        mode: of the world's fake tensors.
     """
     containers = []
     for one in gc.get_objects():
-        if issubclass(type(one), (DistributedDataParallel, FullyShardedDataParallel)):
+        if issubclass(type(one), _WRAPPERS) and _has_parameters_of(one, mode):
             return []
-        if issubclass(type(one), (nn.ModuleList, nn.Sequential)) and len(one) > FIRST + LAST:
+        if issubclass(type(one), _CONTAINERS) and len(one) > FIRST + LAST and _has_parameters_of(one, mode):
             containers.append(tuple(one))
     inner = {id(part) for layers in containers for layer in layers for part in layer.modules() if part is not layer}
     outer = [layers for layers in containers if not any(id(layer) in inner for layer in layers)]
     return [Stretch(layers) for layers in outer if len(set(map(id, layers))) == len(layers) and _are_alike(layers)]
+
+
+def _has_parameters_of(module: nn.Module, mode: FakeTensorMode) -> bool:
+    """Whether some parameter is a fake tensor of the mode, or a DTensor whose shard is one."""
+    shards: Iterator[Any] = (getattr(one, "_local_tensor", one) for one in module.parameters())
+    return any(isinstance(one, FakeTensor) and one.fake_mode is mode for one in shards)
 
 
 def _are_alike(layers: tuple[nn.Module, ...]) -> bool:

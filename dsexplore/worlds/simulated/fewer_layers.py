@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch._C import _current_graph_task_id
+from torch._guards import active_fake_mode
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import DTensor
@@ -74,7 +75,7 @@ class LeftOutLayers:
 
 @contextmanager
 def fewer_layers(recording: KernelRecording) -> Iterator[LeftOutLayers]:
-    """Perform a few of the alike layers of each model.
+    """Perform a few of the alike layers of each model of the open world, whose tensors must be fake.
 
     Args:
         recording: of the costs of the step.
@@ -86,7 +87,8 @@ def fewer_layers(recording: KernelRecording) -> Iterator[LeftOutLayers]:
         UnlikeLayers: in the step, where a layer cannot be left out.
     """
     left_out, patches = LeftOutLayers(), Patches()
-    stretches = alike_layers()
+    mode = active_fake_mode()
+    stretches = alike_layers(mode) if mode is not None else []
     if not stretches:
         yield left_out
         return
