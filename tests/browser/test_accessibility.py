@@ -99,7 +99,9 @@ def page(browser: Any) -> Iterator[Any]:
     context.close()
 
 
-class Net(nn.Module):
+class ResidualNetForCausalLM(nn.Module):
+    """Its name is a word as long as those of real models."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(3))
@@ -115,7 +117,7 @@ def recorded() -> Trace:
     """A step of a small model with tensor parallelism and FSDP."""
     with dsexplore.simulate(mesh="dp=2,tp=4") as mesh:
         torch.manual_seed(0)
-        net = Net()
+        net = ResidualNetForCausalLM()
         for layer in net.layers:
             parallelize_module(layer, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
             fully_shard(layer, mesh=mesh["dp"])
@@ -187,7 +189,7 @@ def draw(page: Any, widget: Any, head: str = "", manager: bool = True) -> None:
 def explorers(recorded: Trace, make_timed: Any) -> dict[str, Any]:
     live = recorded.explore()
     live.widget.opened = ["timeline", "map"]
-    live.select("Net.layers.0")
+    live.select("ResidualNetForCausalLM.layers.0")
     return {"explorer": live, "timeline explorer": make_timed().timeline().explore()}
 
 
@@ -235,9 +237,18 @@ CUT = """async () => {
       if (!keyed) cut.push(`no key scrolls ${each.className}`);
     }
   }
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), range = new Range();
+  while (texts.nextNode()) {
+    for (const word of texts.currentNode.data.matchAll(/[\\p{L}\\p{N}]{2,24}/gu)) {
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((line) => Math.round(line.top)));
+      if (lines.size > 1) cut.push(`broken word: ${word[0]}`);
+    }
+  }
   return cut;
 }"""
-"""What a narrow page cuts off without an ellipsis, a scroll bar, and a key that scrolls."""
+"""What a narrow page cuts off without an ellipsis, a scroll bar, and a key that scrolls; and words broken in two."""
 
 
 @pytest.fixture(scope="module")

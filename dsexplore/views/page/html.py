@@ -24,6 +24,8 @@ LONGEST_NAME = 160
 """Characters of a name that are shown; a longer one loses its middle."""
 
 _AFTER_DOTS = re.compile(r"(?<=[\w*])(?!(?<=\d)\.\d)\.(?!py\b)(?=[\w*])|/(?=\w)|(?<=\w)\((?=[^\W\d])")
+_LONG_WORD = re.compile(r"[^\W_]{24,}")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _AFTER_UNDERSCORES = re.compile(r"(?<=\w)_(?=\w)")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -45,7 +47,7 @@ table-layout:auto}
 background:none;color:inherit;white-space:nowrap}
 .dsx.dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
 .dsx.dsx.dsx .l{text-align:left}
-.dsx.dsx .w{white-space:normal;overflow-wrap:anywhere;min-width:8em}
+.dsx.dsx .w{white-space:normal;overflow-wrap:break-word;min-width:8em}
 .dsx.dsx.dsx tbody tr{background:none}
 .dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
 .dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:var(--dsx-tiny);
@@ -77,8 +79,13 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def prose(text: object, longest: int) -> str:
-    """An escaped sentence, its long names broken behind dots, slashes and brackets, no number from its percent sign."""
-    return _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
+    """An escaped sentence, for a column that is narrow.
+
+    Its names are broken behind dots, slashes and brackets, very long words at capitals too, no number from its percent
+    sign. The column is as wide as what is left of them whole.
+    """
+    broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
+    return _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
 
 
 def unparted(text: str) -> str:

@@ -18,7 +18,7 @@ _MARKUP = 110
 _OF_ROWS = 0.65
 """The part of the budget that rows may take; their own tables may take the rest."""
 
-_WIDTHS = {"": 70, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
+_WIDTHS = {"": 73, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
 """Pixels of a column of each kind, with the gap beside it."""
 
 STYLE = """
@@ -34,7 +34,7 @@ background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-
 .dsx .tree summary::-webkit-details-marker{display:none}
 .dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
 .dsx .tree details[open]>summary .n::before{content:"▾"}
-.dsx .row .c{flex:0 0 5.5em;font-size:var(--dsx-small);min-width:0;text-align:right;font-variant-numeric:tabular-nums;
+.dsx .row .c{flex:0 0 5.75em;font-size:var(--dsx-small);min-width:0;text-align:right;font-variant-numeric:tabular-nums;
 white-space:nowrap}
 .dsx .row.head .c{overflow-wrap:anywhere;white-space:normal}
 .dsx .row.head .c>*{font-size:var(--dsx-tiny)}

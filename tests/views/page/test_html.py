@@ -15,6 +15,8 @@ from dsexplore.views.page import html
         ("transformers/models/modeling_llama.py:392", ["transformers/", "models/", "modeling_", "llama.py:392"]),
         ("_S(0, 4)", ["_S(0, 4)"]),
         ("FSDP post_backward", ["FSDP post_", "backward"]),
+        ("LlamaForCausalLM.model", ["LlamaForCausalLM.", "model"]),
+        ("Qwen3VLMoeForConditionalGeneration", ["Qwen3VLMoe", "For", "Conditional", "Generation"]),
     ],
 )
 def test_a_name_is_broken_between_its_words(name: str, lines: list[str]) -> None:
