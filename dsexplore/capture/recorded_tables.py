@@ -119,7 +119,8 @@ def events_table(
         waits: see `Issued.read_clock`.
     """
     for one in issued:
-        one.read_clock(waits=waits)
+        if one.span is not None:
+            one.read_clock(waits=waits)
     kinds, of_rows = _kinds(issued)
     table = _kinds_table(kinds, stack_depth).select(pl.all().gather(of_rows))
     counts = [len(one.messages) for one in issued]
@@ -157,12 +158,13 @@ def _kinds(issued: Sequence[Issued]) -> tuple[list[Kind], list[int]]:
         number = origins.get(id(origin))
         if number is None:
             number = origins[id(origin)] = contents.setdefault(_content(origin), len(contents))
-        same = (number, one.raw_op, id(one.group), one.rank, one.is_async, one.failure, id(one.parties))
+        parties = one.parties
+        key: tuple[Any, ...] = (number, one.raw_op, id(one.group), one.rank, one.is_async, one.failure)
         for position, message in enumerate(one.messages):
-            key = (id(message), same) if one.parties is None else (id(message), same, position)
-            kind = numbers.get(key)
+            of_one = (id(message), *key) if parties is None else (id(message), *key, id(parties), position)
+            kind = numbers.get(of_one)
             if kind is None:
-                kind = numbers[key] = len(kinds)
+                kind = numbers[of_one] = len(kinds)
                 kinds.append((one, position))
             of_rows.append(kind)
     return kinds, of_rows
