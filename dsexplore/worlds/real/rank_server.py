@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
+import torch
 
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
@@ -100,6 +101,13 @@ def count_threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is counted
 
 
+def plan_tables() -> None:
+    """Plan a table as those of a trace are made, and compute nothing: this loads parts of polars and has Python ask
+    once which of its classes are iterable, but starts none of the threads that polars computes with."""
+    table = pl.DataFrame({"rank": [0], "shape": [[0]]}, schema={"rank": pl.Int32, "shape": pl.List(pl.Int64)})
+    table.lazy().select(pl.all().gather([0])).with_columns(pl.Series("step", [None], pl.Int64), pl.col("rank") + 1)
+
+
 def record_nothing() -> None:
     """Record once, without making tables, so that what is made when a process first records is made before the fork,
     and leave the recorder's kernels in front of ops: ranks that run cells record each."""
@@ -120,7 +128,8 @@ def main(descriptor: int) -> None:
     for name in PRELOAD:
         with suppress(ImportError):  # cloudpickle is an optional dependency
             importlib.import_module(name)
-    pl.col("").cast(pl.Int32)  # loads parts of polars, and starts none of the threads that it computes with
+    torch._dynamo.trace_rules.clear_lru_cache()  # every rank's `init_process_group` does, and would copy what it frees
+    plan_tables()
     record_nothing()
     freeze()
     with socket.socket(fileno=descriptor) as sock:

@@ -40,6 +40,30 @@ def test_ranks_begin_with_what_programs_need_already_imported() -> None:
     assert run_ranks(f"import sys\nsorted(set({PRELOAD}) - set(sys.modules))", 1, backend=None).values == ["[]"]
 
 
+NOT_TO_FREE = """
+from torch._dynamo import trace_rules
+[trace_rules.get_torch_obj_rule_map.cache_info().currsize, trace_rules.get_mod_inlinelist.cache_info().currsize]
+"""
+NEW_THREADS = """
+from dsexplore.worlds.real.rank_server import count_threads, plan_tables
+before = count_threads()
+plan_tables()
+count_threads() - before
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_ranks_have_no_cache_of_torch_compile_to_free_when_they_open_a_group() -> None:
+    assert run_ranks(NOT_TO_FREE, 1, backend=None).values == ["[0, 0]"]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_the_plan_of_a_table_starts_no_thread_that_a_fork_would_lack() -> None:
+    assert run_ranks(NEW_THREADS, 1, backend=None).values == ["0"]
+
+
 def test_a_message_arrives_whole_with_its_descriptors() -> None:
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
