@@ -55,6 +55,7 @@ from dsexplore.worlds.simulated.long_lists import patch_long_lists
 from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
+from dsexplore.worlds.simulated.own_groups import patch_mesh_groups
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
@@ -249,6 +250,7 @@ class World:
         patches.callback(_restore_excepthook, sys.excepthook)
         patches.attribute(warnings, "_showwarnmsg", naming_the_user(warnings._showwarnmsg))  # type: ignore[attr-defined]
         patches.attribute(tensor_random, "_rng_tracker", tensor_random._rng_tracker)
+        patch_mesh_groups(patches, self.rank)
         fake_tensors.patch_meshes(patches)
         fake_tensors.patch_sharding(patches)
         if self.fake:

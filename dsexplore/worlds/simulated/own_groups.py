@@ -1,0 +1,35 @@
+"""Meshes that make the process groups of the rank that is played, and none of the others'.
+
+torch makes all groups of a mesh on each rank: 3,201 for pp=16 × dp=128 × tp=8, of which a rank is in three, and for the
+others `new_group` returns no group. A simulated rank waits for no other, so these calls are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import _mesh_layout as layouts
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore.worlds.patches import Patches
+
+
+def patch_mesh_groups(patches: Patches, rank: int) -> None:
+    """Make a `DeviceMesh` make the groups that ``rank`` is in, with the names that torch would give them."""
+    make = DeviceMesh._init_one_process_group
+
+    def make_own(sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Any) -> Any:
+        groups = layouts._MeshLayout([sub_layout]).remap_to_tensor(rank_map).flatten(1)
+        own = (groups == rank).any(dim=1).nonzero().flatten().tolist()
+        if len(groups) == 1 or len(own) > 1:  # the group of all, or a mistake that torch says
+            return make(sub_layout, rank_map, dim_name, backend_override)
+        if not own:
+            c10d._world.group_count += len(groups)
+            return None
+        c10d._world.group_count += own[0]  # torch's names are these numbers
+        name = make(layouts._FlatLayout(groups.shape[1]), groups[own[0]].contiguous(), dim_name, backend_override)
+        c10d._world.group_count += len(groups) - 1 - own[0]
+        return name
+
+    patches.attribute(DeviceMesh, "_init_one_process_group", staticmethod(make_own))

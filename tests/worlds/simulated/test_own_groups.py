@@ -1,0 +1,58 @@
+"""Meshes make the groups of the played rank, numbered as torch numbers those of all ranks."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import dsexplore
+
+
+def number(name: str) -> int:
+    return int(name.rsplit(" ", 1)[-1])
+
+
+@pytest.mark.parametrize(("rank", "shape"), list(product((0, 5, 11), ((3, 4), (2, 2, 3), (1, 12), (2, 1, 6)))))
+def test_groups_have_torchs_ranks_and_numbers(rank: int, shape: tuple[int, ...]) -> None:
+    with dsexplore.simulate(world_size=12, rank=rank):
+        before = number(dist.new_group([0, rank] if rank else [0, 1]).group_name)
+        mesh = init_device_mesh("cpu", shape)
+        table, expected, counted = torch.arange(12).view(shape), [], before + 1
+        for axis, size in enumerate(shape):
+            groups = table.movedim(axis, -1).reshape(-1, size).tolist()
+            own = next(index for index, ranks in enumerate(groups) if rank in ranks)
+            expected.append((0 if size == 12 else counted + own, groups[own]))
+            counted += 0 if size == 12 else len(groups)
+        found = [(number(group.group_name), dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
+        assert found == expected
+        after = dist.new_group([0, rank] if rank else [0, 1])
+        assert number(after.group_name) == before + 1 + sum(12 // size for size in shape if size < 12)
+
+
+def test_a_rank_outside_of_a_mesh_has_none_of_its_groups() -> None:
+    with dsexplore.simulate(world_size=8, rank=6):
+        before = number(dist.new_group([0, 6]).group_name)
+        mesh = DeviceMesh("cpu", [[5, 1], [0, 3]], mesh_dim_names=("a", "b"))
+        assert mesh.get_coordinate() is None
+        assert number(dist.new_group([0, 6]).group_name) == before + 1 + 4
+
+
+def test_few_groups_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[int]] = []
+    real = device_mesh.new_group
+
+    def new_group(**kwargs: Any) -> Any:
+        made.append(kwargs["ranks"])
+        return real(**kwargs)
+
+    monkeypatch.setattr(device_mesh, "new_group", new_group)
+    with dsexplore.simulate(world_size=16_384, mesh="pp=16,dp=128,tp=8", rank=6161) as mesh:
+        assert prod(mesh.shape) == 16_384
+    assert [len(ranks) for ranks in made] == [16, 128, 8]
