@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -54,6 +55,26 @@ def test_every_public_name_is_there_and_listed() -> None:
     assert set(dir(dsexplore)) == set(dsexplore.__all__)
     for name in dsexplore.__all__:
         assert getattr(dsexplore, name) is not None
+
+
+def test_scripts_beside_the_package_import_names_that_it_has() -> None:
+    """Benchmarks, `docs/pictures.py` and the like run in no test, so a name that they need may leave the package unseen."""
+    scripts = [path for folder in ("benchmarks", "docs", "tests") for path in (ROOT / folder).glob("*.py")]
+    missing = []
+    for script in scripts:
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dsexplore":
+                missing += [f"{script.name}: {node.module}.{one.name}" for one in node.names if not has(node, one.name)]
+    assert missing == []
+    assert len(scripts) > 40
+
+
+def has(statement: ast.ImportFrom, name: str) -> bool:
+    """Whether a module has a name, or a module of that name."""
+    found = importlib.import_module(str(statement.module))
+    if hasattr(found, name) or not hasattr(found, "__path__"):
+        return hasattr(found, name)
+    return importlib.util.find_spec(f"{statement.module}.{name}") is not None
 
 
 def errors_raised() -> set[str]:

@@ -102,6 +102,29 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tupl
     return tuple(actions)
 
 
+def interleaved_1f1b(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
+    """The actions of a rank that has stages ``rank``, ``rank + ranks``, …: groups of microbatches, stage after stage.
+
+    Args:
+        rank: its place in the pipeline.
+        ranks: of the pipeline.
+        stages_per_rank: of each.
+        microbatches: of the step; where ``ranks`` does not divide them, the last group is smaller.
+    """
+    forwards, backwards = [], []
+    for first in range(0, microbatches, ranks):
+        group = range(first, min(first + ranks, microbatches))
+        for part in range(stages_per_rank):
+            forwards += [Action(rank + part * ranks, "F", number) for number in group]
+            backwards += [Action(rank + (stages_per_rank - 1 - part) * ranks, "B", number) for number in group]
+    ahead = min(2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks + 1, len(forwards))
+    actions = forwards[:ahead]
+    for number, backward in enumerate(backwards):
+        actions.append(backward)
+        actions += forwards[ahead + number : ahead + number + 1]
+    return tuple(actions)
+
+
 def place(
     schedule: Schedule, forward: Mapping[int, float], backward: Mapping[int, float], transfer: float
 ) -> list[Placed]:

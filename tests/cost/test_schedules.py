@@ -9,37 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore.cost.schedules import (
-    Action,
     Schedule,
     gpipe,
+    interleaved_1f1b,
     one_forward_one_backward,
     place,
     read_schedule,
 )
 from dsexplore.errors import UsageError
-
-
-def interleaved_1f1b(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
-    """The actions of a rank that has stages ``rank``, ``rank + ranks``, …: groups of microbatches, stage after stage.
-
-    Args:
-        rank: its place in the pipeline.
-        ranks: of the pipeline.
-        stages_per_rank: of each.
-        microbatches: of the step; where ``ranks`` does not divide them, the last group is smaller.
-    """
-    forwards, backwards = [], []
-    for first in range(0, microbatches, ranks):
-        group = range(first, min(first + ranks, microbatches))
-        for part in range(stages_per_rank):
-            forwards += [Action(rank + part * ranks, "F", number) for number in group]
-            backwards += [Action(rank + (stages_per_rank - 1 - part) * ranks, "B", number) for number in group]
-    ahead = min(2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks + 1, len(forwards))
-    actions = forwards[:ahead]
-    for number, backward in enumerate(backwards):
-        actions.append(backward)
-        actions += forwards[ahead + number : ahead + number + 1]
-    return tuple(actions)
 
 
 def read(name: str, stages: int, microbatches: int, **order: str) -> Schedule:
