@@ -58,7 +58,7 @@ def test_every_public_name_is_there_and_listed() -> None:
 
 
 def test_scripts_beside_the_package_import_names_that_it_has() -> None:
-    """Benchmarks, `docs/pictures.py` and the like run in no test, so a name that they need may leave the package unseen."""
+    """Benchmarks and `docs/pictures.py` run in no test, so a name that they need could leave the package unseen."""
     scripts = [path for folder in ("benchmarks", "docs", "tests") for path in (ROOT / folder).glob("*.py")]
     missing = []
     for script in scripts:
