@@ -18,8 +18,8 @@ In this order:
    others have, or that alone have not issued what follows.
 6. *No evidence*: ranks that others wait for and of which nothing is known, where those others are all that is known to
    take part. They come last, as the file of a rank that did come may be lost: whatever does not end without it goes
-   first. Such a loss beside a device that stands still leaves the same evidence as one rank that died; the report says
-   so, and takes one cause to be likelier than two.
+   first. Where no times were taken, such a loss beside a device that stands still leaves the same records as one rank
+   that died: the rank is named, as one cause is likelier than two, and the sentence has both explanations.
 
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
 """

@@ -49,14 +49,28 @@ def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
     verb = "waits" if len(first.pending) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
     where = f"{call_text(first.pending[0])}{_number(first)}{_others(front, first)}"
-    text = f"{format_ranks(accused)} did not come: {waiting} {verb} for {whom} in {where}"
+    waits = f"{waiting} {verb} for {whom} in {where}"
     if found.reason == "no evidence":
-        text += f"; {format_ranks(accused)} left no record, which does not say where"
-        if not found.culprits:
-            return text + " nor, as they are most of the ranks, which of them stopped first"
-        return text + " nor whether a device of those that wait stands still instead"
+        return _without_record_text(job, found, first, waits)
+    text = f"{format_ranks(accused)} did not come: {waits}"
     lasts = [_last_text(job, rank) for rank in accused[:3]]
     return "; ".join([text, *filter(None, lasts), *_suspects_text(found)])
+
+
+def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) -> str:
+    """Of ranks without a record that others wait for: the explanations that the records of those others leave."""
+    accused = found.culprits or found.suspects
+    unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
+    it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
+    if not found.culprits:
+        which = f"which does not say where {it} stopped nor, as {it} are most of the ranks, which of them stopped first"
+        return f"{format_ranks(accused)} did not come: {waits}; {format_ranks(unseen)} left no record, {which}"
+    if all(call.state == "started" for call in first.pending):
+        begun = f"{format_ranks(unseen)} left no record, and the devices of all that wait have begun that call"
+        return f"{format_ranks(accused)} did not come: {waits}; {begun}"
+    stopped = f"{format_ranks(unseen)} left no record: {it} ended or stopped before that call"
+    other = f"or, should {its} alone be lost, the device of one of those that wait stands still"
+    return f"{format_ranks(accused)} did not come, as far as is known: {waits}; {stopped}, {other}"
 
 
 def _suspects_text(found: Blame) -> list[str]:

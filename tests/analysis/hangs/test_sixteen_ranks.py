@@ -307,3 +307,35 @@ def test_a_file_that_is_lost_does_not_hide_a_device_that_stops_where_times_were_
     found = report(job, groups, with_times=True, only_active=only_active, lost=[other])
     assert found.culprits in ((), (culprit,))
     assert found.culprits or culprit in found.suspects
+
+
+def in_one_group(*, killed: int | None = None, stuck: int | None = None, **how: Any) -> HangReport:
+    """Sixteen ranks of FSDP of which one was killed, or the device of one stands still, at one call of theirs; rank 3
+    has left no file."""
+    programs, groups = JOBS["FSDP"]()
+    at = programs[0].issued()[15]
+    stopped = dict.fromkeys([] if killed is None else [killed], at)
+    devices = dict.fromkeys([] if stuck is None else [stuck], at)
+    return report(come_to_rest(programs, stopped, devices), groups, lost=[3], **how)
+
+
+def test_a_rank_that_was_killed_is_named_with_both_explanations_that_the_records_leave() -> None:
+    found = in_one_group(killed=3)
+    assert (found.culprits, found.reason) == ((3,), "no evidence")
+    assert found.sentence.startswith("rank 3 did not come, as far as is known: ranks 0–2, 4–15 wait for it in ")
+    assert found.sentence.endswith(
+        "rank 3 left no record: it ended or stopped before that call, "
+        "or, should its file alone be lost, the device of one of those that wait stands still"
+    )
+
+
+def test_a_lost_file_beside_a_device_that_stands_still_is_the_same_record_and_the_sentence_allows_for_it() -> None:
+    found = in_one_group(stuck=8)
+    assert (found.sentence, found.culprits) == (in_one_group(killed=3).sentence, (3,))
+
+
+def test_times_tell_a_rank_that_was_killed_from_a_device_that_stands_still() -> None:
+    killed, stuck = in_one_group(killed=3, with_times=True), in_one_group(stuck=8, with_times=True)
+    assert (killed.culprits, stuck.culprits) == ((3,), (8,))
+    assert killed.sentence.endswith("rank 3 left no record, and the devices of all that wait have begun that call")
+    assert stuck.reason == "device"
