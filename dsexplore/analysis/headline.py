@@ -18,6 +18,7 @@ from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
+from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.steps import IN_A_STEP, in_steps
 from dsexplore.trace.tables import Tables
@@ -34,11 +35,9 @@ COLUMNS: dict[str, pl.DataType] = {
 _MOST_AXES = 4
 _DOINGS = {
     # cause, op: what happens, in words
-    ("FSDP pre_forward", "all_gather"): "FSDP gathers parameters",
-    ("FSDP pre_backward", "all_gather"): "FSDP gathers parameters",
-    ("FSDP prefetch", "all_gather"): "FSDP gathers parameters",
-    ("FSDP post_backward", "reduce_scatter"): "FSDP reduces gradients",
-    ("FSDP post_backward", "all_reduce"): "FSDP reduces gradients over replicas",
+    **{(cause, "all_gather"): "FSDP gathers parameters" for cause in FSDP_GATHERS},
+    **{(cause, "reduce_scatter"): "FSDP reduces gradients" for cause in FSDP_REDUCES},
+    **{(cause, "all_reduce"): "FSDP reduces gradients over replicas" for cause in FSDP_REDUCES},
     ("DDP gradient bucket", "all_reduce"): "DDP reduces gradients",
     ("pipeline schedule", "send"): "stages pass activations and gradients on",
 }

@@ -69,9 +69,18 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): PIPELINE_WARM_UP,
     ("nn/parallel/distributed.py", "__init__"): START_UP,
     ("distributed/fsdp/fully_sharded_data_parallel.py", "__init__"): START_UP,
-    ("distributed/fsdp/_runtime_utils.py", "_unshard"): FLAT_PARAMETER,
-    ("distributed/fsdp/_runtime_utils.py", "_reduce_grad"): FLAT_PARAMETER,
-    ("distributed/fsdp/_runtime_utils.py", "_reduce_grad_no_shard"): FLAT_PARAMETER,
+    **{
+        ("distributed/fsdp/_runtime_utils.py", name): FLAT_PARAMETER
+        for name in (
+            "_unshard",
+            "_reduce_grad",
+            "_reduce_grad_no_shard",
+            "_prefetch_handle",
+            "_pre_forward_unshard",
+            "_pre_backward_hook",
+            "_post_backward_hook",
+        )
+    },
     ("distributed/fsdp/_fully_shard/_fully_shard.py", "fully_shard"): START_UP,
     ("distributed/tensor/_api.py", "distribute_module"): START_UP,
     ("distributed/tensor/parallel/api.py", "parallelize_module"): START_UP,

@@ -27,6 +27,7 @@ from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import AccumulateGrad, Modules
 from dsexplore.capture.op_costs import OpCost, cost_of, role_of, tensors_in
+from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer})
@@ -190,7 +191,7 @@ class KernelRecording:
         self._end_segment()
         for number in range(self._seen, len(self.issued)):
             one = self.issued[number]
-            is_fsdp = one.origin.cause.startswith("FSDP") and one.origin.redistribute is None
+            is_fsdp = is_fsdp2(one.origin.cause) and one.origin.redistribute is None
             if is_fsdp and one.messages and one.messages[0][0] == "all_gather":
                 self._gathers.append(number)
         self._seen, self._step = len(self.issued), len(self.steps)
@@ -200,7 +201,7 @@ class KernelRecording:
         if self.issued:
             for tensor in returned:
                 self._by_storage[self.memory.number(tensor)] = len(self.issued) - 1
-        if self.issued and self.issued[-1].origin.cause.startswith("FSDP"):
+        if self.issued and is_fsdp2(self.issued[-1].origin.cause):
             self.memory.assign([*given, *returned], "buffers")
 
     def _end_segment(self) -> None:

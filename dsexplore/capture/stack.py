@@ -38,6 +38,13 @@ _FSDP_CAUSES = {
     "finalize_backward": "FSDP post_backward",
 }
 """By the name of FSDP's function; the innermost frame with one of these names decides."""
+_FSDP1_CAUSES = {
+    "_prefetch_handle": "FSDP1 prefetch",
+    "_pre_forward_unshard": "FSDP1 pre_forward",
+    "_pre_backward_hook": "FSDP1 pre_backward",
+    "_post_backward_hook": "FSDP1 post_backward",
+}
+"""The same of ``FullyShardedDataParallel``, whose functions in `frame_kinds` have the kind FLAT_PARAMETER."""
 
 _SENDERS = {
     "_verify_param_shape_across_processes": "DDP parameter check",
@@ -71,6 +78,8 @@ class StackReading:
     """The user's lines, innermost first."""
     owner: nn.Module | None = None
     """The module whose parameters FSDP moves, or DDP at its start-up."""
+    reduced: nn.Module | None = None
+    """The module whose flat parameter's gradient FSDP1 reduces."""
     cause: str = ""
     dtensor_op: str = ""
     """The innermost op on DTensors, ``aten.add``."""
@@ -119,6 +128,8 @@ class StackReading:
         The line of that call comes first: ``loss.backward()`` alone would say nothing.
         """
         self.call = self.modules.call_of_node(_current_autograd_node(), called_here)
+        if self.call.module is None and self.reduced is not None:  # no module has a flat parameter as its own
+            self.call = ModuleCall(self.modules.find(self.reduced))
         self.sources = self.call.sources + self.sources
 
 
@@ -275,7 +286,13 @@ def _read_fsdp(reading: StackReading, frame: FrameType) -> None:
 
 
 def _read_flat_parameter(reading: StackReading, frame: FrameType) -> None:
-    reading.owner = reading.owner or frame.f_locals["handle"]._fully_sharded_module
+    name, handle = frame.f_code.co_name, frame.f_locals.get("handle")
+    if reading.owner is None and handle is not None:
+        reading.owner, reading.cause = handle._fully_sharded_module, "FSDP1"
+    if reading.cause == "FSDP1":
+        reading.cause = _FSDP1_CAUSES.get(name, "FSDP1")
+    if name == "_post_backward_hook":
+        reading.reduced = reading.owner
 
 
 def _read_ddp_hook(reading: StackReading, _frame: FrameType) -> None:

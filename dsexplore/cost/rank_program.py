@@ -13,6 +13,7 @@ from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds
 from dsexplore.errors import UsageError
+from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
 
@@ -267,8 +268,8 @@ def _stream(row: Mapping[str, Any]) -> str:
 
 
 def _is_fsdp(cause: str) -> bool:
-    """Whether FSDP itself communicates; within its hooks DTensor may, which the text after the colon says."""
-    return cause.startswith("FSDP") and ":" not in cause
+    """Whether FSDP2 itself communicates; within its hooks DTensor may, which the text after the colon says."""
+    return is_fsdp2(cause) and ":" not in cause
 
 
 def _rule(row: Mapping[str, Any], waited: set[int]) -> Rule:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -180,6 +187,35 @@ def reduced_in_fp32(odd: bool) -> None:
     model(batch().bfloat16()).sum().backward()
 
 
+def wrapped(model: Net, *, kept: int = 1, precision: MixedPrecision | None = None) -> nn.Module:
+    """The model under FSDP1, layer by layer; the last ``kept`` of them are not freed after forward."""
+    cpu = torch.device("cpu")
+    for index, layer in enumerate(model.layers):
+        is_kept = index >= len(model.layers) - kept
+        strategy = ShardingStrategy.SHARD_GRAD_OP if is_kept else ShardingStrategy.FULL_SHARD
+        model.layers[index] = FullyShardedDataParallel(
+            layer, device_id=cpu, sharding_strategy=strategy, mixed_precision=precision
+        )
+    return FullyShardedDataParallel(model, device_id=cpu, mixed_precision=precision)
+
+
+def fsdp1_freed_too_soon(odd: bool) -> None:
+    wrapped(Net(), kept=0 if odd else 1)(batch()).sum().backward()
+
+
+def fsdp1_reduced_each_microbatch(odd: bool) -> None:
+    model: Any = wrapped(Net(), kept=3)
+    for last in (False, True):
+        with nullcontext() if odd or last else model.no_sync():
+            model(batch()).sum().backward()
+
+
+def fsdp1_reduced_in_fp32(odd: bool) -> None:
+    reduced = torch.float32 if odd else torch.bfloat16
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+    wrapped(Net(), precision=precision)(batch()).sum().backward()
+
+
 def repeated_collectives(odd: bool) -> None:
     numbers = [torch.randn(16) for _ in range(4)]
     if odd:
@@ -219,6 +255,9 @@ PROGRAMS: dict[str, tuple[str, Program]] = {
     "reduced_each_microbatch": ("reduced_each_microbatch", reduced_each_microbatch),
     "fsdp_reduced_each_microbatch": ("reduced_each_microbatch", fsdp_reduced_each_microbatch),
     "reduced_in_fp32": ("reduced_in_fp32", reduced_in_fp32),
+    "fsdp1_freed_too_soon": ("freed_too_soon", fsdp1_freed_too_soon),
+    "fsdp1_reduced_each_microbatch": ("reduced_each_microbatch", fsdp1_reduced_each_microbatch),
+    "fsdp1_reduced_in_fp32": ("reduced_in_fp32", fsdp1_reduced_in_fp32),
     "repeated_collectives": ("repeated_collectives", repeated_collectives),
     "siblings_reduce": ("siblings_reduce", siblings_reduce),
     "small_fsdp": ("small_fsdp", small_fsdp),

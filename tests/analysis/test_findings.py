@@ -20,6 +20,8 @@ from dsexplore.worlds import demo
 EXACT = [
     "all_reduce_of_shards",
     "freed_too_soon",
+    "fsdp1_freed_too_soon",
+    "fsdp1_reduced_in_fp32",
     "fsdp_reduced_each_microbatch",
     "gathered_again",
     "implicit_redistributes",
@@ -61,6 +63,17 @@ def test_an_oddity_is_found_and_its_change_silences_the_finding(name: str) -> No
     assert rows.events["message_bytes"].sum() == first.message_bytes
     if name in EXACT:
         assert sent(trace) - sent(changed) == sum(one.spare_bytes for one in found) > 0
+
+
+def test_the_change_of_fsdp1_is_one_that_it_has() -> None:
+    changes = {
+        "fsdp1_freed_too_soon": "FullyShardedDataParallel(Net.layers.2, …, sharding_strategy=ShardingStrategy.SHARD_",
+        "fsdp1_reduced_each_microbatch": "with model.no_sync():",
+        "fsdp1_reduced_in_fp32": "MixedPrecision(reduce_dtype=torch.bfloat16)",
+    }
+    for name, change in changes.items():
+        found = planted.trace_of(name, True).findings().to_frame()
+        assert found["change"][0].startswith(change)
 
 
 def test_what_the_optimizer_may_reduce_once_is_sought_in_the_optimizer_alone() -> None:

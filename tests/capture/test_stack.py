@@ -162,6 +162,24 @@ def test_flat_parameters_belong_to_their_modules(world: World, x: torch.Tensor, 
     assert [owner for op, phase, owner in sent if phase == "forward"] == [root, first, second]
     assert [owner for op, phase, owner in sent if op == "all_gather" and phase == "backward"] == [second, first]
     assert [owner for op, phase, owner in sent if op == "reduce_scatter"] == [second, first, root]
+    causes = {
+        "forward": ["FSDP1 pre_forward"] * 3,
+        "backward": [*["FSDP1 prefetch"] * 2, *["FSDP1 post_backward"] * 3],
+    }
+    assert {phase: events.filter(phase=phase)["cause"].sort(descending=True).to_list() for phase in causes} == causes
+    reduced = events.filter(op="reduce_scatter")
+    assert reduced["trigger"].to_list() == reduced["owner"].to_list()
+
+
+def test_parameters_that_the_program_gathers_itself(world: World) -> None:
+    world("dp=4")
+    model = FullyShardedDataParallel(FeedForward(), device_id=torch.device("cpu"))
+
+    def look() -> None:
+        with FullyShardedDataParallel.summon_full_params(model):
+            pass
+
+    assert set(events_of(look).select("cause", "owner", "phase").rows()) == {("FSDP1", "FeedForward", "other")}
 
 
 def test_fsdp_of_a_tensor_parallel_model(world: World, x: torch.Tensor) -> None:

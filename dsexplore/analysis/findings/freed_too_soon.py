@@ -8,6 +8,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.evidence import Evidence, Group
 from dsexplore.analysis.findings.finding import Finding
+from dsexplore.trace.causes import is_fsdp1
 from dsexplore.units import format_bytes
 
 
@@ -37,4 +38,7 @@ def _why(group: Group) -> str:
 
 
 def _change(group: Group) -> str:
-    return f"fully_shard({group.place}, …, reshard_after_forward=False) for the last group that forward uses"
+    last = "for the last group that forward uses"
+    if is_fsdp1(group.causes):
+        return f"FullyShardedDataParallel({group.place}, …, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP) {last}"
+    return f"fully_shard({group.place}, …, reshard_after_forward=False) {last}"

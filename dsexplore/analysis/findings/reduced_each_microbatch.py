@@ -9,6 +9,7 @@ import torch
 
 from dsexplore.analysis.findings.evidence import Evidence, Group
 from dsexplore.analysis.findings.finding import Finding
+from dsexplore.trace.causes import FSDP_REDUCES, is_fsdp1
 
 _ITEM = pl.col("dtype").replace_strict(
     {str(t).removeprefix("torch."): t.itemsize for t in vars(torch).values() if isinstance(t, torch.dtype)},
@@ -25,7 +26,7 @@ def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
 
 def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
     sent = evidence.events.filter(
-        (pl.col("cause") == "FSDP post_backward") & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
+        pl.col("cause").is_in(FSDP_REDUCES) & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
     )
     lane = ("rank", "step", "owner", "op", "group", "dtype", "shape")
     yield from evidence.findings(
@@ -75,7 +76,8 @@ def _change_ddp(_group: Group) -> str:
 
 
 def _change_fsdp(group: Group) -> str:
+    switch = "with model.no_sync(): around" if is_fsdp1(group.causes) else "model.set_requires_gradient_sync(False) for"
     return (
-        "model.set_requires_gradient_sync(False) for all microbatches but the last, where memory for whole gradients "
+        f"{switch} all microbatches but the last, where memory for whole gradients "
         f"is left; {group.place} then reduces their sum once"
     )

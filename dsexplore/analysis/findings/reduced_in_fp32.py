@@ -8,6 +8,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.evidence import Evidence, Group
 from dsexplore.analysis.findings.finding import Finding
+from dsexplore.trace.causes import FSDP_REDUCES, is_fsdp1
 from dsexplore.units import format_bytes
 
 _HALF = ["bfloat16", "float16"]
@@ -19,7 +20,7 @@ def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
     gathers = of_fsdp.filter((pl.col("op") == "all_gather") & pl.col("dtype").is_in(_HALF))
     halves = gathers["owner"].unique()
     reduced = of_fsdp.filter(
-        (pl.col("cause") == "FSDP post_backward")
+        pl.col("cause").is_in(FSDP_REDUCES)
         & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
         & (pl.col("dtype") == "float32")
         & pl.col("owner").is_in(halves.implode())
@@ -36,8 +37,6 @@ def _why(group: Group) -> str:
     )
 
 
-def _change(_group: Group) -> str:
-    return (
-        "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16), if the loss does not mind: many recipes sum in float32 on "
-        "purpose"
-    )
+def _change(group: Group) -> str:
+    policy = "MixedPrecision" if is_fsdp1(group.causes) else "MixedPrecisionPolicy"
+    return f"{policy}(reduce_dtype=torch.bfloat16), if the loss does not mind: many recipes sum in float32 on purpose"

@@ -8,6 +8,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.evidence import Evidence, Group
 from dsexplore.analysis.findings.finding import Finding
+from dsexplore.trace.causes import FSDP_GATHERS, is_fsdp1
 from dsexplore.units import format_bytes
 
 SMALL = 1024 * 1024
@@ -18,7 +19,7 @@ SHARE = 16
 
 def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
     """Findings of FSDP groups that gather less than `SMALL`, and a `SHARE`-th of the largest group of their mesh."""
-    sent = evidence.events.filter(pl.col("cause").is_in(["FSDP pre_forward", "FSDP pre_backward", "FSDP prefetch"]))
+    sent = evidence.events.filter(pl.col("cause").is_in(FSDP_GATHERS))
     largest = pl.col("message_bytes").max().over("rank", "axis")
     small = (
         (pl.col("message_bytes") < SMALL) & (pl.col("message_bytes") * SHARE <= largest) & (pl.col("wire_bytes") > 0)
@@ -36,4 +37,5 @@ def _why(group: Group) -> str:
 
 
 def _change(group: Group) -> str:
-    return f"leave out fully_shard({group.place}), so that the module around it gathers it with its own parameters"
+    wrap = "FullyShardedDataParallel" if is_fsdp1(group.causes) else "fully_shard"
+    return f"leave out {wrap}({group.place}), so that the module around it gathers it with its own parameters"

@@ -1,0 +1,20 @@
+"""The causes that say what FSDP does: ``FSDP …`` for FSDP2's ``fully_shard``, ``FSDP1 …`` for its wrapper class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+FSDP_GATHERS = tuple(
+    f"{kind} {when}" for kind in ("FSDP", "FSDP1") for when in ("pre_forward", "pre_backward", "prefetch")
+)
+FSDP_REDUCES = ("FSDP post_backward", "FSDP1 post_backward")
+
+
+def is_fsdp2(cause: str) -> bool:
+    """Whether ``fully_shard`` was at work."""
+    return cause.startswith("FSDP") and not is_fsdp1([cause])
+
+
+def is_fsdp1(causes: Iterable[str]) -> bool:
+    """Whether ``FullyShardedDataParallel`` was at work in any of these."""
+    return any(cause.startswith("FSDP1") for cause in causes)
