@@ -56,3 +56,15 @@ def test_few_groups_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     with dsexplore.simulate(world_size=16_384, mesh="pp=16,dp=128,tp=8", rank=6161) as mesh:
         assert prod(mesh.shape) == 16_384
     assert [len(ranks) for ranks in made] == [16, 128, 8]
+
+
+def test_a_torch_that_makes_groups_in_another_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = DeviceMesh._init_one_process_group
+
+    def other(sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Any, timeout: Any = None) -> Any:
+        return make(sub_layout, rank_map, dim_name, backend_override)
+
+    monkeypatch.setattr(DeviceMesh, "_init_one_process_group", staticmethod(other))
+    with dsexplore.simulate(world_size=12, rank=5):
+        assert DeviceMesh._init_one_process_group is other
+        assert dist.get_process_group_ranks(init_device_mesh("cpu", (3, 4)).get_group(1)) == [4, 5, 6, 7]
