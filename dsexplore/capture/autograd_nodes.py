@@ -74,6 +74,8 @@ class ThreadCalls:
         """By position in ``boundaries``: the innermost call from that number on."""
         self.without_gradients = False
         """Whether gradients were off when the outermost call in progress, or the latest one, began."""
+        self.next_node = 0
+        """The number of the next autograd node when that call began."""
         self.with_gradients = 0
         """How many outermost calls began with gradients on."""
         self.backward: Backward | None = None
@@ -90,6 +92,17 @@ class ThreadCalls:
         """The phase of the forward in progress."""
         return "no-grad forward" if self.open and self.without_gradients else "forward"
 
+    @property
+    def outside(self) -> Phase:
+        """The phase of what the program sends itself outside of calls and of backward.
+
+        With gradients off, behind a call without gradients, and before anything differentiable was computed, it belongs
+        to that call, as an evaluation's metric does.
+        """
+        if torch.is_grad_enabled() or not self.without_gradients or self.open:
+            return "other"
+        return "no-grad forward" if _get_sequence_nr() == self.next_node else "other"
+
     def begin_outermost(self) -> None:
         """Note whether gradients are on: a call begins outside any other.
 
@@ -97,6 +110,7 @@ class ThreadCalls:
         """
         self.without_gradients = not torch.is_grad_enabled() and not _is_inside_function()
         self.with_gradients += not self.without_gradients
+        self.next_node = _get_sequence_nr()
 
     def trim(self) -> None:
         """Forget the older half of the boundaries once there are more than a million."""

@@ -72,9 +72,21 @@ def tables_of(
 
 def _of_inference(tables: Tables) -> Tables:
     """The same tables where no call ran with gradients: forwards without them are what the program does."""
-    plain = pl.col("phase").replace("no-grad forward", "forward")
-    names = ("events", "kernels", "memory")
-    return replace(tables, **{name: getattr(tables, name).with_columns(plain) for name in names})
+    names = {"events": "trigger", "kernels": "module", "memory": "module"}
+    is_apart = pl.col("phase") == "no-grad forward"
+    return replace(
+        tables,
+        **{
+            name: getattr(tables, name).with_columns(
+                phase=pl.when(~is_apart)
+                .then("phase")
+                .when(pl.col(module) == "")
+                .then(pl.lit("other"))
+                .otherwise(pl.lit("forward"))
+            )
+            for name, module in names.items()
+        },
+    )
 
 
 def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:

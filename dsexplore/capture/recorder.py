@@ -42,6 +42,7 @@ from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_s
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.timing import Clock, Stopwatch, fail
+from dsexplore.trace.schema import Phase
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
@@ -72,7 +73,7 @@ class Recorder:
         self._hooks = ModuleHooks(self._modules)
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
-        self._lines: dict[tuple[int, int], Origin] = {}
+        self._lines: dict[tuple[int, int, Phase], Origin] = {}
         """Origins of which a line of the user's is all that is known, by the identity of its code and its offset."""
 
     @property
@@ -205,10 +206,11 @@ class Recorder:
             if line is None:
                 origin = self._origin(read_stack(self._stack_depth, frame, self._modules))
             else:
-                key = id(line[0]), line[1]
+                phase: Phase = "other" if torch.is_grad_enabled() else self._modules.own_calls.outside
+                key = id(line[0]), line[1], phase
                 known = self._lines.get(key)
                 if known is None:  # the origin keeps the code, and with it the code's identity
-                    known = self._lines[key] = Origin("other", None, None, (line,))
+                    known = self._lines[key] = Origin(phase, None, None, (line,))
                 origin = known
         except Exception as fault:
             self._warn_once(raw_op, f"dsexplore could not describe {raw_op} before its kernel: {fault!r}")

@@ -180,6 +180,8 @@ def read_stack(depth: int, frame: FrameType | None, modules: Modules) -> StackRe
             reading.cause = reading.dtensor_op
         elif graph_task != -1 and frame_kinds.is_called_by_engine(innermost):
             reading.cause = DDP_BUCKET  # only the reducer calls c10d from C++
+    if graph_task == -1 and reading.phase == "other" and (not reading.cause or reading.is_implicit):
+        reading.phase = reading.own.outside
     return reading
 
 

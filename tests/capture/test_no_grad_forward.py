@@ -138,3 +138,56 @@ def test_a_layer_in_a_reentrant_checkpoint_outside_any_module_is_trained():
         with torch.no_grad():
             layer(x)
     assert trace.events["phase"].to_list() == ["forward", "backward", "no-grad forward"]
+
+
+def _phases(program):
+    with dsexplore.simulate(4), dsexplore.commtrace() as trace:
+        model = nn.Linear(4, 4)
+        program(model, torch.randn(2, 4))
+        model(torch.randn(2, 4)).sum().backward()
+    return trace.events["phase"].to_list()
+
+
+def test_metrics_of_an_evaluation_belong_to_it():
+    @torch.no_grad()
+    def evaluate(model, x):
+        dist.barrier()  # nothing ran yet
+        for _ in range(2):
+            correct = (model(x) > 0).sum()
+            dist.all_reduce(correct)
+        dist.all_gather_object([None] * 4, correct)
+
+    phases = _phases(evaluate)
+    assert phases[0] == "other"
+    assert set(phases[1:]) == {"no-grad forward"}
+
+
+def test_sums_beside_a_teacher_are_the_step_s_own():
+    def distil(model, x):
+        student = model(x)
+        with torch.no_grad():
+            teacher = model(x)
+        loss = nn.functional.mse_loss(student, teacher)
+        with torch.no_grad():
+            dist.all_reduce(loss.detach())
+        loss.backward()
+        with torch.no_grad():
+            dist.all_reduce(model.weight.grad)
+
+    assert _phases(distil) == ["other", "other"]
+
+
+def test_sums_with_gradients_on_are_the_step_s_own():
+    def evaluate(model, x):
+        with torch.no_grad():
+            correct = (model(x) > 0).sum()
+        dist.all_reduce(correct)
+
+    assert _phases(evaluate) == ["other"]
+
+
+def test_metrics_of_a_program_that_does_not_train_are_outside_of_its_forwards():
+    with dsexplore.simulate(4), dsexplore.commtrace() as trace, torch.no_grad():
+        dist.all_reduce(nn.Linear(4, 4)(torch.randn(2, 4)))
+        _model()(torch.randn(2, 8))
+    assert trace.events["phase"].to_list() == ["other", *["forward"] * 2]
