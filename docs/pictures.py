@@ -248,7 +248,7 @@ def picture(page: Any, one: Any, path: Path, tests: ModuleType, file: Path) -> l
     show(page, one, file, tests)
     page.wait_for_timeout(150)
     width = page.viewport_size["width"]
-    page.set_viewport_size({"width": width, "height": page.evaluate("document.body.offsetHeight") + 30})
+    page.set_viewport_size({"width": width, "height": page.evaluate("document.body.offsetHeight") + 40})
     page.wait_for_timeout(150)
     page.screenshot(path=path)
     page.set_viewport_size({"width": width, "height": 900})

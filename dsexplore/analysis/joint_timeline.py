@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from dsexplore.analysis.step_timeline import ColourKind, LaneKind, Timeline, timeline_of
+from dsexplore.analysis.step_timeline import ColourKind, LaneKind, Timeline, axes_by_bytes, timeline_of
 from dsexplore.trace.merge import merge_modules
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
@@ -20,7 +20,8 @@ def joint_timeline(
     """The last step of two traces, each from its first collective on, in lanes ``A · …`` above lanes ``B · …``.
 
     Each side is one rank: the lowest that both traces have, else the lowest of its own. Times are measured ones where
-    both have them; else both are in program order.
+    both have them; else both are in program order. Axes are in the order of their bytes in both traces together, as in
+    the tree of the difference.
 
     Args:
         before: the trace called A.
@@ -38,12 +39,16 @@ def joint_timeline(
         steps = [_untimed(tables) for tables in steps]
         timelines = [timeline_of(tables, lanes or "phase", colours) for tables in steps]
     first, second = timelines
+    marks = tuple(dict.fromkeys((*first.marks, *second.marks)))
+    if first.coloured_by == "axis":
+        both = pl.concat([before.events, after.events])
+        marks = tuple(axis for axis in axes_by_bytes(both) if axis in marks)
     spans = pl.concat([_named(first, "A", 0), _named(second, "B", first.tables.events.height)])
     return replace(
         first if len(first.spans) else second,
         spans=spans.sort("begin", maintain_order=True),
         lanes=tuple(f"{side} · {lane}" for side, one in zip(_SIDES, timelines, strict=True) for lane in one.lanes),
-        marks=tuple(dict.fromkeys((*first.marks, *second.marks))),
+        marks=marks,
         tables=_joined(*steps),
     )
 

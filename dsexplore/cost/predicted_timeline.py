@@ -114,8 +114,20 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
     schedule = read_schedule(tables.info.schedule)
     if schedule is None:
         raise UsageError("timeline(lanes='stage'): this step has no pipeline; give other lanes, such as 'rank'")
-    order: Order = "predicted" if cluster is not None else "slots"
-    placed = predict(tables, cluster).stages() if cluster is not None else _in_slots(schedule)
+    if cluster is not None:
+        return timeline_of_stages(schedule, predict(tables, cluster).stages(), "predicted", tables)
+    return timeline_of_stages(schedule, _in_slots(schedule), "slots", tables)
+
+
+def timeline_of_stages(schedule: Schedule, placed: list[Placed], order: Order, tables: Tables) -> Timeline:
+    """The timeline of a pipeline's actions.
+
+    Args:
+        schedule: of the pipeline.
+        placed: its actions, in seconds or slots.
+        order: which of the two.
+        tables: the trace.
+    """
     end = max(one.end for one in placed)
     lanes = tuple(_lane(schedule, rank) for rank in range(len(schedule.order)))
     rows, waited = [], 0.0

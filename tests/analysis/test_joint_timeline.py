@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import polars as pl
@@ -38,6 +39,15 @@ def test_both_begin_at_nought_in_lanes_of_their_own() -> None:
     chosen = joint.between(0, 1, ("B · forward",))
     assert chosen.events["seq"].to_list() == [2]
     assert rank_and_step(joint) == "rank 0"
+
+
+def test_axes_have_the_colours_of_the_tree_and_the_bars() -> None:
+    """In A most is sent on tp, in both together on dp."""
+    before = trace_of({"axis": "tp", "wire_bytes": 4096}, {"seq": 1, "axis": "dp", "wire_bytes": 1024})
+    after = trace_of({"axis": "dp", "wire_bytes": 8192})
+    assert before.diff(after).timeline().marks == ("dp", "tp")
+    html = before.diff(after)._repr_mimebundle_()["text/html"]
+    assert re.findall(r'class="key a(\d)">\d</span><bdi>(\w+)</bdi>', html) == [("0", "dp"), ("1", "tp")]
 
 
 def test_of_several_ranks_and_steps_the_last_step_of_a_rank_that_both_have() -> None:

@@ -20,6 +20,7 @@ from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.prediction import predict
 from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.errors import UsageError
+from dsexplore.views import view_of
 from tests.cost.same_tables import same
 
 SIZES = {"pp": 3, "dp": 2}
@@ -119,6 +120,16 @@ def test_other_schedules_run_all() -> None:
     tables = trace_rank(partial(build, schedule=ScheduleGPipe), SIZES, 0)
     assert tables.events.filter(op="send").height == 12  # and the vote
     assert with_microbatches(tables, 22) is None
+
+
+def test_a_saved_notebook_has_the_predicted_stages_as_a_drawing() -> None:
+    prediction = predict(trace_rank(build, SIZES, 0))
+    view = view_of(prediction)
+    drawn = view.still(view.figure(kind="stages"), kind="stages")
+    assert all(f"stage {stage}" in drawn for stage in range(SIZES["pp"]))
+    assert "<b>F0</b>" in drawn
+    assert "microbatch 10" in drawn
+    assert "predicted time" in drawn
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -12,6 +12,7 @@ import pytest
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.views import view_of
 from dsexplore.views.cost.module_seconds import PARTS, module_seconds
 
 
@@ -71,6 +72,18 @@ def test_memory_is_stacked_to_the_peak(prediction: Prediction) -> None:
     figure = prediction.figure(kind="memory")
     tops = [sum(values) for values in zip(*(trace.y for trace in figure.data), strict=True)]
     assert max(tops) == pytest.approx(prediction.peak.tensors / 2**30)
+
+
+def test_a_saved_notebook_has_the_streams_and_the_memory_as_drawings(prediction: Prediction) -> None:
+    view = view_of(prediction)
+    streams, memory = (view.still(view.figure(kind=kind), kind=kind) for kind in ("timeline", "memory"))
+    assert 'aria-label="compute stream: ' in streams
+    assert "communication, tp" in streams
+    assert "predicted on DGX H100, rank 0" in streams
+    assert '<svg class="still"' in memory
+    assert all(f"{use}</span>" in memory for use in prediction.peak.parts)
+    assert "memory of the GPU" in memory
+    assert "GiB, predicted by program order" in memory
 
 
 def test_figures_that_cannot_be_are_refused(prediction: Prediction) -> None:

@@ -84,6 +84,7 @@ def memory(one: Prediction) -> Any:
             x=curve["segment"].to_list(),
             y=(curve[use] / 2**30).to_list(),
             name=use,
+            mode="lines",
             stackgroup="uses",
             line={"color": _COLOURS[use], "width": 0.5},
             customdata=where,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsexplore.cost.beside_measured import beside
+from dsexplore.cost.predicted_timeline import stream_timeline, timeline_of_stages
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
@@ -13,7 +14,9 @@ from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_seconds, format_share
 from dsexplore.views.cost.module_seconds import module_seconds
 from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import BLUE, GREY, ORANGE
+from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import outline
 from dsexplore.views.view import View
 
@@ -110,6 +113,15 @@ class PredictionView(View):
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
         return getattr(prediction_figures, kind)(self._prediction)
+
+    def still(self, figure: Any, kind: str = "timeline", **options: Any) -> str:
+        """The streams or the stages in lanes, or the memory as areas, under the title of the figure."""
+        one = self._prediction
+        if kind == "memory":
+            return still_figure(figure)
+        if kind == "timeline" or one.schedule is None:
+            return timeline_html(stream_timeline(one))
+        return timeline_html(timeline_of_stages(one.schedule, one.stages(), "predicted", one.tables))
 
     def explore(self, **options: Any) -> Any:
         """Controls for what `Prediction.what_if` takes: cluster, overlap, kernels, batch and so on."""

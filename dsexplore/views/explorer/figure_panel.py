@@ -53,7 +53,7 @@ class FigurePanel:
         """The figure as plotly's JSON, and its name for screen readers."""
         if kind != "sequence":
             self._window = None
-        empty = why_empty(kind, filtered=chosen.passed.filters != Filters())
+        empty = why_empty(kind, filtered=bool(self._rows) or chosen.passed.filters != Filters())
         self._spec = finished(self._of(chosen, kind), empty)
         return self._spec, f"{TITLES[kind]} of {chosen.summary}"
 

@@ -1,8 +1,8 @@
-"""A plotly figure of points, lines or horizontal bars as static SVG, for readers where no plotly runs.
+"""A plotly figure of points, lines, areas or horizontal bars as static SVG, for readers where no plotly runs.
 
-Of a figure are read its traces with their upright error bars, its title, the kind, title, ticks and ``rangemode`` of
-its axes, and straight lines across it with their annotation. Texts of plotly are HTML: they are unescaped first, then
-escaped anew.
+Of a figure are read its traces with their upright error bars, stacked ones one above the other, its title, the kind,
+title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Texts of plotly are
+HTML: they are unescaped first, then escaped anew.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import html as entities
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dsexplore.views.page import html
@@ -46,7 +46,7 @@ def still_figure(figure: Any) -> str:
     """The figure as a fragment of static HTML.
 
     Args:
-        figure: of lines, points and closed areas, or of horizontal bars, which lie one behind the other.
+        figure: of lines, points, closed or stacked areas, or of horizontal bars, which lie one behind the other.
     """
     traces = list(figure.data)
     body = _bars(figure, traces) if traces and traces[0].type == "bar" else _chart(figure, traces)
@@ -126,6 +126,7 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     """Points and lines between axes."""
     across, up = figure.layout.xaxis, figure.layout.yaxis
     points = [list(_points(trace, across.type == "log", up.type == "log")) for trace in traces]
+    floors = _stack(traces, points)
     limits = list(_limits(figure))
     every = [point for own in points for point in own]
     xs = [point.x for point in every] + [at for is_upright, at, _ in limits if is_upright]
@@ -138,8 +139,10 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     along = _scale(xs, across, left, WIDTH - _RIGHT)
     drawn = _axes(along, down, left, across, up)
     drawn += "".join(_limit(*limit, along, down, left) for limit in limits)
-    for trace, own in zip(traces, points, strict=True):
-        drawn += _line(trace, [(along.at(point.x), down.at(point.y)) for point in own])
+    for trace, own, floor in zip(traces, points, floors, strict=True):
+        outline = [(along.at(point.x), down.at(point.y)) for point in own]
+        outline += [(along.at(x), down.at(y)) for x, y in reversed(floor)]
+        drawn += _line(trace, outline)
         drawn += "".join(_mark(trace, point, along, down) for point in own)
     label = f"{_text(up.title.text)} by {_text(across.title.text)}"
     return _svg(_HEIGHT, label, drawn)
@@ -159,6 +162,22 @@ def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
         name = names[at] if at < len(names) and isinstance(names[at], str) else _text(trace.name)
         said = f"{name}: {x:.4g}, {y:.4g}" + (f" ({low:.4g} to {high:.4g})" if low < high else "")
         yield _Point(float(x), float(y), float(y if is_log_y and low <= 0 else low), float(high), said)
+
+
+def _stack(traces: Sequence[Any], points: list[list[_Point]]) -> list[list[tuple[float, float]]]:
+    """Raise each stacked area, in ``points``, onto those before it; returns its lower edge, empty for other traces."""
+    floors: list[list[tuple[float, float]]] = []
+    reached: dict[str, list[float]] = {}
+    for trace, own in zip(traces, points, strict=True):
+        below = reached.get(trace.stackgroup, [0.0] * len(own)) if trace.stackgroup else []
+        floors.append([(point.x, base) for point, base in zip(own, below, strict=False)])
+        if trace.stackgroup:
+            own[:] = [
+                replace(point, y=point.y + base, low=point.low + base, high=point.high + base)
+                for point, base in zip(own, below, strict=True)
+            ]
+            reached[trace.stackgroup] = [point.y for point in own]
+    return floors
 
 
 def _values(column: Any) -> Sequence[Any]:
@@ -221,9 +240,13 @@ def _line(trace: Any, places: Sequence[tuple[float, float]]) -> str:
     if "lines" not in (trace.mode or "lines") or len(places) < 2:
         return ""
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
-    if trace.fill == "toself":
+    if _is_area(trace):
         return f'<path d="{path}z" fill="{html.escape(_colour(trace))}" fill-opacity="{trace.opacity or 1}"/>'
     return f'<path d="{path}" fill="none" stroke-width="1.6" {_stroke(trace)}/>'
+
+
+def _is_area(trace: Any) -> bool:
+    return trace.fill == "toself" or bool(trace.stackgroup)
 
 
 def _stroke(trace: Any) -> str:
@@ -266,7 +289,7 @@ def _keys(traces: Sequence[Any]) -> str:
 def _key(trace: Any) -> str:
     if trace.type == "bar":
         return f'<rect width="34" height="14" fill="{html.escape(_colour(trace))}"/>'
-    places = [(1, 2), (33, 2), (33, 12), (1, 12)] if trace.fill == "toself" else [(1, 7), (33, 7)]
+    places = [(1, 2), (33, 2), (33, 12), (1, 12)] if _is_area(trace) else [(1, 7), (33, 7)]
     return _line(trace, places) + _symbol(trace, 17, 7)
 
 

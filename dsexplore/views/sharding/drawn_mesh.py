@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.rank_groups import RankGroup
@@ -11,6 +14,9 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.views.sharding.axis_marks import AxisMarks
 from dsexplore.views.sharding.rank_sample import RankSample, sample_of
 from dsexplore.views.sharding.shard_blocks import Block
+
+MINE = "mine"
+"""The class of what the chosen rank holds."""
 
 
 class DrawnMesh:
@@ -31,11 +37,26 @@ class DrawnMesh:
         self.mesh = shown.mesh
         self.marks = AxisMarks(shown.mesh, shown.tensors, axes)
         self.sample: RankSample = sample_of(shown)
+        self._chosen: tuple[int, ...] | None = None
+
+    def choosing(self, at: tuple[int, ...] | None) -> DrawnMesh:
+        """The same with a rank, by its place in the mesh, whose blocks are lit from the start: they have `MINE`."""
+        lit = copy.copy(self)
+        lit._chosen = at
+        return lit
 
     def lit_by(self, tensor: Placed, block: Block) -> str:
-        """The classes of a block: the sampled ranks that hold it, or ``all``."""
+        """The classes of a block: the sampled ranks that hold it, or ``ha`` for all; `MINE` for the chosen rank."""
         held = self.sample.holding(tensor, block.places)
-        return "ha" if len(held) == len(self.sample) else lit_classes(held)
+        classes = "ha" if len(held) == len(self.sample) else lit_classes(held)
+        return f"{classes} {MINE}" if self._holds(tensor, block) else classes
+
+    def _holds(self, tensor: Placed, block: Block) -> bool:
+        """Whether the chosen rank holds a block, or one of those folded in it."""
+        if self._chosen is None:
+            return False
+        own = [int(axis([np.array(place) for place in self._chosen])) for axis in tensor.axes]
+        return all(low <= own[number] < high for number, (low, high) in block.places)
 
     def without(self, tensor: Placed) -> RankGroup | None:
         """The ranks that hold nothing of a tensor; None where there is none."""

@@ -27,11 +27,12 @@ color:var(--ink,inherit)}
 .dsx .ranks input{appearance:none;position:absolute;inset:0;width:100%;height:100%;margin:0;cursor:pointer}
 .dsx .axis{border-bottom:3px solid var(--x);margin-right:10px;white-space:nowrap}
 """
-_LIT = (
+LIT = (
     "--lit:#f0e442;--ink:#000;--ring:2px solid var(--dsx-fg);--edge:var(--dsx-fg);--seen:visible;"
     "--part:repeating-linear-gradient(135deg,#f0e442 0 4px,transparent 4px 9px),var(--dsx-bg);"
     "--some:color-mix(in srgb,#f0e442 45%,var(--dsx-bg))"
 )
+"""CSS variables of what a rank holds, lit."""
 
 
 def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
@@ -47,9 +48,8 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
     nothing = set.intersection(*(set(sample.empty(tensor)) for tensor in tensors)) if tensors else set()
     across = len(sample.chosen[-1])
     rows = "".join(_row(drawn_mesh, start, across, nothing) for start in range(0, len(sample), across))
-    part = (
-        "" if sample.is_whole else f" {len(sample):,} of {mesh.size:,} ranks stand here, those among them that differ."
-    )
+    few = f" {len(sample):,} of {mesh.size:,} ranks stand here: first, last, where shards change in size, some between."
+    part = "" if sample.is_whole else few
     empty = " ∅: holds nothing." if nothing else ""
     width = 14 + 7 * (len(str(sample.numbers.max())) + 2 * bool(nothing))
     return (
@@ -96,7 +96,7 @@ def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
     every = ".dsx:has(.ranks label:hover,.ranks :checked) .ha"
     empty = sorted({index for tensor in tensors for index in sample.empty(tensor)} if len(tensors) > 1 else ())
     nothing = ",".join(f".dsx:has(.h{i}:is(:hover,:checked)) .e{i}" for i in empty)
-    return f"{lit},{every}{{{_LIT}}}\n" + (f'{nothing}{{--no:" ∅ nothing of it"}}\n' if nothing else "")
+    return f"{lit},{every}{{{LIT}}}\n" + (f'{nothing}{{--no:" ∅ nothing of it"}}\n' if nothing else "")
 
 
 def thumbnail(tensor: Placed, drawn_mesh: DrawnMesh, width: int = 64, height: int = 28) -> str:

@@ -83,14 +83,14 @@ def picture_html(
         drawn_mesh: colours and ranks of the sharding that it is of.
         most_blocks: of more shards, those that are alike are drawn as one.
         with_zoom: whether the first shards of such are drawn large beside it.
-        around: a rank and its place in the mesh, around whose shards they are drawn instead of the first.
+        around: a rank and its place in the mesh, whose shards are lit and drawn large, with those around them.
     """
     if not tensor.numel:
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
     drawn = picture(tensor, most_blocks)
     frame = picture_frame(tensor, drawn)
-    titles = Titles(tensor, drawn_mesh)
     rank, at = around or (-1, None)
+    titles = Titles(tensor, drawn_mesh.choosing(at))
     whose = "the first shards" if at is None else f"shards around rank {rank:,}'s"
     window = zoom(tensor, drawn, at, whose) if with_zoom else None
     drawings = [PanelDrawing(tensor, drawn, panel, frame, titles) for panel in drawn.panels]

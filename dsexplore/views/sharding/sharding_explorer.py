@@ -9,9 +9,12 @@ from dsexplore.sharding.layout import Sharding, index_text
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.sharding.drawn_mesh import DrawnMesh
+from dsexplore.views.sharding.drawn_mesh import MINE, DrawnMesh
 from dsexplore.views.sharding.placement_tables import axis_table
+from dsexplore.views.sharding.rank_grid import LIT
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
+
+_MINE_STYLE = f".dsx .pic .{MINE}{{{LIT}}}"
 
 
 def explorer(shown: Sharding) -> Any:
@@ -23,7 +26,7 @@ def explorer(shown: Sharding) -> Any:
     import ipywidgets
 
     drawn_mesh, names = DrawnMesh(shown), [tensor.name for tensor in shown.tensors]
-    tensor = ipywidgets.Dropdown(options=names, description="tensor")
+    tensor = ipywidgets.Dropdown(options=names, description="tensor", layout={"width": "min(48em, 100%)"})
     rank = ipywidgets.IntText(value=int(drawn_mesh.sample.numbers[0]), description="rank")
     picture, box = ipywidgets.HTML(), ipywidgets.VBox()
 
@@ -67,4 +70,4 @@ def _drawn(drawn_mesh: DrawnMesh, tensor: Placed, rank: int, at: tuple[int, ...]
     held = f"holds {html.escape(index_text(ranges), 200)} of {html.name(tensor.name)}, {format_bytes(size)}"
     said = f'<p role="status"><b>rank {rank:,}</b> ({where}) {held if size else "holds nothing of it"}</p>'
     body = axis_table(tensor, drawn_mesh) + picture_html(tensor, drawn_mesh, around=(rank, at))
-    return html.fragment(said + body, STYLE)
+    return html.fragment(said + body, STYLE + _MINE_STYLE)

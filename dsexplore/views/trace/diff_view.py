@@ -235,7 +235,7 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
         for phase, a, b in zip(OUTSIDE_STEPS, *outside, strict=True)
         if abs(b - a) >= 0.5  # bytes
     )
-    more = f"{'+' if counts >= count else '-'}{count_text(abs(counts - count))}"
+    more = f"{'+' if counts >= count else '−'}{count_text(abs(counts - count))}"
     return (
         f"{count_text(count)} → {count_text(counts)} collectives ({more}), "
         f"{signed_bytes(wires - wire)} on the wire ({signed_bytes(messages - message)} in messages), "

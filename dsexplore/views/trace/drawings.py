@@ -15,7 +15,7 @@ STYLE = (
 .dsx .part>div,.dsx .part>p{margin:4px 0 8px 18px}
 .dsx.dsx .heat td{padding:2px 8px;text-align:right;border:1px solid var(--dsx-line)}
 .dsx.dsx .heat th{padding:2px 8px}
-.dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:anywhere;border:0;
+.dsx.dsx .heat tbody th{font-weight:400;text-align:left;white-space:normal;overflow-wrap:break-word;border:0;
 min-width:10em}
 .dsx .lane{display:flex;align-items:center;gap:8px;height:16px}
 .dsx .lane>span{flex:0 0 210px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:var(--dsx-small)}
@@ -63,7 +63,7 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
     top = float(grid.values.max()) or 1.0
     head = "".join(f'<th scope="col">{html.name(c, 32)}</th>' for c in grid.columns)
     body = "".join(
-        f'<tr><th scope="row">{html.name(row, 96)}</th>'
+        f'<tr><th scope="row">{html.parted(row, 96)}</th>'
         + "".join(_heat_cell(float(v), top, write, log) for v in values)
         + "</tr>"
         for row, values in zip(grid.rows, grid.values, strict=True)

@@ -42,10 +42,13 @@ def shared_prefix(names: list[str]) -> str:
 
 
 def _tail(name: str) -> str:
-    """The end of a name, which says more of a module than its beginning; a wide character takes the room of two."""
+    """The end of a name, which says more of a module than its beginning; a wide character takes the room of two.
+
+    It begins with a whole word of a dotted name, where one fits.
+    """
     room = _LONGEST_LABEL
     for at in range(len(name) - 1, -1, -1):
         room -= 2 if unicodedata.east_asian_width(name[at]) in "WF" else 1
         if room < (1 if at else 0):
-            return f"…{name[at + 1 :]}"
+            return f"…{name[name.find('.', at) + 1 or at + 1 :]}"
     return name

@@ -91,7 +91,7 @@ def top_of(tables: Tables, kind: str, sizes: str) -> float:
 def why_empty(kind: str, filtered: bool = False) -> str:
     """The text in place of a figure without data."""
     if filtered:
-        return "nothing of this kind is left by the filters"
+        return "nothing of this kind in what is chosen"
     return "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
 
 

@@ -160,7 +160,7 @@ def test_filters_that_leave_nothing_say_so_and_a_name_that_no_module_has_is_told
     explorer = trace.explore()
     explorer.filter(phase="backward", op="all_gather")
     assert explorer.widget.status.startswith("<span>0 of 25 collectives, 0 B on the wire</span>")
-    assert explorer.widget.spec["layout"]["annotations"][0]["text"] == "nothing of this kind is left by the filters"
+    assert explorer.widget.spec["layout"]["annotations"][0]["text"] == "nothing of this kind in what is chosen"
     for pattern in ("up", "[", "<b>"):
         explorer.widget.pattern = pattern
         assert f"no module is called <bdi>{escape(pattern)}</bdi>; * stands for any text" in explorer.widget.status

@@ -84,6 +84,24 @@ def test_an_area_is_closed_and_has_no_points() -> None:
     assert shown.count("<span>") == 2  # a key for each
 
 
+def test_stacked_areas_lie_one_on_the_other() -> None:
+    figure = go.Figure()
+    for name, values in (("parameters", [1, 1]), ("gradients", [0, 3])):
+        figure.add_scatter(x=[0, 1], y=values, name=name, mode="lines", stackgroup="uses", line={"color": "#0072b2"})
+    figure.update_yaxes(rangemode="tozero")
+    shown = still_figure(figure)
+    chart = shown[shown.index('class="still"') :]
+    lower, upper = (
+        [tuple(map(float, place.split())) for place in area.split("L")]
+        for area in re.findall(r'<path d="M([^"]*)z" fill="#0072b2"', chart)
+    )
+    zero, one, four = lower[2][1], lower[0][1], upper[1][1]
+    assert [y for _, y in lower] == [one, one, zero, zero]
+    assert [y for _, y in upper] == [one, four, one, one]
+    assert zero - four == pytest.approx(4 * (zero - one), abs=0.3)
+    assert circles(shown) == []
+
+
 @pytest.mark.parametrize("kind", ["linear", "log"])
 def test_error_bars_reach_from_the_least_to_the_most_and_lie_inside(kind: str) -> None:
     error = {"type": "data", "symmetric": False, "array": [50, 10], "arrayminus": [5, 30]}

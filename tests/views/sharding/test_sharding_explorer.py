@@ -30,6 +30,17 @@ def test_any_of_sixteen_thousand_ranks_is_zoomed_on() -> None:
         assert f"dp {first + 5}, tp" not in drawn
 
 
+def test_the_shards_of_the_rank_are_lit() -> None:
+    """One of eight in all, and of folded ones the stretch that holds it, in the picture and in its zoom."""
+    few = dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2").explore()
+    many = dsexplore.sharding((53248, 16384), "S(0), S(1)", "dp=2048,tp=8").explore()
+    for explorer, rank, lit in ((few, 5, 1), (many, 9003, 2)):
+        assert ".mine{" in explorer.picture.value
+        explorer.zoom(rank)
+        assert len(re.findall(r'<div class="who [^"]*mine"', explorer.picture.value)) == lit
+    assert ".mine" not in dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")._repr_mimebundle_()["text/html"]
+
+
 def test_the_window_begins_at_the_ranks_own_columns() -> None:
     shown = dsexplore.sharding((53248, 16384), "S(0), S(1)", "dp=2048,tp=8")
     (tensor,) = shown.tensors

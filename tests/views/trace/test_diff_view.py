@@ -135,7 +135,7 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
     trace = traces.layered(8)
     lines = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/plain"].splitlines()
     assert lines == [
-        "TraceDiff: 24 → 16 collectives (-8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
+        "TraceDiff: 24 → 16 collectives (−8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
         "  B sends 32 KiB less on the wire per rank and step than A, 72 KiB instead of 104 KiB (−31 %), all on dp, in "
         "16 collectives instead of 24.",
         "  All of it is in Net.layers.* (×8): all_gather (32 KiB less).",
