@@ -19,7 +19,7 @@ _HOMES = {
     "load": "dsexplore.trace.trace",
     "explain_hang": "dsexplore.analysis.hangs.explain",
     "expect_comms": "dsexplore.capture.expect",
-    "run_ranks": "dsexplore.worlds.real.local_ranks",
+    "run_ranks": "dsexplore.worlds.real.run_ranks",
     "calibrate": "dsexplore.cost.calibrate",
     "compare_meshes": "dsexplore.cost.compare_meshes",
     "UsageError": "dsexplore.errors",
@@ -28,7 +28,7 @@ _HOMES = {
     "ExpectationError": "dsexplore.errors",
     "MismatchError": "dsexplore.errors",
     "NotInitialisedError": "dsexplore.errors",
-    "RanksFailedError": "dsexplore.worlds.real.local_ranks",
+    "RanksFailedError": "dsexplore.worlds.real.run_ranks",
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from dsexplore.trace.trace import Trace as Trace
     from dsexplore.trace.trace import load as load
     from dsexplore.worlds.commtrace import commtrace as commtrace
-    from dsexplore.worlds.real.local_ranks import RanksFailedError as RanksFailedError
-    from dsexplore.worlds.real.local_ranks import run_ranks as run_ranks
+    from dsexplore.worlds.real.run_ranks import RanksFailedError as RanksFailedError
+    from dsexplore.worlds.real.run_ranks import run_ranks as run_ranks
     from dsexplore.worlds.scripts.run_script import run as run
     from dsexplore.worlds.simulate import simulate as simulate
 

@@ -1,6 +1,6 @@
 """The errors that users meet, all handed on by ``dsexplore``: each message says what is wrong, and what to do instead.
 
-`RanksFailedError` alone stands elsewhere, beside the run that it reports (`dsexplore.worlds.real.local_ranks`).
+`RanksFailedError` alone stands elsewhere, beside the run that it reports (`dsexplore.worlds.real.run_ranks`).
 """
 
 

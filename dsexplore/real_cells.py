@@ -24,10 +24,10 @@ from dsexplore.units import format_bytes, format_ranks, format_seconds
 from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text
 from dsexplore.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
 from dsexplore.worlds.real.engine_cluster import Cluster
-from dsexplore.worlds.real.local_ranks import RanksFailedError
 from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_outcome import RankOutcome
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore.worlds.real.run_ranks import RanksFailedError
 
 INTERVAL = 0.25
 """Seconds between two drawings of what ranks print while they run."""

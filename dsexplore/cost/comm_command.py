@@ -98,7 +98,7 @@ def _measured(options: argparse.Namespace) -> CommSweep | None:
 
 def _local(world_size: int, chosen: dict[str, Any], timeout: float) -> CommSweep:
     from dsexplore.comm.sweep_result import CommSweep
-    from dsexplore.worlds.real.local_ranks import run_ranks
+    from dsexplore.worlds.real.run_ranks import run_ranks
 
     if world_size < 2:
         raise UsageError(f"--real {world_size}: a collective needs 2 ranks or more")

@@ -31,8 +31,8 @@ from dsexplore.trace.files import load as load_tables
 from dsexplore.trace.files import save as save_tables
 from dsexplore.trace.merge import merge_tables
 from dsexplore.user_warnings import warn
-from dsexplore.worlds.real.local_ranks import run_ranks
 from dsexplore.worlds.real.packed_program import pack_program
+from dsexplore.worlds.real.run_ranks import run_ranks
 
 _COMPARED = 3
 """How many of the fastest meshes are looked at for ties."""

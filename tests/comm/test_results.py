@@ -14,7 +14,7 @@ import torch.distributed as td
 
 from dsexplore import run_ranks
 from dsexplore.comm.versions import has_weights_only_objects
-from dsexplore.worlds.real.local_ranks import RanksRun
+from dsexplore.worlds.real.run_ranks import RanksRun
 
 pytestmark = pytest.mark.processes
 

@@ -32,10 +32,10 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn
-from dsexplore.worlds.real.local_ranks import DEFAULTS, RanksRun, Reason, rendezvous
 from dsexplore.worlds.real.messages import Cell, CellReport, Job
 from dsexplore.worlds.real.rank_handle import RankHandle, wait_for_all
 from dsexplore.worlds.real.rank_outcome import RankOutcome
+from dsexplore.worlds.real.run_ranks import DEFAULTS, RanksRun, Reason, rendezvous
 from dsexplore.worlds.real.server_handle import server
 from dsexplore.worlds.world_settings import resolve
 

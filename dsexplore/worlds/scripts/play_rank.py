@@ -13,7 +13,7 @@ from typing import Any
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import recorded
-from dsexplore.worlds.real.local_ranks import run_ranks
+from dsexplore.worlds.real.run_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.worlds.scripts.outside_steps import note_what_followed, own_start_up

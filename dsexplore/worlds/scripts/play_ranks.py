@@ -21,7 +21,7 @@ from dsexplore.progress import Work, track
 from dsexplore.trace.files import rank_file
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.real.local_ranks import RankOutcome, run_in_turn
+from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
 from dsexplore.worlds.scripts.play_rank import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around

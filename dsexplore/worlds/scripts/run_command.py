@@ -7,7 +7,7 @@ import argparse
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from dsexplore.errors import UsageError
@@ -17,6 +17,7 @@ from dsexplore.worlds.scripts.play_distinct import play_several
 from dsexplore.worlds.scripts.play_rank import Setting, play
 from dsexplore.worlds.scripts.play_ranks import RankEnd
 from dsexplore.worlds.scripts.program import Program, exit_status
+from dsexplore.worlds.scripts.run_options import parse_values
 
 
 def run(
@@ -61,7 +62,7 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         rank=options.rank or 0,
         ranks_per_node=options.ranks_per_node,
         fake=options.fake,
-        values=_values(options.values),
+        values=parse_values(options.values),
         device="cpu" if options.gpu == "cpu" else "cuda",
         gpu=options.gpu,
         steps=options.steps,
@@ -69,20 +70,6 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         save=options.save,
         command=command,
     )
-
-
-def _values(given: Sequence[str]) -> dict[str, float]:
-    """``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``."""
-    values = {}
-    for text in given:
-        line, _, number = text.rpartition("=")
-        try:
-            values[line] = float(number)
-        except ValueError:
-            line = ""
-        if ":" not in line:
-            raise UsageError(f"--value {text}: write a line of the script and a number, like train.py:31=0.5")
-    return values
 
 
 def _world_size(options: argparse.Namespace) -> int | None:

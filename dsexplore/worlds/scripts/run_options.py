@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
+
+from dsexplore.errors import UsageError
 
 DESCRIPTION = """\
 Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(
-        *("--value",),
+        "--value",
         dest="values",
         action="append",
         default=[],
@@ -61,3 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--standalone", action="store_true", help=argparse.SUPPRESS)
     option("script", help="the script, or with -m the module")
     option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def parse_values(texts: Iterable[str]) -> dict[str, float]:
+    """The numbers that ``--value`` gives to lines of the script: ``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``.
+
+    Raises:
+        UsageError: a text that is no line with a number.
+    """
+    values = {}
+    for text in texts:
+        line, _, number = text.rpartition("=")
+        try:
+            values[line] = float(number)
+        except ValueError:
+            line = ""
+        if ":" not in line:
+            raise UsageError(f"--value {text}: write a line of the script and a number, like train.py:31=0.5")
+    return values

@@ -16,7 +16,7 @@ import pytest
 
 from dsexplore import RanksFailedError, UsageError, run_ranks
 from dsexplore.worlds.real import rank_handle
-from dsexplore.worlds.real.local_ranks import RankOutcome, run_in_turn
+from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
