@@ -65,6 +65,9 @@ def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) ->
     if not found.culprits:
         which = f"which does not say where {it} stopped nor, as {it} are most of the ranks, which of them stopped first"
         return f"{format_ranks(accused)} did not come: {waits}; {format_ranks(unseen)} left no record, {which}"
+    if all(job.ranks[rank].has_empty_file for rank in unseen):
+        empty = f"{format_ranks(unseen)} left nothing but an empty file, which does not say where {it} stopped"
+        return f"{format_ranks(accused)} did not come: {waits}; {empty}"
     if all(call.state == "started" for call in first.pending):
         begun = f"{format_ranks(unseen)} left no record, and the devices of all that wait have begun that call"
         return f"{format_ranks(accused)} did not come: {waits}; {begun}"

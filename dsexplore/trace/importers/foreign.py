@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,19 +24,21 @@ _OF_PROFILER = (
     b'"distributedInfo"',
 )  # a list of thousands of groups may be all that is looked at
 
+_LEFT_OUT = {
+    "empty": "is empty: copy or record it again",
+    "recorder": "is a dump of torch's flight recorder, which has no place in a trace of profiles: load dumps alone",
+}
+
 
 def kind_of_file(file: Path) -> Kind:
     """The tool that wrote a file."""
     try:
         with file.open("rb") as opened:
             begin = opened.read(_LOOKED_AT)
-        if begin[:2] == b"\x1f\x8b":
-            with gzip.open(file) as unpacked:
-                begin = b""
-                with suppress(OSError, EOFError):  # a file that is cut off is named when it is read whole
-                    begin = unpacked.read(_LOOKED_AT)
     except OSError:
         return ""
+    if begin[:2] == b"\x1f\x8b":
+        begin = _unpacked(begin)
     text = begin.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
         return "empty"
@@ -45,6 +47,13 @@ def kind_of_file(file: Path) -> Kind:
     if any(key in text for key in _OF_PROFILER):
         return "profiler"
     return "recorder" if any(key in text for key in (b"entries", b"pg_config", b"pg_status")) else ""
+
+
+def _unpacked(begin: bytes) -> bytes:
+    """What a gzipped file begins with, also where it is cut off: it is named as such when it is read whole."""
+    with suppress(zlib.error):
+        return zlib.decompressobj(wbits=zlib.MAX_WBITS + 16).decompress(begin, _LOOKED_AT)
+    return b""
 
 
 def foreign_files(source: Path) -> list[Path]:
@@ -72,7 +81,8 @@ def load_foreign(files: Sequence[Path]) -> Tables:
         for problem in found.unreadable:
             warn(problem)
         return tables_of_dumps(found)
-    tables, problems = load_profiles(profiles)
+    tables, problems = load_profiles(profiles, is_whole=len(files) > 1)
+    problems = [*problems, *(f"{file} {_LEFT_OUT[kind]}" for file, kind in kinds.items() if kind in _LEFT_OUT)]
     for problem in problems:
         warn(problem)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))

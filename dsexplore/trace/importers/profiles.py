@@ -18,8 +18,12 @@ from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
 
 
-def load_profiles(files: Sequence[Path]) -> tuple[Tables, list[str]]:
+def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tables, list[str]]:
     """One trace of several ranks' files, on one clock, and what is wrong with each file that is left out.
+
+    Args:
+        files: of one job.
+        is_whole: whether more files of the job were given, so that a single one which can be read misses ranks.
 
     Raises:
         TraceFileError: none can be read, or which rank left which is not known.
@@ -35,7 +39,7 @@ def load_profiles(files: Sequence[Path]) -> tuple[Tables, list[str]]:
     ranks, guessed = _ranks(traces)
     world_size = max(max(map(world_size_of_profile, traces.values())), max(ranks.values()) + 1)
     parts = [tables_of_profile(trace, ranks[file], world_size) for file, trace in traces.items()]
-    tables = merge_tables(parts)
+    tables = merge_tables(parts, is_whole=is_whole)
     notes = (*tables.info.notes, *guessed, *late_records(tables))
     return replace(tables, info=replace(tables.info, notes=notes)), problems
 

@@ -6,6 +6,7 @@ gloo records no ends, only that it let go of a collective (``retired``).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
@@ -108,7 +109,7 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str) -> RecorderEntr
     is_p2p = called.is_message if is_p2p is None else bool(is_p2p)
     group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
     record = _integer(get("record_id", get("id")))
-    ended, duration = _time(get("time_discovered_completed_ns")), get("duration_ms")
+    ended = _time(get("time_discovered_completed_ns"))
     return RecorderEntry(
         record=index if record is None else record,
         group=str(group_name),
@@ -124,7 +125,7 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str) -> RecorderEntr
         created=_time(get("time_created_ns")),
         started=_time(get("time_discovered_started_ns")),
         ended=ended,
-        duration_ms=None if duration is None else float(duration),
+        duration_ms=_duration(get("duration_ms")),
         input_sizes=_sizes(get("input_sizes")),
         output_sizes=_sizes(get("output_sizes")),
         input_dtypes=_dtypes(get("input_dtypes")),
@@ -183,6 +184,12 @@ def _integer(value: Any) -> int | None:
 
 def _time(value: Any) -> int | None:
     return (value if type(value) is int else _integer(value)) or None
+
+
+def _duration(value: Any) -> float | None:
+    """Milliseconds; None for one that is no number, as torch writes where an event of the device was lost."""
+    milliseconds = math.nan if value is None else float(value)
+    return milliseconds if math.isfinite(milliseconds) else None
 
 
 def _sizes(sizes: Any) -> Sizes:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
 from pathlib import Path
 
 import pytest
 
+import dsexplore
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
 
 
@@ -31,3 +35,37 @@ def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, kind: st
 def test_what_cannot_be_opened_is_no_tools_file(tmp_path: Path) -> None:
     assert kind_of_file(tmp_path) == kind_of_file(tmp_path / "missing") == ""
     assert foreign_files(tmp_path / "missing") == foreign_files(tmp_path) == []
+
+
+def profile(rank: int) -> bytes:
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "pid": 0, "tid": 7}
+    draw = random.Random(rank)
+    events = [
+        {**kernel, "ts": draw.random(), "dur": 5, "args": {"Group size": 2, "x": draw.random()}} for _ in range(9)
+    ]
+    return json.dumps({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}).encode()
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (gzip.compress(profile(1))[:-30], "rank1 cannot be read"),
+        (b"", "rank1 is empty: copy or record it again"),
+        (b'{"entries": []}', "rank1 is a dump of torch's flight recorder, which has no place in a trace of profiles"),
+    ],
+    ids=["cut off", "empty", "of another tool"],
+)
+def test_a_file_that_has_no_place_beside_profiles_is_named(tmp_path: Path, left: bytes, said: str) -> None:
+    (tmp_path / "rank0").write_bytes(gzip.compress(profile(0)))
+    (tmp_path / "rank1").write_bytes(left)
+    with pytest.warns(RuntimeWarning, match=said):
+        trace = dsexplore.load(tmp_path)
+    assert trace.info.ranks == (0,)
+    assert any(said in note for note in trace.info.notes)
+    assert "1 of 2 ranks left no trace: rank 1" in trace.info.notes
+
+
+def test_a_gzipped_dump_that_is_cut_off_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    file = tmp_path / "dump_1"
+    file.write_bytes(gzip.compress(b'{"version": "2.10", "pg_config": {}, "entries": []}')[:-12])
+    assert kind_of_file(file) == "recorder"

@@ -131,6 +131,14 @@ def test_fields_of_other_versions() -> None:
     assert numbers("[0, 1, 12]") == (0, 1, 12) == numbers([0, "1", 12])
 
 
+@pytest.mark.parametrize("written", ["NaN", "Infinity", "null"])
+def test_a_duration_that_is_no_number_is_none(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "dump_0"
+    file.write_text(json.dumps(dump(entry(duration_ms="of the device"))).replace('"of the device"', written))
+    assert dump_of(file, read_content(file), 0).entries[0].duration_ms is None
+    assert load(file).events.height == 1
+
+
 def test_gloo_records_no_end_but_that_it_let_go() -> None:
     kept, gone = entry("gloo:all_reduce"), entry("nccl:all_reduce")
     for one in (kept, gone):
