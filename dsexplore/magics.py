@@ -361,12 +361,12 @@ def _simulated_rank(text: str | None) -> int:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """``%load_ext dsexplore``."""
+    """Register the magics, as ``%load_ext dsexplore`` does."""
     shell.register_magics(CommtraceMagics(shell))
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """``%unload_ext dsexplore``: closes what is open and removes the magic."""
+    """Close what is open and remove the magics, as ``%unload_ext dsexplore`` does."""
     magics = shell.magics_manager.registry.pop("CommtraceMagics", None)
     if magics is not None:
         magics.close()

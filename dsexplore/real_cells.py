@@ -180,7 +180,11 @@ class RealCells:
         return Cell(code, compiled.file, {**texts, compiled.file: compiled.source}, names, save="")
 
     def _shown(self, run: CellRun, screen: RankScreen, message: Cell, cell: str) -> CellRun:
-        """The run with the names of cells that a person knows; what the ranks printed and returned is shown."""
+        """Show what the ranks printed and returned.
+
+        Returns:
+            the run, whose texts have ``In[3]`` for the file of a cell.
+        """
         quiet = DisplayHook.semicolon_at_end_of_expression(cell)
         screen.finish({one.rank: RankText(one.output, "" if quiet else one.shown) for one in run.outcomes})
         trace = _with_cell_names(Trace() if run.trace is None else run.trace, message.sources)

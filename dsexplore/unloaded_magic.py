@@ -18,5 +18,5 @@ def offer(shell: InteractiveShell) -> None:
 
 
 def _say(line: str, cell: str | None = None) -> NoReturn:
-    """Not loaded: run ``%load_ext dsexplore``."""
+    """Raise `UsageError`, which says to run ``%load_ext dsexplore`` first."""
     raise UsageError(_FIRST.format("%commtrace" if cell is None else "%%commtrace"))

@@ -177,5 +177,5 @@ def _merge_thread_count(values: dict[str, Any]) -> None:
 
 
 def threads_text(count: int) -> str:
-    """``"1 thread"``, ``"2 threads"``."""
+    """A number of threads as text: ``"1 thread"``, ``"2 threads"``."""
     return f"{count} thread{'s' if count > 1 else ''}"

@@ -31,7 +31,7 @@ _PATIENCE = 10.0
 
 
 class Worker:
-    """One further process."""
+    """A process that measures beside this one, as `Bench.measure` does."""
 
     def __init__(self, number: int, arguments: dict[str, Any]) -> None:
         program = _PROGRAM.format(path=sys.path)
@@ -105,7 +105,7 @@ class BenchTogether:
 
     @property
     def bytes_written(self) -> int:
-        """By all processes, the workers' files included."""
+        """The bytes that all processes have written, the workers' files included."""
         return self._bench.bytes_written + sum(worker.bytes_written for worker in self._workers)
 
     def measure(

@@ -55,7 +55,7 @@ def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...
 
 
 def grid(axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]) -> list[AioConfig]:
-    """Every combination that fits."""
+    """Every combination of the axes' values for which ``fits`` is true."""
     every = (AioConfig(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
     return [config for config in every if fits(config)]
 

@@ -25,7 +25,7 @@ class Interval(NamedTuple):
 
     @property
     def width(self) -> float:
-        """High over low, minus one; infinite below two measurements."""
+        """The interval's relative width, high over low minus one: a ratio; infinite below two measurements."""
         return self.high / self.low - 1 if self.low > 0 else math.inf
 
     @property

@@ -226,14 +226,15 @@ class _Run:
         return int(min(max(most, 1), search.MOST_FINALISTS))
 
     def _start(self, every: Sequence[AioConfig]) -> AioConfig:
-        """The default as far as the axes have its values, if that fits."""
+        """The setting that the search begins with: on each axis the default's value, or the axis's first where it lacks
+        that; the first of all settings where that combination is none of them."""
         axes = self._plan.axes
         values = {key: getattr(CONTROL, key) for key in axes}
         start = AioConfig(**{key: value if value in axes[key] else axes[key][0] for key, value in values.items()})
         return start if start in every else every[0]
 
     def _seconds(self, slices: int) -> float:
-        """About how long so many slices take, so that none begins too late."""
+        """The expected duration of so many slices, in seconds, so that none begins too late."""
         return slices * max(self._slice_seconds, (self.elapsed() - self._ready) / len(self.measured))
 
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:

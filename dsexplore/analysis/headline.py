@@ -45,15 +45,15 @@ _DOINGS = {
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence, and where it leads."""
+    """One sentence of a headline, and the events that it is about."""
 
     about: str
     """``axes``, ``module``, ``finding`` or ``time``."""
     text: str
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
-    """The events that it speaks of, as positions in `Trace.events`."""
+    """The events that the sentence is about, as positions in `Trace.events`."""
     module: str = ""
-    """The first of the modules that it speaks of; empty for none."""
+    """The first of the modules that the sentence is about; empty for none."""
 
     def __str__(self) -> str:
         return self.text

@@ -113,7 +113,7 @@ class ThreadCalls:
         self.next_node = _get_sequence_nr()
 
     def trim(self) -> None:
-        """Forget the older half of the boundaries once there are more than a million."""
+        """Discard the older half of the boundaries once there are more than a million."""
         if len(self.boundaries) > _KEPT_BOUNDARIES:
             with self._lock:
                 half = _KEPT_BOUNDARIES // 2

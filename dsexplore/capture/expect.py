@@ -66,7 +66,7 @@ class _Expectation:
     """As for `Trace.where`."""
 
     def wanted(self) -> str:
-        """``"2 · axis=tp"``."""
+        """The expected sizes and the conditions as one text: ``"2 · axis=tp"``."""
         return " · ".join([*_sizes_text(self.sizes), *(f"{name}={value}" for name, value in self.conditions.items())])
 
 

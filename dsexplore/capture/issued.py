@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 
     @property
     def cause_text(self) -> str:
-        """``"FSDP post_backward: redistribute P→R"``."""
+        """Cause and redistribute as one text: ``"FSDP post_backward: redistribute P→R"``; empty where both are."""
         return ": ".join(str(part) for part in (self.cause, self.redistribute) if part)
 
 

@@ -95,7 +95,7 @@ class KernelRecording:
         self._exit = ExitStack()
 
     def start(self) -> None:
-        """Begin to see ops."""
+        """Begin to record ops and memory."""
         self._exit.callback(self.memory.release)
         for register, hook in (
             (register_optimizer_step_pre_hook, self._before_optimizer),
@@ -107,7 +107,7 @@ class KernelRecording:
         self._exit.enter_context(_Watch(self))
 
     def stop(self) -> None:
-        """See no more ops."""
+        """End the recording of ops and memory."""
         self._exit.close()
         self._end_segment()
         self._node = (None, None)

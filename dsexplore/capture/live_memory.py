@@ -24,7 +24,7 @@ _BEFORE = -1
 
 @dataclass(slots=True)
 class Held:
-    """One storage."""
+    """The memory of one storage that is watched."""
 
     size: int
     use: Use

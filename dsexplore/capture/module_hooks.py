@@ -100,7 +100,7 @@ _installed: ModuleHooks | None = None
 
 
 def _before_forward(called: nn.Module, _inputs: Any) -> None:
-    """A module's forward begins."""
+    """Report that a module's forward begins: the forward pre-hook of every module."""
     # Inside a compiled region hooks are replayed out of order: there a collective belongs to the compiled module.
     if is_dynamo_compiling():
         return

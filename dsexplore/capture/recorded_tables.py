@@ -36,11 +36,11 @@ def tables_of(
     """All tables of a recording, and what its trace says of itself.
 
     Args:
-        recording: that was or is being made.
+        recording: the recording, closed or still open.
         steps: how many collectives had been issued at each `Trace.step`.
         issued: its collectives in program order.
-        groups: that the recorder describes now; a recording that was opened again may hold older ones.
-        modules: that the recording has met.
+        groups: the groups that the recorder describes now; a recording that was opened again may hold older ones.
+        modules: the modules that the recording has met.
         waits: see `Issued.read_clock`.
     """
     ranks = _ranks(issued)

@@ -67,7 +67,7 @@ class Recorder:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """Forget what earlier recordings met."""
+        """Discard the groups, modules and names that earlier recordings met."""
         self._groups = Groups()
         self._modules = Modules(self._warn_once)
         self._hooks = ModuleHooks(self._modules)

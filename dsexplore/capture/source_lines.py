@@ -34,7 +34,7 @@ def source_texts(of_events: Iterable[Sources]) -> list[str]:
 
 
 def source_text(code: CodeType, offset: int) -> str:
-    """``"train.py:12"`` for one `Source`."""
+    """The text of one `Source`: ``"train.py:12"``."""
     return source_texts([((code, offset),)])[0]
 
 

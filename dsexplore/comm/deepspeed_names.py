@@ -74,7 +74,7 @@ def check() -> None:
 
 
 def reset_log() -> None:
-    """Forget what was logged, to have the figures of one epoch or interval."""
+    """Discard what was logged, to have the figures of one epoch or interval."""
     comms_logger.reset_data()
 
 

@@ -60,7 +60,7 @@ class Made:
 
 
 class Digests(NamedTuple):
-    """The digests of a rank's calls on a group, which it sends first."""
+    """The digests of a rank's calls on a group: what ranks exchange before any call itself."""
 
     first: int
     end: int

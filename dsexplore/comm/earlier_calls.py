@@ -47,5 +47,5 @@ class Earlier:
 
     @property
     def count(self) -> int:
-        """How many calls."""
+        """How many calls these are, all lines together."""
         return sum(line.count for line in self.lines.values())

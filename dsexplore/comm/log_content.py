@@ -64,7 +64,7 @@ class LogContent:
         self._earlier.add(over, running)
 
     def reset_data(self) -> None:
-        """Forget all records; an op that is under way gets none when it ends."""
+        """Discard all records; an op that is under way gets none when it ends."""
         self._recording.issued = []
         self._earlier = Earlier()
 

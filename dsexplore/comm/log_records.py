@@ -167,7 +167,7 @@ class Record:
 
     @property
     def bytes(self) -> int:
-        """Message bytes S."""
+        """The message bytes."""
         return self.message[1]
 
     @property
@@ -248,7 +248,7 @@ class Record:
 
 
 def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
-    """The lines of what was recorded, in the order of issue."""
+    """The log's records of collectives that were recorded, in the order of issue: one for each message of each."""
     for issued in recorded:
         call = issued.label
         assert isinstance(call, Call)

@@ -248,7 +248,7 @@ class CommsLogger(LogContent):
         """Record that a call raised, or that its handle did: counted as a call, and not timed.
 
         Args:
-            call: which.
+            call: the call that failed.
             error: what was raised.
             args: of the call: what it would have moved is read from them, where it issued nothing.
             group: the process group.

@@ -23,7 +23,7 @@ def alike(values: Mapping[int, Any], text: Callable[[Any], str] = str) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``"rank 3"``, ``"ranks 0–2, 5"``."""
+    """Ranks as text: ``"rank 3"``, ``"ranks 0–2, 5"``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:

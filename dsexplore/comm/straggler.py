@@ -115,7 +115,7 @@ class Straggling:
 
     @property
     def communication_ms(self) -> float:
-        """The time of the rank that waited least, added up over the calls."""
+        """The time of the rank that waited least, in milliseconds, added up over the calls."""
         return float(self.shortest.sum()) * 1e3
 
     @property
@@ -216,7 +216,10 @@ def _cells(op: Straggling) -> tuple[str, ...]:
 
 
 def worst_text(op: Straggling) -> str:
-    """``"rank 3: 5 × 46.1 ms, rank 0: 1 × 2.0 ms … and 250 more"``, the worst first."""
+    """The late ranks, the worst first, with how often each was last and the mean wait for it.
+
+    Worked example: ``"rank 3: 5 × 46.1 ms, rank 0: 1 × 2.0 ms … and 250 more"``.
+    """
     last, kept, worst = op.last, op.kept_waiting_ms, op.worst
     texts = [f"rank {rank}: {last[rank]} × {kept[rank] / last[rank]:.3g} ms" for rank in worst[:_MOST_RANKS]]
     more = f" … and {len(worst) - _MOST_RANKS:,} more" if len(worst) > _MOST_RANKS else ""

@@ -59,7 +59,7 @@ class Waiting:
 
     @property
     def mean(self) -> float:
-        """Seconds per call."""
+        """The mean wait in a call, in seconds."""
         return self.seconds / self.count
 
     @property

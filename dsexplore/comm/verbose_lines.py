@@ -62,7 +62,10 @@ def _print(issued: Iterable[Issued]) -> None:
 
 
 def line_of(record: Record) -> str:
-    """``"all_reduce | group 0 | 16 B | 0.001 ms | algbw 16 MB/s | busbw 16 MB/s"``; another layer is named."""
+    """The line that is printed of a record, with the layer of a call that did not come through `dsexplore.comm`.
+
+    Worked example: ``"all_reduce | group 0 | 16 B | 0.001 ms | algbw 16 MB/s | busbw 16 MB/s"``.
+    """
     name = record.name if record.layer == OWN else f"{record.name} ({record.layer})"
     return " | ".join([name, f"group {record.group.name}", format_bytes(record.bytes), *_times(record)])
 

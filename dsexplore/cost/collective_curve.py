@@ -74,7 +74,7 @@ class Curve:
     error: Uncertainty
 
     def at(self, message_bytes: float) -> Range:
-        """The time of a message."""
+        """The predicted time of a collective with so many message bytes, in seconds."""
         size = max(message_bytes, self.sizes[0])
         beyond = max(size / self.sizes[-1], 1.0)
         low, expected, high = (

@@ -57,7 +57,7 @@ class MeshCandidate:
 
     @property
     def mesh(self) -> str:
-        """``"pp=2,dp=4,tp=8"``."""
+        """The mesh as text: ``"pp=2,dp=4,tp=8"``."""
         return _text(self.sizes)
 
 
@@ -65,8 +65,8 @@ class MeshComparison(Displayable):
     """The meshes of one program on one cluster, the fastest first; made by `compare_meshes`.
 
     Attributes:
-        cluster: that they are compared on.
-        candidates: those that fit, by expected time; then those that were dropped.
+        cluster: the cluster that the meshes are compared on.
+        candidates: the meshes that fit, by expected time; then the meshes that were dropped.
         notes: what a reader must know.
     """
 

@@ -147,7 +147,7 @@ DTENSOR_LAUNCHES = 4.0
 
 
 def slowed_by_communication(cluster: Cluster) -> float:
-    """The part of the multiprocessors that a running collective keeps from other kernels."""
+    """The share of the multiprocessors, 0 to 1, that a running collective keeps from other kernels."""
     generation = GENERATIONS[cluster.generation]
     return generation.channels / generation.multiprocessors
 

@@ -57,7 +57,7 @@ class Costs(NamedTuple):
     units: tuple[UnitCurve, ...]
 
     def seconds(self, work: Work, size: float) -> float:
-        """The time of a collective."""
+        """The time of a collective, in seconds."""
         moved = work.moved * size
         unit = statistics.median(interpolated(*curve, moved) for curve in self.units)
         return self.overhead + work.steps * self.latency + moved * unit

@@ -18,9 +18,9 @@ def with_measured_compute(cluster: Cluster, trace: Trace, seconds: float) -> Clu
     One factor for all three leaves the shares of the modules as they were predicted.
 
     Args:
-        cluster: such as that of a calibration.
+        cluster: the cluster to scale, such as that of a calibration.
         trace: of the step, with costs.
-        seconds: that one step takes on a rank whose collectives send nothing and return at once, while as many ranks
+        seconds: of one step on a rank whose collectives send nothing and return at once, while as many ranks
             compute as in the real step.
 
     Raises:

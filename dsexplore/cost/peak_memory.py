@@ -16,14 +16,14 @@ class PeakMemory:
     """Memory of one rank at its peak.
 
     Attributes:
-        rank: that needs most of the ranks in the trace.
+        rank: the rank that needs most, of those in the trace.
         size: bytes that the allocator holds: those of all tensors together and, where FSDP2 allocates on streams of its
             own, what it keeps for these: memory of one stream is not given to another, so the peaks of gathered
             parameters and of reduced gradients come on top of the peak of the rest.
         tensors: bytes of all tensors together.
         parts: bytes by use, in the order of `USES`.
         phase: of the step at the peak.
-        module: that ran then.
+        module: the module that ran at the peak.
         curve: bytes of all segments of the step, in program order: ``segment``, ``phase``, ``module``, one column per
             use, ``total``.
     """

@@ -34,8 +34,8 @@ class Prediction(Displayable):
     """The predicted cost of one step of a traced program on a cluster; made by `Trace.predict`.
 
     Attributes:
-        cluster: that it is predicted for.
-        options: that it was asked for with.
+        cluster: the cluster that the step is predicted for.
+        options: the options of the prediction, see `Options`.
     """
 
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
@@ -221,7 +221,7 @@ class Prediction(Displayable):
         return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
 
     def to_frame(self) -> pl.DataFrame:
-        """`by_module`."""
+        """The frame of `by_module`."""
         return self.by_module()
 
     def what_if(

@@ -109,7 +109,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """``"1.25 ms (1.1 ms to 1.4 ms)"``."""
+        """The expected value with the range, in units that suit it: ``"1.25 ms (1.1 ms to 1.4 ms)"``."""
         text = {"s": format_seconds, "B": format_bytes, "": "{:.3g}".format}[self.unit]
         if self.low == self.high:
             return text(self.expected)

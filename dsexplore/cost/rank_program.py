@@ -31,7 +31,7 @@ class Kernels:
     Attributes:
         seconds: busy time.
         host: seconds of the CPU that launches it.
-        module: that runs.
+        module: the module that runs.
         phase: of the step.
         kind: see `dsexplore.capture.op_costs.Kind`.
         shape: of a product: batch, m, n, k, where it is known.
@@ -52,12 +52,12 @@ class Collective:
     Attributes:
         seq: its number in the trace.
         seconds: from the moment when all ranks have begun it.
-        stream: that it runs on.
-        link: that it occupies: ``"node"`` or ``"network"``.
+        stream: the stream that it runs on.
+        link: the link that it occupies: ``"node"`` or ``"network"``.
         rule: see `Rule`.
         module: whose parameters it moves, or that ran.
         phase: of the step.
-        op: such as ``all_gather``.
+        op: its op, such as ``all_gather``.
         axis: of the mesh.
         message_bytes: as nccl-tests counts them.
         peer: of a send or recv.

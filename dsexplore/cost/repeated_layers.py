@@ -142,7 +142,8 @@ class _Extension:
         return replace(self.tables_, events=events, kernels=kernels, memory=memory, modules=self._modules())
 
     def _prepared(self, name: str) -> pl.DataFrame:
-        """A table with the interval of each row, and the names of modules taken apart."""
+        """A table with more columns: ``_at``, the interval between marks in which each row lies (`_Emitted.at`), and
+        for each column of module names the parts of each name, see `_position`."""
         frame: pl.DataFrame = getattr(self.tables_, name)
         starts, column = (self.bounds.events, "seq") if name == "events" else (self.bounds.segments, "segment")
         at = np.searchsorted(np.array(starts), frame[column].to_numpy(), side="right")

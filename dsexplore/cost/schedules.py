@@ -170,7 +170,7 @@ def _seconds(action: Action, forward: Mapping[int, float], backward: Mapping[int
 def _ready(
     action: Action, schedule: Schedule, done: Mapping[Action, float], ranks: Mapping[int, int], transfer: float
 ) -> float | None:
-    """When what an action needs has arrived; None where it is not known yet."""
+    """The time at which all that an action needs has arrived, in seconds; None where it is not known yet."""
     stage, kind, number = action
     needed: list[tuple[Action, bool]] = []
     if kind == "F" and stage > 0:

@@ -40,7 +40,7 @@ class Span(NamedTuple):
         start: when it began.
         end: when it was over.
         kind: of kernels; ``"communication"``; of gaps of the compute stream ``"exposed"`` or ``"idle"``.
-        module: that it belongs to.
+        module: the module that it belongs to.
         phase: of the step.
         op: of a collective; empty for kernels.
         axis: of a collective.
@@ -59,12 +59,12 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration, in seconds."""
         return self.end - self.start
 
 
 class Gap(NamedTuple):
-    """The compute stream waits.
+    """A time in which the compute stream waits.
 
     Attributes:
         kind: ``"exposed"`` for a collective; ``"idle"`` for the CPU.
@@ -87,7 +87,7 @@ class Played:
     Hundreds of thousands of spans are kept for each of many steps, so they are columns and not objects.
 
     Attributes:
-        what: ran, by span: kernels, a collective, or a gap of the compute stream.
+        what: what ran, by span: kernels, a collective, or a gap of the compute stream.
         starts: by span, in seconds from the start of the step.
         ends: by span.
         end: of the step.

@@ -137,7 +137,7 @@ def _names(tables: Tables, name: str) -> set[str]:
 
 
 def _axes(mesh: str) -> list[str]:
-    """``"dp=2,tp=4"`` → dp and tp."""
+    """The names of the axes of a mesh: ``"dp=2,tp=4"`` → dp and tp."""
     return [part.partition("=")[0].strip() for part in mesh.split(",")]
 
 

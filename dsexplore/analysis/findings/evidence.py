@@ -55,7 +55,7 @@ class Evidence:
 
     @cached_property
     def start_up(self) -> pl.DataFrame:
-        """The same of start-up."""
+        """The rows of `events` for start-up, which `events` leaves out."""
         return self._rows.filter(pl.col("phase") == "start-up")
 
     @cached_property

@@ -19,7 +19,7 @@ def place(source: str) -> str:
 
 
 def call_text(call: Call) -> str:
-    """``all_reduce (train.py:12, group dp, 4 MiB)``."""
+    """A call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
     details = [place(call.source), f"group {call.label}"]
     if call.pair is not None:
         details.append(f"rank {call.pair[0]} → {call.pair[1]}")
@@ -126,7 +126,7 @@ def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
 
 
 def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
-    """``rank 1 waits in all_gather (…)`` for each call in which some of the ranks wait."""
+    """A text for each call in which some of the ranks wait: ``rank 1 waits in all_gather (…)``."""
     together: dict[tuple[object, ...], list[Call]] = {}
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:

@@ -99,12 +99,12 @@ def _fetch(url: str) -> str:
 
 
 def _answers(page: str) -> dict[int, tuple[str, str]]:
-    """By rank: the status of a failed answer, empty for a good one, and its text."""
+    """By rank: the HTTP status of an answer that failed, empty for one that succeeded, and the answer's text."""
     return {int(rank): (status, text) for rank, status, text in _ANSWER.findall(page)}
 
 
 def _recorded(answer: tuple[str, str]) -> tuple[str, dict[str, Any] | None]:
-    """Why a rank's answer is no recorder's content, or that."""
+    """The flight recorder's content in a rank's answer: ``("", content)``, or ``(reason, None)`` where it is none."""
     status, text = answer
     if status:
         return f"status {status}, {text.strip().partition(chr(10))[0]}", None

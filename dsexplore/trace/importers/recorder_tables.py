@@ -56,7 +56,8 @@ def _groups(dump: RecorderDump) -> Iterable[tuple[Any, ...]]:
 
 
 def _axis(description: str) -> str:
-    """A mesh axis, of a group that a mesh made; what the program calls the group; empty where it says nothing."""
+    """The axis of a group with this ``group_desc``: the mesh axis where a mesh made it, else the description itself;
+    empty where there is none."""
     if description in ("default_pg", "undefined", ""):
         return ""
     return description.removeprefix("mesh_")

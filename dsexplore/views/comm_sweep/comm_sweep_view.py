@@ -62,7 +62,7 @@ class CommSweepView(View):
         return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The drawn lines."""
+        """The figure of the sweep as SVG."""
         return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
@@ -82,7 +82,7 @@ class CalibrationView(View):
         self._calibration = calibration
 
     def text(self) -> str:
-        """For each op how far the base cluster's prediction was from what was measured."""
+        """How far the base cluster's prediction was from what was measured, a line per op."""
         base = self._calibration.base
         lines = [f"{base.title} with the times of {self._calibration.sweep.lines()[0]}"]
         for op in self._calibration.sweep.ops:
@@ -134,7 +134,7 @@ class CalibrationView(View):
         return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The drawn lines, the range and the measured points."""
+        """The figure as SVG: the predicted lines, their range, and the measured points."""
         return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:

@@ -70,7 +70,7 @@ class Chosen:
 
     @property
     def summary(self) -> str:
-        """``25 of 400 collectives, 132 KiB on the wire``."""
+        """How much is chosen, in words: ``25 of 400 collectives, 132 KiB on the wire``."""
         if self.picked is not None:
             count, size = int(self.picked.mask.sum()), int(self.codes.sizes[self.picked.mask].sum())
         else:

@@ -56,7 +56,7 @@ class Passed:
 
     @cached_property
     def mask(self) -> Mask:
-        """The events."""
+        """The events that meet all filters."""
         return self.without("")
 
     def without(self, part: str) -> Mask:
@@ -73,7 +73,7 @@ class Passed:
 
     @cached_property
     def sums(self) -> Sums:
-        """Their count and bytes by module, axis and phase."""
+        """Count and bytes of these events by module, axis and phase."""
         events = self.filters.implicit or self.filters.picks  # by more than module, axis and phase
         sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums

@@ -162,7 +162,7 @@ class MapPanel:
         return Picked(self._of(found), f"{axis} {level} on the map")
 
     def forget(self) -> None:
-        """Choose nothing."""
+        """Undo the choice of ranks or of a link."""
         self._ranks, self._link = (), None
 
     def _of(self, flows: pl.Series) -> Mask:

@@ -41,7 +41,7 @@ class ModuleRows:
 
     @property
     def names(self) -> list[str]:
-        """Their fully qualified names."""
+        """The fully qualified names of the chosen modules."""
         return [self._codes.tree.names[row] for row in self.chosen]
 
     @property

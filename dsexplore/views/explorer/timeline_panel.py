@@ -69,7 +69,7 @@ class TimelinePanel:
         return Picked(self.state.events_between(begin, end), f"{self.state.range_text(begin, end)} of the timeline")
 
     def forget(self) -> None:
-        """Choose no range."""
+        """Undo the choice of a range."""
         if self._made is not None:
             self._made.chosen = None
 

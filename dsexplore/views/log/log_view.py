@@ -38,7 +38,7 @@ class CommsSummaryView(View):
         self._text = summary.text()
 
     def text(self) -> str:
-        """The table."""
+        """The table of the log's summary as text."""
         return self._text
 
     def html(self, most: int = _MOST_ROWS) -> str:

@@ -30,7 +30,7 @@ class StragglerView(View):
         self._report = report
 
     def text(self) -> str:
-        """The table."""
+        """The straggler table as text."""
         return self._report.text()
 
     def html(self, most: int = _MOST_ROWS) -> str:
@@ -95,7 +95,7 @@ class StragglerView(View):
         return themed(figure, margin=_MARGIN, height=height, showlegend=True, legend=LEGEND_ABOVE)
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The drawn bars."""
+        """The bars as SVG."""
         return still_figure(figure)
 
 

@@ -327,7 +327,7 @@ def _svg(height: float, label: str, drawn: str) -> str:
 
 
 def _number(value: float) -> str:
-    """``"20"``, ``"0.5"``, and ``"1M"`` for a million."""
+    """A number at a tick: ``"20"``, ``"0.5"``, and ``"1M"`` for a million."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"

@@ -53,7 +53,7 @@ def axis_cuts(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> 
 
 
 def _parted(run: Run, starts: set[int]) -> list[Run]:
-    """A run in parts that begin where an axis further out cuts."""
+    """A run divided wherever one of ``starts`` lies in it: indices at which the runs of axes further out begin."""
     inside = sorted(start for start in starts if run.start < start < run.stop)
     return [Run(start, stop, run.place) for start, stop in pairwise([run.start, *inside, run.stop])]
 

@@ -52,7 +52,7 @@ class Side:
 
     @property
     def scale(self) -> float:
-        """Pixels of an index."""
+        """The length of one index, in pixels."""
         return self.pixels / self.size
 
 

@@ -50,7 +50,7 @@ def _meaning(placement: Placement, parts: int, tensor: Placed, before: list[str]
 
 
 def _sizes(size: int, parts: int) -> str:
-    """``"4 each"``, ``"3, 3, 3, 1"``; of many parts ``"64 (×2,003), 32, 0 (×44)"``."""
+    """The sizes of the parts of a dim: ``"4 each"``, ``"3, 3, 3, 1"``; of many parts ``"64 (×2,003), 32, 0 (×44)"``."""
     chunk = -(-size // parts)
     full = size // chunk if chunk else 0
     rest = size - full * chunk
@@ -101,7 +101,7 @@ def _held_row(shown: Sharding, tensor: Placed, group: RankGroup) -> tuple[str, .
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """``"8192 × 1024"``; ``"()"`` without dims."""
+    """A shape as text: ``"8192 × 1024"``; ``"()"`` without dims."""
     return " × ".join(map(str, shape)) or "()"
 
 

@@ -69,7 +69,7 @@ def _headline(shown: Redistribution) -> str:
 
 
 def _counted(steps: list[Step]) -> str:
-    """``"1 all_gather and 2 all_reduces"``."""
+    """How many of each collective there are: ``"1 all_gather and 2 all_reduces"``."""
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.op] = counts.get(step.op, 0) + 1

@@ -16,7 +16,7 @@ _OTHERS = (GREY, "#000")
 
 @dataclass(frozen=True)
 class Colour:
-    """How one mark looks."""
+    """The colour and the letter of one kind of span."""
 
     name: str
     letter: str

@@ -127,7 +127,7 @@ def _ties(timeline: Timeline, lanes: int) -> str:
 
 
 def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
-    """One path per colour, of boxes that each stand for one span: they do not touch."""
+    """The boxes of a lane as one SVG path per colour, with a gap after each box: each is one span of the timeline."""
     runs: dict[int, list[str]] = {}
     for i in (found.lane == lane).nonzero()[0].tolist():
         width = columns * float(found.end[i] - found.begin[i])
@@ -140,7 +140,7 @@ def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str
 
 
 def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
-    """One path per colour; boxes side by side that look alike are one rectangle."""
+    """The boxes of a lane as one SVG path per colour; boxes side by side that look alike are one rectangle."""
     at = (found.lane == lane).nonzero()[0].tolist()
     runs: dict[int, list[str]] = {}
     cells = [
@@ -161,5 +161,5 @@ def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
 
 
 def _filled(runs: dict[int, list[str]], colours: list[Colour]) -> str:
-    """``runs``: mark → outlines of boxes."""
+    """The SVG paths of outlines of boxes, given by the index of their colour."""
     return "".join(f'<path fill="{colours[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))

@@ -76,7 +76,7 @@ class TimelineExplorer:
         self._describe()
 
     def clear(self) -> None:
-        """Choose nothing."""
+        """Undo the choice of a range or of a span."""
         self._state.chosen = self._picked = None
         self._describe()
 

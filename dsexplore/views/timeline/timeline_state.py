@@ -68,7 +68,7 @@ class TimelineState:
         return True
 
     def at(self, share: float) -> float:
-        """The place on the axis at a part of the window, from 0 to 1."""
+        """The place on the timeline's axis, in its unit, at a share of the window from 0 to 1."""
         first, last = self.window
         return first + share * (last - first)
 
@@ -104,7 +104,7 @@ class TimelineState:
         return (found, title) if found.any() else None
 
     def range_text(self, begin: float, end: float) -> str:
-        """``from 1.2 ms to 3 ms``."""
+        """A range of the timeline in words: ``from 1.2 ms to 3 ms``."""
         return f"from {place(self.timeline, begin)} to {place(self.timeline, end)}"
 
     def show_events(self, mask: Mask | None) -> None:

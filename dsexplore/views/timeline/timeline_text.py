@@ -89,7 +89,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     """Spans in words: op, module, bytes, where each stands and which line issued it.
 
     Args:
-        timeline: that has them.
+        timeline: the timeline of these spans.
         at: (n,) their rows in `Timeline.spans`.
     """
     if not len(at):

@@ -237,7 +237,7 @@ def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...
 
 
 def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
-    """``A`` or ``B`` where only that trace has the module, else empty."""
+    """For each row of the tree ``A`` or ``B`` where only that trace has the module, else empty."""
     has = [
         {*tables.modules["module"], *tables.events["owner"], *tables.parameters["module"]} for tables in (before, after)
     ]
@@ -273,5 +273,5 @@ def _both(before: float, after: float, write: Callable[[float], str]) -> str:
 
 
 def signed_bytes(size: float) -> str:
-    """``+6 KiB``, ``−1 KiB``."""
+    """A difference of bytes with its sign: ``+6 KiB``, ``−1 KiB``."""
     return f"{'+' if size >= 0 else '−'}{format_bytes(abs(size))}"

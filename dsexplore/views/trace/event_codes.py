@@ -233,7 +233,7 @@ class EventCodes:
 
     @cached_property
     def largest_place(self) -> float:
-        """The largest cell of `places` of all events: the top of the colours of every heatmap of places."""
+        """The bytes of the largest cell of `places` of all events: the top of the colours of all heatmaps of places."""
         return float(self.places(self.total).values.max(initial=0.0))
 
     def causes(self, mask: Mask, most: int) -> Causes:

@@ -16,7 +16,7 @@ from dsexplore.views.trace.pivot import Codes, Mask
 
 @dataclass(frozen=True)
 class EventLines:
-    """m lines, in order."""
+    """The m lines of a table in which events that agree are one line, in order."""
 
     rows: pl.DataFrame
     """(m,) the columns in which the events of a line agree."""

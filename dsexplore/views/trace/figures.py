@@ -79,7 +79,7 @@ def figure_of(
 
 
 def top_of(tables: Tables, kind: str, sizes: str) -> float:
-    """The value of the darkest colour of a figure of a whole trace; 0 for a figure without such a scale."""
+    """The bytes of the darkest colour of a figure of a whole trace; 0 for a figure without such a scale."""
     size = column_of(sizes)
     if kind == "sequence":
         return float(lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, size=size).bytes.max(initial=0))

@@ -81,7 +81,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class Outline:
-    """A drawn tree."""
+    """The tree of modules as HTML, and how much of it that leaves out."""
 
     html: str
     hidden: int

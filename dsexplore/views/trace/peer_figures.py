@@ -25,7 +25,7 @@ class Ends:
 
     @property
     def title(self) -> str:
-        """``rank 0 to ranks 4–7``."""
+        """Senders and receivers in words: ``rank 0 to ranks 4–7``."""
         senders, receivers = (
             f"rank{'s' if len(held) > 1 else ''} {ranges(held, 4)}" for held in (self.senders, self.receivers)
         )

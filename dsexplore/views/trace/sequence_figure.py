@@ -69,7 +69,8 @@ def _hover_texts(found: Lanes) -> list[list[str]]:
 
 
 def _phase_strip(found: Lanes, places: list[float]) -> tuple[Spec, list[Spec]]:
-    """The lane of phases: each bin in the colour of its phase, the letter on every long run."""
+    """The lane of phases and its labels: each bin in the colour of its phase, and the phase's letter on stretches of
+    three bins or more."""
     order = list(PHASES)
     runs = phase_runs(found)
     codes = [order.index(phase) if phase in order else len(order) - 1 if phase else None for phase, _, _ in runs]

@@ -52,11 +52,11 @@ class Memory:
         }
 
     def free(self, device: int) -> int:
-        """Bytes that are left."""
+        """The bytes of a device's memory that are free."""
         return max(0, self._total - self._allocated(device))
 
     def reset_peak(self, device: int) -> None:
-        """Forget the largest figure so far."""
+        """Begin the peak anew, at what is allocated now."""
         self._peaks.pop(device, None)
 
     def _allocated(self, device: int) -> int:

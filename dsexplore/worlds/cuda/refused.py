@@ -45,7 +45,7 @@ def refuse(what: str, remedy: str) -> Callable[..., NoReturn]:
 
 
 def patch_refused(patches: Patches) -> None:
-    """Refuse what needs a GPU, and leave the compiler out."""
+    """Make features that need a GPU raise `UsageError`, and ``torch.compile`` return its function as it is."""
     for owner, name in (
         (torch.cuda, "CUDAGraph"),
         (torch.cuda, "graph"),

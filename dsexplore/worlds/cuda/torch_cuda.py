@@ -217,7 +217,7 @@ class Ranges:
         return 0
 
     def nothing(self, *args: Any) -> None:
-        """Note nothing."""
+        """Do nothing: no profiler takes the mark."""
 
     rangeEnd = markA = deviceRangeStart = deviceRangeEnd = nothing
 

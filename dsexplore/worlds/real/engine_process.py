@@ -22,7 +22,7 @@ _namespace: dict[str, Any] = {"__name__": "__main__"}
 
 @dataclass(frozen=True)
 class EngineCell:
-    """A cell for an engine."""
+    """A notebook's cell as it is sent to an engine, with what a first cell needs to set the engine up."""
 
     cell: Cell
     backend: str

@@ -56,12 +56,12 @@ class Pipe:
         return gap.join(part.decode(errors="replace") for part in parts)
 
     def clear(self) -> None:
-        """Forget what has been read."""
+        """Discard what has been read."""
         self.data.clear()
         self._left_out = 0
 
     def read(self) -> None:
-        """Append what the rank has written since the last call; of very much, a part."""
+        """Append to `data` what the rank has written since the last call, `CHUNKS_AT_ONCE` chunks at most."""
         for _ in range(CHUNKS_AT_ONCE):
             if self.at_end:
                 return
@@ -137,7 +137,7 @@ class RankHandle:
             self._channel.setblocking(False)
 
     def forget(self) -> None:
-        """Forget how the last cell ended, and what it printed."""
+        """Discard how the last cell ended, and what it printed."""
         self.status, self.report = None, None
         self.result.clear()
         self.output.clear()
@@ -283,7 +283,7 @@ def wait_for_all(
     """Wait until all ranks have finished, until the deadline, or ``grace`` seconds after one has failed.
 
     Args:
-        ranks: which run.
+        ranks: the ranks, which run.
         deadline: by the monotonic clock.
         grace: seconds.
         on_output: called whenever a rank has written, and after the seconds that it returned.

@@ -60,7 +60,7 @@ def unpacked(report: CellReport) -> Any:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """``"killed by SIGKILL"``."""
+    """The end of a process in words, from its exit code, which is negative for a signal: ``"killed by SIGKILL"``."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}, without a result"

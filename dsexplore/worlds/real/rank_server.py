@@ -102,8 +102,10 @@ def count_threads() -> int:
 
 
 def plan_tables() -> None:
-    """Plan a table as those of a trace are made, and compute nothing: this loads parts of polars and has Python ask
-    once which of its classes are iterable, but starts none of the threads that polars computes with."""
+    """Build a lazy query of a small table, without running it, so that ranks find those parts of polars loaded.
+
+    Running it would start the threads that polars computes with, and a process with threads must not be forked.
+    """
     table = pl.DataFrame({"rank": [0], "shape": [[0]]}, schema={"rank": pl.Int32, "shape": pl.List(pl.Int64)})
     table.lazy().select(pl.all().gather([0])).with_columns(pl.Series("step", [None], pl.Int64), pl.col("rank") + 1)
 

@@ -26,7 +26,7 @@ class EndedProcesses:
     processes: tuple[()] = ()
 
     def pids(self) -> list[int]:
-        """No process was started."""
+        """An empty list: no process was started."""
         return []
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:

@@ -56,7 +56,7 @@ class EarlierStages:
         return StageShapes(self.ask, self.found)
 
     def ask(self, stage: Any, source: int) -> Any:
-        """The answer of stage ``source``, after those of all stages before it."""
+        """The shapes that stage ``source`` sends on, after finding those of all stages before it."""
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
                 if index not in self.known:
@@ -67,7 +67,11 @@ class EarlierStages:
         return self.known[source]
 
     def found(self, stage: Any) -> None:
-        """Keep the answer of a stage of this rank."""
+        """Record the shapes that a stage of this rank sends on, and share them with other ranks.
+
+        Raises:
+            ShapesKnown: the stage is the wanted one, so the program ends here.
+        """
         index = stage.stage_index
         self.known[index] = sent_on(stage)
         self._share(self.rank, index)

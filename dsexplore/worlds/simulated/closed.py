@@ -83,7 +83,7 @@ class Watch:
         self._modules: list[weakref.ref[nn.Module]] = []
 
     def install(self, patches: Patches) -> None:
-        """Watch from now on."""
+        """Watch the meshes, the groups and the FSDP modules that are made from now on."""
         plugin = dist.Backend._BackendPlugin(self._new_backend, True)
         patches.item(dist.Backend._plugins, "FAKE", plugin)
         _before(patches, DeviceMesh, "__init__", lambda mesh: self._meshes.append(weakref.ref(mesh)))

@@ -36,7 +36,7 @@ class _OtherRanks:
         self._like: Mapping[str, Any] = {}  # the state of one parameter that this rank holds
 
     def forget(self) -> None:
-        """Drop the state."""
+        """Discard the state, once it is gathered."""
         self._like = {}
 
     def take_keys(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value."""
+        """Store a value under a key."""
         self._values[key] = value if isinstance(value, bytes) else str(value).encode()
 
     def get(self, key: str) -> bytes:
@@ -46,13 +46,14 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         return self._values[key]
 
     def add(self, key: str, value: int) -> int:
-        """Count up, for this rank alone."""
+        """Add to the number under a key, and return the sum: of what this rank alone has added."""
         total = int(self._values.get(key, b"0")) + int(value)
         self._values[key] = str(total).encode()
         return total
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a value where it is the expected one, or where there is none and nothing is expected."""
+        """Replace a value where it is the expected one, or where there is none and ``expected`` is empty; return the
+        value after that."""
         expected, desired = (one if isinstance(one, bytes) else str(one).encode() for one in (expected, desired))
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
@@ -60,24 +61,24 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         return found
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether this rank has set all of them."""
+        """Whether this rank has set all of these keys."""
         return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return at once: the others have been there."""
+        """Return at once, as if the other ranks had set the keys."""
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
+        """Delete a value; return whether there was one."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """How many values there are."""
+        """The number of keys in the store."""
         return len(self._values)
 
     deleteKey, getNumKeys = delete_key, num_keys  # how torch's C++ calls them
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Nothing waits."""
+        """Do nothing: no call of this store waits."""
 
     def clone(self) -> SimulatedStore:
         """The same store: there is one process."""

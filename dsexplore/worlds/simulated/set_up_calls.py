@@ -67,7 +67,7 @@ class SetUpCalls:
         patches.function(device_mesh.init_device_mesh, self._take_mesh)
 
     def expect_set_up(self) -> None:
-        """From now on the process group is there only for a program that initialises it, once, as under torchrun."""
+        """Hide the process group until the program initialises it, which it may do once, as under torchrun."""
         self._strict, self._is_set_up, self.was_initialised = True, False, False
 
     def _take_init(self, original: Callable[..., None]) -> Callable[..., None]:
