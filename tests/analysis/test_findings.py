@@ -90,8 +90,8 @@ def test_findings_are_a_table_and_text() -> None:
     assert frame["rule"].to_list() == ["small_fsdp", "freed_too_soon"]
     assert frame["module"].to_list() == ["Net.layers.*.0", "Net.layers.2.0"]
     text = found._repr_mimebundle_()["text/plain"]
-    assert text.startswith("Findings: 2\n  6 all_gathers of 128 B for an FSDP group of its own")
-    assert "576 B on the wire per rank and step" in text
+    assert text.startswith("Findings: 2\n  6 all_gathers of 96 B for an FSDP group of its own")
+    assert f"{6 * 96} B on the wire per rank and step" in text
     assert "try: leave out fully_shard(Net.layers.*.0)" in text
     assert repr(found) == "<Findings: 2 of small_fsdp, freed_too_soon>"
     assert len(found[:1]) == 1

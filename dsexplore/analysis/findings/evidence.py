@@ -31,7 +31,7 @@ class Group:
     calls: str
     """Count per rank and step, and op: ``"3 all_gathers"``."""
     each: int
-    """Message bytes of the largest."""
+    """Wire bytes of the largest."""
     causes: list[str]
 
 
@@ -134,7 +134,7 @@ class Evidence:
                 *(pl.col(name).unique(maintain_order=True) for name in BY_PLACE if name not in by),
                 pl.len().alias("count"),
                 pl.col("message_bytes", "wire_bytes", "spared", "spared_calls").sum(),
-                pl.col("message_bytes").max().alias("each"),
+                pl.col("wire_bytes").max().alias("each"),
                 pl.col("cause").unique(maintain_order=True).alias("causes"),
                 pl.col("rank").n_unique().alias("ranks"),
                 pl.col("owner").unique(maintain_order=True).alias("owners"),

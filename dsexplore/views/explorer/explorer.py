@@ -38,7 +38,7 @@ from dsexplore.views.explorer.filters import (
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.picking import Picked
-from dsexplore.views.explorer.picks import Picks
+from dsexplore.views.explorer.picks import PARAMETER, Picks
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
@@ -261,7 +261,13 @@ class Explorer:
         self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit, picks))
 
     def _set_pick(self, part: str, found: Picked | None) -> None:
-        """Filter by what is picked in a part, in place of what was picked there; by nothing with None."""
+        """Filter by what is picked in a part, in place of what was picked there; by nothing with None.
+
+        A parameter is followed in all modules: an FSDP unit above its own gathers it.
+        """
+        if part == PARAMETER and found is not None:
+            self._quietly(selected=-1)
+            self._chosen.picked = None
         before = self._chosen.passed.filters
         kept = {name: one for name, one in before.picks.items() if name != part}
         self._set_filters(replace(before, picks=kept if found is None else {**kept, part: found}))

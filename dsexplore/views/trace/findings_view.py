@@ -8,7 +8,7 @@ from dsexplore.views.page import html
 from dsexplore.views.view import View
 
 MOST_FINDINGS = 30
-PER = "; wire bytes are per rank and step, sizes in sentences those of messages"
+PER = "; bytes are those on the wire, those of the columns per rank and step"
 NOTHING = "No rule found anything: see dsexplore.analysis.findings for what they look for."
 
 

@@ -248,6 +248,15 @@ class TestParameter:
         assert len(explorer.selection) == 6
         assert "freed" not in explorer.widget.details
 
+    def test_it_is_followed_in_all_modules_whichever_is_selected(self, fsdp: Trace) -> None:
+        explorer = fsdp.explore()
+        explorer.widget.folding = False
+        explorer.select("Net.0")
+        explorer.parameter("Net.1.weight")
+        assert explorer.widget.selected == -1
+        assert explorer.selection.events["seq"].to_list() == [1, 3, 5]
+        assert "3 of 6 collectives" in explorer.widget.status
+
     def test_one_that_is_none_is_refused_with_the_near_name(self, fsdp: Trace) -> None:
         with pytest.raises(UsageError, match="did you mean"):
             fsdp.explore().parameter("Net.1.wieght")
