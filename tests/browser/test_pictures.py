@@ -74,6 +74,8 @@ def test_pictures_of_a_real_model(lab: Any, sharp: Any, shot: Any, dark: bool) -
     page.mouse.move(0, 0)
     page.wait_for_timeout(400)
     explorer = page.locator(".dsx-explorer")
+    for shown in (explorer, view):
+        shown.evaluate("(element) => { element.style.padding = '10px' }")  # no text at the edge of a picture
     assert "×8" in explorer.inner_text()
     taken = [shot(explorer, f"readme_explorer_{theme}", scale="css")]
     view.scroll_into_view_if_needed()
