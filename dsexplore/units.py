@@ -41,7 +41,7 @@ def format_seconds(seconds: float) -> str:
     if size == 0:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if size >= scale:
+        if size >= 0.9995 * scale:  # three digits of less are not 1,000 of the next unit
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
 

@@ -48,8 +48,13 @@ def _beyond_noise(clock: ClockOffset) -> ClockOffset:
 
 def _note(shifted: Mapping[int, ClockOffset]) -> str:
     named = [
-        f"rank {rank} by {format_seconds(-clock.offset / 1e9)} (± {format_seconds(clock.residual / 1e9)})"
+        f"rank {rank} by {format_seconds(-clock.offset / 1e9)} ({_doubt(clock)})"
         for rank, clock in list(shifted.items())[:_NAMED]
     ]
     more = f" and {len(shifted) - len(named)} more" if len(shifted) > len(named) else ""
     return f"clocks were aligned by the ends of collectives: {', '.join(named)}{more}"
+
+
+def _doubt(clock: ClockOffset) -> str:
+    residual = f"± {format_seconds(clock.residual / 1e9)}"
+    return residual if clock.limit is None else f"{residual} by chance, {format_seconds(clock.limit / 1e9)} at most"

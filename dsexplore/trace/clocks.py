@@ -49,6 +49,10 @@ class ClockOffset:
     """Nanoseconds by which the ends of one collective still differ after alignment: the median."""
     collectives: int
     """How many common collectives that rests on."""
+    limit: int | None = None
+    """Nanoseconds by which the offset can be wrong at most, as no rank ends a collective before all have begun it; None
+    where begins are not known. The residual is what chance leaves, and cannot show that one rank always notices an
+    end later than another does."""
 
 
 def clock_offsets(events: pl.DataFrame, groups: pl.DataFrame) -> dict[int, ClockOffset]:
@@ -77,11 +81,28 @@ def clock_offsets(events: pl.DataFrame, groups: pl.DataFrame) -> dict[int, Clock
                 found[rank] = _related(found[known], differences)
                 waiting.append(rank)
                 related.append((known, rank))
-    return _refined(measured, found, related)
+    return _limited(ends, _refined(measured, found, related), related)
+
+
+def _limited(
+    ends: Mapping[int, pl.DataFrame], found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
+) -> dict[int, ClockOffset]:
+    """The offsets with their limits, each after the one that it is known by."""
+    limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in found.items()}
+    for known, rank in related:
+        both = ends[known].join(ends[rank], on=SAME, how="inner", suffix="_of_second")
+        ahead = found[rank].offset - found[known].offset
+        most = (both["end_of_second"] - both["start"]).min()
+        least = (both["start_of_second"] - both["end"]).max()
+        before = limited[known].limit
+        if before is not None and isinstance(most, int) and isinstance(least, int) and least <= most:
+            limit = before + max(abs(most - ahead), abs(least - ahead))
+            limited[rank] = replace(found[rank], limit=limit)
+    return limited
 
 
 def _by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    parts = measured.select("rank", *SAME, "end").partition_by("rank", as_dict=True)
+    parts = measured.select("rank", *SAME, "start", "end").partition_by("rank", as_dict=True)
     return {rank: part for (rank,), part in parts.items()}
 
 

@@ -32,7 +32,8 @@ class TraceInfo:
     """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.clock_alignment`.
     Empty where nothing shows how the clocks differ."""
     clock_residuals: tuple[int, ...] = ()
-    """For each of `ranks` by how many nanoseconds its ends differ from the first rank's, once aligned."""
+    """For each of `ranks` the nanoseconds within which its offset is known, as far as chance goes: a rank that always
+    notices ends late is not seen by it. The trace's notes say by how much an offset can be wrong at most."""
     torch_version: str = ""
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""

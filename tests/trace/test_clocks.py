@@ -34,6 +34,24 @@ def test_the_median_of_the_differences_counts() -> None:
     assert moved.filter(rank=1)["start"].to_list() == [5, 15, 27]
 
 
+def test_no_rank_ends_before_all_have_begun_so_the_offset_has_a_limit() -> None:
+    """Rank 1 is 1,000 ahead, and always notices the end 3 later, which no end shows; each call lasts 5 on its rank."""
+    rows = [*ends(0, "a", 10, 20, 30), *ends(1, "a", 1013, 1023, 1033)]
+    found = clock_offsets(build(rows, (0, 1)).events, GROUPS)[1]
+    assert (found.offset, found.residual, found.limit) == (1003, 0, 5)
+    rows = [*ends(0, "a", 10, 20), *ends(1, "a", 510, 520), *ends(1, "b", 600), *ends(2, "b", 900)]
+    assert clock_offsets(build(rows, (0, 1, 2)).events, GROUPS)[2].limit == 10
+
+
+def test_where_begins_are_not_known_or_contradict_ends_there_is_no_limit() -> None:
+    rows = [*ends(0, "a", 10, 20), *ends(1, "a", 1010, 1020)]
+    for row in rows:
+        row["start"] = None
+    assert clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].limit is None
+    rows = [*ends(0, "a", 10, 20), *ends(1, "a", 1010, 1060)]
+    assert clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].limit is None
+
+
 def test_ranks_are_related_over_others_and_a_lone_one_is_left() -> None:
     rows = [
         *ends(0, "a", 10, 20),
