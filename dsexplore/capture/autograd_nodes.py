@@ -96,12 +96,11 @@ class ThreadCalls:
     def outside(self) -> Phase:
         """The phase of what the program sends itself outside of calls and of backward.
 
-        With gradients off, behind a call without gradients, and before anything differentiable was computed, it belongs
-        to that call, as an evaluation's metric does.
+        Behind a call without gradients, and before anything differentiable was computed, it belongs to that call, as an
+        evaluation's metric does.
         """
-        if torch.is_grad_enabled() or not self.without_gradients or self.open:
-            return "other"
-        return "no-grad forward" if _get_sequence_nr() == self.next_node else "other"
+        is_behind = self.without_gradients and not self.open and _get_sequence_nr() == self.next_node
+        return "no-grad forward" if is_behind else "other"
 
     def begin_outermost(self) -> None:
         """Note whether gradients are on: a call begins outside any other.

@@ -206,7 +206,7 @@ class Recorder:
             if line is None:
                 origin = self._origin(read_stack(self._stack_depth, frame, self._modules))
             else:
-                phase: Phase = "other" if torch.is_grad_enabled() else self._modules.own_calls.outside
+                phase = self._modules.own_calls.outside
                 key = id(line[0]), line[1], phase
                 known = self._lines.get(key)
                 if known is None:  # the origin keeps the code, and with it the code's identity

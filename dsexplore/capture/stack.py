@@ -181,7 +181,8 @@ def read_stack(depth: int, frame: FrameType | None, modules: Modules) -> StackRe
         elif graph_task != -1 and frame_kinds.is_called_by_engine(innermost):
             reading.cause = DDP_BUCKET  # only the reducer calls c10d from C++
     if graph_task == -1 and reading.phase == "other" and (not reading.cause or reading.is_implicit):
-        reading.phase = reading.own.outside
+        is_checkpoint = reading.is_object and torch.is_grad_enabled()  # an evaluation gathers objects without gradients
+        reading.phase = "other" if is_checkpoint else reading.own.outside
     return reading
 
 

@@ -14,8 +14,8 @@ FORMAT_VERSION = 6
 
 Phase = Literal["start-up", "forward", "no-grad forward", "backward", "recompute", "optimizer", "other"]
 """``no-grad forward``: inside a call of an outermost module that began with gradients off, where the recording also has
-calls with gradients: an evaluation, a teacher, a rollout. Likewise what the program sends itself between such
-calls while gradients are off: an evaluation's metric."""
+calls with gradients: an evaluation, a teacher, a rollout. Likewise what the program sends itself behind such a
+call, before anything differentiable is computed: an evaluation's metric."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward")
 """Phases that no figure per step counts."""

@@ -177,13 +177,18 @@ def test_sums_beside_a_teacher_are_the_step_s_own():
     assert _phases(distil) == ["other", "other"]
 
 
-def test_sums_with_gradients_on_are_the_step_s_own():
+def test_metrics_summed_behind_the_block_without_gradients_belong_to_it_and_a_checkpoint_does_not():
     def evaluate(model, x):
         with torch.no_grad():
             correct = (model(x) > 0).sum()
         dist.all_reduce(correct)
+        dist.all_gather_object([None] * 4, "the plan of a checkpoint")
+        model(x).sum().backward()
+        dist.all_reduce(correct)
 
-    assert _phases(evaluate) == ["other"]
+    first, *plan, last = _phases(evaluate)
+    assert first == "no-grad forward"
+    assert {*plan, last} == {"other"}
 
 
 def test_metrics_of_a_program_that_does_not_train_are_outside_of_its_forwards():
