@@ -75,7 +75,7 @@ class ThreadCalls:
         self.without_gradients = False
         """Whether gradients were off when the outermost call in progress, or the latest one, began."""
         self.next_node = 0
-        """The number of the next autograd node when that call began."""
+        """The number of the next autograd node when that call began, or ended: FSDP1 makes some in any forward."""
         self.with_gradients = 0
         """How many outermost calls began with gradients on."""
         self.backward: Backward | None = None
@@ -124,6 +124,8 @@ class ThreadCalls:
         for position in range(len(in_progress) - 1, -1, -1):
             if in_progress[position].called == called:
                 del in_progress[position:]
+                if not in_progress:
+                    self.next_node = _get_sequence_nr()
                 return
 
     def assign_last_node(self, call: ModuleCall) -> None:

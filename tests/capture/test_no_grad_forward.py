@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import dsexplore
@@ -196,3 +196,13 @@ def test_metrics_of_a_program_that_does_not_train_are_outside_of_its_forwards():
         dist.all_reduce(nn.Linear(4, 4)(torch.randn(2, 4)))
         _model()(torch.randn(2, 8))
     assert trace.events["phase"].to_list() == ["other", *["forward"] * 2]
+
+
+def test_metrics_of_fsdp1_are_told_though_its_forward_makes_nodes():
+    with dsexplore.simulate(4), dsexplore.commtrace() as trace:
+        model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+        model(torch.randn(2, 4)).sum().backward()
+        with torch.no_grad():
+            model(torch.randn(2, 4))
+        dist.all_reduce(torch.zeros(2))
+    assert trace.events["phase"].to_list()[-2:] == ["no-grad forward", "no-grad forward"]
