@@ -51,7 +51,8 @@ def record(
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
-        recorded until then, saved if it was to be, and the KeyboardInterrupt says so.
+        recorded until then, saved if it was to be, and the KeyboardInterrupt says so. An error of the block is raised
+        as it is, with a note where the trace could not be saved.
 
     Raises:
         UsageError: a ``stack_depth`` below 1, a ``save`` that several processes would overwrite, or a ``timeout`` that
@@ -73,14 +74,16 @@ def record(
                 _record_costs(recorder, recording)
             yield trace
     except BaseException as error:
-        save = save if saves_end else None
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
-        _end(recorder, recording, trace, save)
-        if isinstance(error, KeyboardInterrupt) and not inner:
-            error.add_note(
-                f"The {len(trace):,} collectives recorded until then are kept in the trace"
-                + (f", saved in {os.fspath(save)}." if save is not None else ".")
-            )
+        save = save if saves_end else None
+        says_so = isinstance(error, KeyboardInterrupt) and not inner
+        where = f", saved in {os.fspath(save)}" if save is not None else ""
+        try:
+            _end(recorder, recording, trace, save)
+        except OSError as failure:  # the error of the block is the one to raise
+            says_so, where = True, f", but could not be saved: {failure}"
+        if says_so:
+            error.add_note(f"The {len(trace):,} collectives recorded until then are kept in the trace{where}.")
         raise
     _end(recorder, recording, trace, save if saves_end else None)
 
@@ -89,7 +92,7 @@ def _check(stack_depth: int, save: str | os.PathLike[str] | None, timeout: float
     """Raise UsageError for options of `record` that cannot be."""
     if stack_depth < 1:
         raise UsageError(f"stack_depth={stack_depth} keeps no source line: give 1 or more")
-    if timeout is not None and (timeout <= 0 or save is None):
+    if timeout is not None and (not timeout > 0 or save is None):
         raise UsageError(f"timeout={timeout} with save={save!r}: give seconds above 0, and a directory to save into")
     if save is not None:
         check_destination(save)

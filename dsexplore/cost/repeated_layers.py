@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.capture.live_memory import USES
@@ -74,10 +74,15 @@ class _Run:
         return FIRST + LAST
 
     @property
-    def one(self) -> int:
+    def earlier(self) -> int:
         """The interval of the first of the two alike periods, which is what follows its mark."""
         place = 1 if self.step > 0 else self.positions - FIRST
         return self.first + place + 1
+
+    @property
+    def repeated(self) -> int:
+        """The interval of the second one, which is repeated for each layer that was left out."""
+        return self.earlier + 1
 
     @property
     def repeats(self) -> int:
@@ -120,11 +125,11 @@ class _Extension:
     """Makes the tables of a whole step; see `with_layers`."""
 
     def __init__(self, tables: Tables, left_out: LeftOutLayers) -> None:
-        self.tables_, self.marks, self.names = tables, left_out.marks, left_out.names
+        self.performed, self.marks, self.names = tables, left_out.marks, left_out.names
         before = dict(tables.memory.select("segment", "before").iter_rows())
         self.bounds = _Bounds([mark.segment for mark in self.marks], [before[mark.segment - 1] for mark in self.marks])
         self.frames = {name: self._prepared(name) for name in _NAMES}
-        self.runs = {run.one + 1: run for run in _runs(self.marks, self.names)}
+        self.runs = {run.repeated: run for run in _runs(self.marks, self.names)}
         self._check_names()
         self.emitted = self._emit()
 
@@ -139,12 +144,12 @@ class _Extension:
         cuts = np.array([self.bounds.segments[one.at - 1] + one.segment for one in self.emitted if one.at > 0])
         whole = {"events": events, "kernels": _joined_kernels(parts[0], cuts), "memory": _joined_memory(parts[1], cuts)}
         events, kernels, memory = (self._named(name, frame) for name, frame in whole.items())
-        return replace(self.tables_, events=events, kernels=kernels, memory=memory, modules=self._modules())
+        return replace(self.performed, events=events, kernels=kernels, memory=memory, modules=self._modules())
 
     def _prepared(self, name: str) -> pl.DataFrame:
         """A table with more columns: ``_at``, the interval between marks in which each row lies (`_Emitted.at`), and
         for each column of module names the parts of each name, see `_position`."""
-        frame: pl.DataFrame = getattr(self.tables_, name)
+        frame: pl.DataFrame = getattr(self.performed, name)
         starts, column = (self.bounds.events, "seq") if name == "events" else (self.bounds.segments, "segment")
         at = np.searchsorted(np.array(starts), frame[column].to_numpy(), side="right")
         frame = frame.with_columns(pl.Series("_at", at, dtype=pl.Int64), pl.int_range(pl.len()).alias("_row"))
@@ -211,13 +216,13 @@ class _Extension:
                 return run.repeats if is_late == (run.step > 0) else 0
         return None
 
-    def _compared(self, run: _Run) -> tuple[int, np.ndarray[Any, Any]]:
+    def _compared(self, run: _Run) -> tuple[int, npt.NDArray[np.int64]]:
         """Compare two periods.
 
         Returns:
             how many coalesced calls a period has, and by how many bytes memory grows, by use.
         """
-        one, other = run.one, run.one + 1
+        one, other = run.earlier, run.repeated
         grows = np.zeros(len(USES), dtype=np.int64)
         batches = 0
         for name in _NAMES:
@@ -278,7 +283,7 @@ class _Extension:
 
     def _named(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows with whole names again, and the table's own columns."""
-        original: pl.DataFrame = getattr(self.tables_, name)
+        original: pl.DataFrame = getattr(self.performed, name)
         for text in _NAMES[name]:
             taken = pl.col(f"_{text}")
             keys = frame.select(taken, pl.col("_shift")).unique()
@@ -302,13 +307,13 @@ class _Extension:
 
     def _modules(self) -> pl.DataFrame:
         """The table of modules; a layer that was left out has as many calls as one that was performed."""
-        calls = dict(self.tables_.modules.select("module", "calls").iter_rows())
+        calls = dict(self.performed.modules.select("module", "calls").iter_rows())
         for names in self.names:
             for left_out in names[FIRST : len(names) - LAST]:
                 for module in [one for one in calls if one == left_out or one.startswith(left_out + ".")]:
                     calls[module] = calls.get(names[FIRST - 1] + module[len(left_out) :], 0)
         counted = pl.col("module").replace_strict(list(calls), list(calls.values()), return_dtype=pl.Int64)
-        return self.tables_.modules.with_columns(counted.alias("calls"))
+        return self.performed.modules.with_columns(counted.alias("calls"))
 
 
 def _moved(column: str, by: str) -> pl.Expr:
@@ -353,7 +358,7 @@ def _same(left: pl.DataFrame, right: pl.DataFrame, table: str, step: int) -> boo
     return True
 
 
-def _joined_kernels(frame: pl.DataFrame, cuts: np.ndarray[Any, Any]) -> pl.DataFrame:
+def _joined_kernels(frame: pl.DataFrame, cuts: npt.NDArray[np.int64]) -> pl.DataFrame:
     """The rows of segments that a mark divided, joined."""
     frame = frame.with_columns(_whole_segments(frame, cuts))
     keys = ("_merged", "phase", "module", "_module", "_shift", "kind", "op", "dtype", "shape", "compiled", "waits_for")
@@ -365,7 +370,7 @@ def _joined_kernels(frame: pl.DataFrame, cuts: np.ndarray[Any, Any]) -> pl.DataF
     )
 
 
-def _joined_memory(frame: pl.DataFrame, cuts: np.ndarray[Any, Any]) -> pl.DataFrame:
+def _joined_memory(frame: pl.DataFrame, cuts: npt.NDArray[np.int64]) -> pl.DataFrame:
     """One row per whole segment: the bytes of the part that has most, the place of the last part."""
     frame = frame.with_columns(_whole_segments(frame, cuts), _total=pl.sum_horizontal(USES))
     top = pl.col("_total").arg_max()
@@ -377,6 +382,6 @@ def _joined_memory(frame: pl.DataFrame, cuts: np.ndarray[Any, Any]) -> pl.DataFr
     )
 
 
-def _whole_segments(frame: pl.DataFrame, cuts: np.ndarray[Any, Any]) -> pl.Series:
+def _whole_segments(frame: pl.DataFrame, cuts: npt.NDArray[np.int64]) -> pl.Series:
     segments = frame["segment"].to_numpy()
     return pl.Series("_merged", segments - np.searchsorted(np.sort(cuts), segments, side="right"))

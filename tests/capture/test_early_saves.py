@@ -85,7 +85,7 @@ def test_a_handler_of_the_programs_own_stays() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize(("timeout", "save"), [(0, "trace/"), (5, None)])
+@pytest.mark.parametrize(("timeout", "save"), [(0, "trace/"), (float("nan"), "trace/"), (5, None)])
 def test_a_timeout_needs_seconds_and_a_place(timeout: float, save: str | None) -> None:
     with pytest.raises(UsageError, match=f"timeout={timeout}"), dsexplore.commtrace(timeout=timeout, save=save):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +91,13 @@ def test_further_notes_are_made_of_the_number_of_collectives() -> None:
         assert trace.info.notes == ("1 so far",)
         dist.all_reduce(torch.ones(1))
     assert trace.info.notes == ("2 so far",)
+
+
+def test_an_error_of_the_block_is_raised_where_the_trace_cannot_be_saved(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArithmeticError) as caught, record(save=tmp_path / "file" / "step.parquet") as trace:
+        raise ArithmeticError("of the block")
+    (note,) = caught.value.__notes__
+    assert note.startswith("The 0 collectives recorded until then are kept in the trace, but could not be saved: ")
+    assert trace.info.notes == ("the recording ended early, with ArithmeticError",)
+    assert not is_recording()

@@ -168,7 +168,7 @@ class _FewerSteps:
             if isinstance(result, torch.Tensor) and result.requires_grad:
                 result.register_hook(lambda _gradient: self.recording.mark(("backward", place)))
                 hooks: Any = result._backward_hooks
-                for earlier in list(hooks)[:-1]:  # as FSDP2's, which gathers the next layer
+                for earlier in list(hooks)[:-1]:  # the mark comes first: FSDP2's hook gathers the next layer
                     hooks[earlier] = hooks.pop(earlier)
             return result
 
