@@ -130,7 +130,7 @@ def test_the_end_of_a_forked_child_is_not_that_of_its_parent(tmp_path: Path) -> 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, [str(-signal.SIGTERM), "whole"]), done.stderr

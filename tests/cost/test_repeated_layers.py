@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.cost import repeated_layers as layers_module
 from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.trace.tables import Tables
+from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
 from tests.cost.same_tables import same
@@ -301,3 +302,21 @@ def test_models_of_other_worlds_that_are_alive_change_nothing(performed: list[bo
     assert performed == [True, True]
     same(alone, beside)
     del wrapped, fake
+
+
+def test_ctrl_c_while_functions_of_torch_are_replaced_leaves_torch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call, replace, count = nn.Module.__call__, Patches.attribute, 0
+
+    def interrupted(patches: Patches, owner: object, name: str, value: object) -> None:
+        nonlocal count
+        replace(patches, owner, name, value)
+        if owner is nn.Module and name == "__call__":
+            count += 1
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Patches, "attribute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trace_rank(build, {"dp": 1, "tp": 1}, 0)
+    assert (count, nn.Module.__call__) == (1, call)

@@ -101,10 +101,10 @@ def fewer_layers(recording: KernelRecording) -> Iterator[LeftOutLayers]:
         (_PipelineStageBase, "perform_reduce_grad", steps.filled_after),
         (FSDPParamGroup, "post_backward", steps.reduced),
     )
-    for owner, name, build in calls:
-        if hasattr(owner, name):  # of some versions of torch
-            patches.attribute(owner, name, build(getattr(owner, name)))
     try:
+        for owner, name, build in calls:
+            if hasattr(owner, name):  # of some versions of torch
+                patches.attribute(owner, name, build(getattr(owner, name)))
         yield left_out
     finally:
         patches.undo()

