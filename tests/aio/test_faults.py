@@ -16,6 +16,7 @@ from dsexplore.aio import AioConfig, Buffer, aio_handle, pool, sweep
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import split
+from dsexplore.aio.backends.linux_aio import LinuxAio
 from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.scratch import PREFIX
 from dsexplore.aio.transfer_file import TransferFile
@@ -232,6 +233,12 @@ def test_not_enough_aio_requests(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EAGAIN
     with aio_handle(queue_depth=8) as handle:  # those that were granted have been given back
         handle.sync_pwrite(bytearray(b"x"), str(tmp_path / "file"))
+
+
+def test_an_aio_context_refused_for_another_reason() -> None:
+    with pytest.raises(OSError, match="io_setup for queue_depth 0: Invalid argument") as caught:
+        LinuxAio(0)
+    assert caught.value.errno == errno.EINVAL
 
 
 @pytest.mark.parametrize("backend_name", ["threads", "io_uring"])

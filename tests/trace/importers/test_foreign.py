@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dsexplore
+from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
 
 
@@ -69,3 +70,10 @@ def test_a_gzipped_dump_that_is_cut_off_is_not_taken_for_an_empty_one(tmp_path: 
     file = tmp_path / "dump_1"
     file.write_bytes(gzip.compress(b'{"version": "2.10", "pg_config": {}, "entries": []}')[:-12])
     assert kind_of_file(file) == "recorder"
+
+
+def test_an_empty_file_whose_name_says_no_rank_does_not_hide_the_ranks_of_the_others(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"dump_{rank}").write_text('{"version": "2.10", "pg_config": {}, "entries": []}')
+    (tmp_path / "left").touch()
+    assert [dump.rank for dump in read_dumps(sorted(tmp_path.iterdir())).dumps] == [0, 1]

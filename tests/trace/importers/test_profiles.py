@@ -340,6 +340,18 @@ def test_files_that_say_the_size_of_a_group_and_not_its_name(tmp_path: Path) -> 
     assert trace.skew()["ranks"].to_list() == [[0, 1, 2, 3]]  # not of the groups of two, whose ranks nobody knows
 
 
+def test_a_size_alone_finds_the_one_listed_group_of_as_many_ranks(tmp_path: Path) -> None:
+    sized = {key: value for key, value in NEW.items() if not key.startswith("Process Group")} | {"Group size": 2}
+    kernel = {**event("ncclDevKernel_AllGather(x)"), "args": sized}
+    listed = [
+        {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]},
+        {"pg_name": "5", "pg_desc": "mesh_tp", "ranks": [0, 1]},
+    ]
+    info = {"backend": "nccl", "rank": 0, "world_size": 4, "pg_config": listed}
+    trace = load(trace_of([kernel], tmp_path / "t", None, distributedInfo=info))
+    assert trace.events.select("group", "axis", "group_size").rows() == [("5", "tp", 2)]
+
+
 def test_files_that_name_no_group_are_of_all_ranks_and_say_so(tmp_path: Path) -> None:
     for rank in range(2):
         folder = trace_of([event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "Kernel")], tmp_path / "t", rank)
