@@ -209,12 +209,13 @@ def _settle(
     *,
     may_complete: bool,
 ) -> None:
-    """Complete requests that fell short with ordinary calls, while nothing else is in flight; else raise the first.
+    """Complete requests that fell short with ordinary calls, while nothing else is in flight; else raise the first one
+    in the file.
 
     EINVAL counts as nothing moved: a filesystem may open a file with O_DIRECT and then refuse direct requests.
     """
     table = requests
-    for index, result in odd:
+    for index, result in sorted(odd):
         if not may_complete and not table.write and 0 <= result < table.lengths[index]:
             raise _shortened(table.fd, int(table.offsets[index] + result), int(table.lengths[index] - result))
         if not may_complete or (result < 0 and -result not in (errno.EAGAIN, errno.EINTR, errno.EINVAL)):

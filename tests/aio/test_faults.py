@@ -172,7 +172,7 @@ def test_a_file_that_is_shortened_during_a_read(tmp_path: Path, backend: str) ->
 
     with pytest.MonkeyPatch.context() as patch, aio_handle(1 << 20, 4, backend=backend) as handle:
         patch.setattr(pool, "drive", late)
-        shortened = "the file ends at byte 1048676, before byte 3145728: it was shortened while it was read"
+        shortened = "the file ends at byte 1048676, before byte 2097152: it was shortened while it was read"
         with pytest.raises(OSError, match=shortened) as caught:
             handle.sync_pread(Buffer(8 << 20), str(path))
     assert (caught.value.errno, caught.value.filename) == (errno.ENODATA, str(path))
