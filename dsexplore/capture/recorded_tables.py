@@ -131,8 +131,7 @@ def events_table(
         waits: see `Issued.read_clock`.
     """
     for one in issued:
-        if one.span is not None:
-            one.read_clock(waits=waits)
+        one.read_clock(waits=waits)
     kinds, of_rows = _kinds(issued)
     table = _kinds_table(kinds, stack_depth).select(pl.all().gather(of_rows))
     counts = [len(one.messages) for one in issued]

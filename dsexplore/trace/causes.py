@@ -12,7 +12,7 @@ FSDP_REDUCES = ("FSDP post_backward", "FSDP1 post_backward")
 
 def is_fsdp2(cause: str) -> bool:
     """Whether ``fully_shard`` was at work."""
-    return cause.startswith("FSDP") and not is_fsdp1([cause])
+    return cause.startswith("FSDP") and not cause.startswith("FSDP1")
 
 
 def is_fsdp1(causes: Iterable[str]) -> bool:
