@@ -11,7 +11,7 @@ import polars as pl
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
-from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds
+from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of
 from dsexplore.errors import UsageError
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.collectives import OPS
@@ -166,6 +166,8 @@ class _Reader:
         self.tables, self.cluster, self.options = tables, cluster, options
         self.groups = {row["group"]: row["ranks"] for row in tables.groups.iter_rows(named=True)}
         self.per_node = options.ranks_per_node or cluster.ranks_per_node
+        waiting = 1 if tables.events.is_empty() else tables.info.world_size
+        self._slowest = [slowest_of(waiting, cluster, speed) for speed in SPEEDS]
         self._times: dict[tuple[Any, ...], Times] = {}
         self._costs: dict[tuple[Any, ...], tuple[Times, float]] = {}
         self.notes: dict[str, None] = {}
@@ -219,7 +221,8 @@ class _Reader:
         if key not in self._costs:
             compiled = self.options.compiled if self.options.compiled is not None else row["compiled"]
             low, expected, high = (
-                kernel_seconds(row, self.cluster, speed, compiled, self.options.attention) for speed in SPEEDS
+                slowest * kernel_seconds(row, self.cluster, speed, compiled, self.options.attention)
+                for slowest, speed in zip(self._slowest, SPEEDS, strict=True)
             )
             self._costs[key] = (low, expected, high), host_seconds(row, self.cluster, compiled)
         return self._costs[key]

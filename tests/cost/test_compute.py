@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore.cost.cluster import Cluster, known_clusters
-from dsexplore.cost.compute import GENERATIONS, SPEEDS, Speed, host_seconds, kernel_seconds, shape_efficiency
+from dsexplore.cost.compute import GENERATIONS, SPEEDS, Speed, host_seconds, kernel_seconds, shape_efficiency, slowest_of
 
 H100 = Cluster.load("dgx-h100")
 
@@ -109,3 +109,18 @@ def test_attention_of_narrow_heads_is_slower() -> None:
     wide, narrow = (row(kind="attention", op="flash", shape=[1, 32, 16384, 16384, w], flops=10**15) for w in (128, 64))
     times = [kernel_seconds(one, H100, Speed(), False) for one in (wide, narrow)]
     assert times[0] / times[1] == pytest.approx(0.75, rel=0.001)
+
+
+@pytest.mark.parametrize(("ranks", "deviations"), [(1, 0.0), (2, 0.564), (10, 1.539), (100, 2.508), (1000, 3.241)])
+def test_the_slowest_of_many_is_what_tables_of_normal_order_statistics_say(ranks: int, deviations: float) -> None:
+    assert slowest_of(ranks, H100, Speed(spread=0.01)) == pytest.approx(1 + 0.01 * deviations, abs=3e-4)
+
+
+@given(few=st.integers(1, 20000), more=st.integers(1, 20000))
+def test_the_slowest_of_more_ranks_is_no_faster(few: int, more: int) -> None:
+    few, more = sorted((few, more))
+    assert 1 <= slowest_of(few, H100, Speed()) <= slowest_of(more, H100, Speed())
+
+
+def test_ranks_that_share_a_cpu_are_equally_fast() -> None:
+    assert slowest_of(64, Cluster.load("gloo-local"), SPEEDS[2]) == 1

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.compute import SPEEDS, slowest_of
 from dsexplore.cost.rank_program import Collective, Kernels, Options, programs
 
 DGX = Cluster.load("dgx-h100")
@@ -53,3 +54,27 @@ def test_a_message_goes_over_the_link_between_its_two_ends() -> None:
         (None, "network"),
     ]
     assert sent[0].seconds < sent[1].seconds == sent[2].seconds == sent[3].seconds
+
+
+def _products(world_size: int, *, sends: bool) -> list[tuple[float, float, float]]:
+    """Seconds of the one product of a rank, in a world where something is sent besides, or nothing."""
+    with dsexplore.commtrace(world_size=world_size, fake=True, costs=True) as trace:
+        tensor = torch.randn(4096, 4096)
+        tensor @ tensor
+        if sends:
+            dist.all_reduce(tensor)
+    items = programs(trace.tables, DGX, Options())[0].items
+    return [item.seconds for item in items if isinstance(item, Kernels) and item.kind == "matmul"]
+
+
+def test_ranks_that_wait_for_each_other_compute_as_fast_as_the_slowest() -> None:
+    (alone,), (few,), (many,) = (_products(ranks, sends=True) for ranks in (1, 8, 1024))
+    for ranks, seconds in ((8, few), (1024, many)):
+        factors = [ours / one for ours, one in zip(seconds, alone, strict=True)]
+        assert factors == pytest.approx([slowest_of(ranks, DGX, speed) for speed in SPEEDS])
+    assert few[0] == many[0]
+    assert few[1] < many[1]
+
+
+def test_ranks_that_send_nothing_wait_for_nobody() -> None:
+    assert _products(1024, sends=False) == _products(1, sends=False)
