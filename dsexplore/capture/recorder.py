@@ -22,19 +22,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C import _current_graph_task_id
-from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds, pipelines
-from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
 from dsexplore.capture.issued import Batches, Issued, Label, Origin, is_async
 from dsexplore.capture.labels import current
-from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
+from dsexplore.capture.origins import Origins
 from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_tables import tables_of
 from dsexplore.capture.recording import Recording
@@ -70,6 +67,7 @@ class Recorder:
         """Discard the groups, modules and names that earlier recordings met."""
         self._groups = Groups()
         self._modules = Modules(self._warn_once)
+        self._origins = Origins(self._modules, self._groups)
         self._hooks = ModuleHooks(self._modules)
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
@@ -204,7 +202,7 @@ class Recorder:
             frame = sys._getframe(1)
             line = user_line_alone(frame) if self._stack_depth == 1 and _current_graph_task_id() == -1 else None
             if line is None:
-                origin = self._origin(read_stack(self._stack_depth, frame, self._modules))
+                origin = self._origins.of(read_stack(self._stack_depth, frame, self._modules))
             else:
                 phase = self._modules.own_calls.outside
                 key = id(line[0]), line[1], phase
@@ -282,7 +280,7 @@ class Recorder:
             messages,
             group,
             group.own_rank if group is not None else own_rank(),
-            self._origin(reading, stage),
+            self._origins.of(reading, stage),
             label=current.label,
             is_async=not reading.is_blocking and is_async(entry, args),
             parties=read_parties(args) if read_parties is not None else None,
@@ -309,56 +307,13 @@ class Recorder:
         reading = read_stack(1, sys._getframe(1), self._modules)
         group = self._groups.find(process_group) if process_group is not None else None
         rank = group.own_rank if group is not None else own_rank()
-        return Issued(raw_op, [message], group, rank, self._origin(reading), label=current.label)
+        return Issued(raw_op, [message], group, rank, self._origins.of(reading), label=current.label)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
         """The group of an op that nobody described."""
         self._warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
         handle = next((arg for arg in args if _may_be_group(arg)), None)
         return self._groups.find(handle) if handle is not None else None
-
-    def _origin(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
-        """The part of a stack reading that a recording keeps.
-
-        Args:
-            reading: of the stack.
-            stage: the pipeline stage that sends or receives, if it is known.
-        """
-        modules, cause = self._modules, reading.cause
-        redistribute, mesh = reading.redistribute
-        if mesh is not None:
-            self._groups.add_mesh(mesh)
-        owner = modules.find(reading.owner) if reading.owner is not None else None
-        trigger = reading.call.module
-        if trigger is None:
-            trigger = modules.find(stage) if stage is not None else self._called_unseen(reading)
-        elif reading.backward is not None and reading.backward.makes_graph:
-            modules.assign_last_node(reading.call)
-        if owner is None and cause in (DDP_BUCKET, DDP_UNUSED):
-            owner = modules.root_of_type(DistributedDataParallel)
-        elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
-            cause = "DDP buffers and bucket order"
-        return Origin(
-            reading.phase,
-            trigger,
-            owner or trigger,
-            reading.sources,
-            cause,
-            redistribute,
-            reading.is_implicit,
-            reading.is_object,
-        )
-
-    def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:
-        """The module being called, where no hook saw the call begin: compiled, or begun before the recording."""
-        module = reading.module
-        if module is None:
-            return None
-        trigger = self._modules.find(module)
-        if trigger.calls == 0:
-            source = reading.sources[0] if reading.sources else None
-            self._modules.assign_last_node(ModuleCall(trigger, source=source))
-        return trigger
 
     def _warn_once(self, about: str, message: str) -> None:
         """Warn, and note in every open recording; not again of the same thing until the last recording has ended."""
@@ -391,12 +346,6 @@ class Recorder:
         steps, issued = list(recording.steps), list(recording.issued)
         groups = self._describe_groups()
         return tables_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
-
-
-def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
-    """Whether a module of that type is the innermost one being called."""
-    entry = reading.call.module if reading.called is not None else None
-    return isinstance(entry.reference() if entry is not None else reading.module, kind)
 
 
 def _may_be_group(arg: Any) -> bool:

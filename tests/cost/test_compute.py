@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore.cost.cluster import Cluster, known_clusters
-from dsexplore.cost.compute import GENERATIONS, SPEEDS, Speed, host_seconds, kernel_seconds, shape_efficiency, slowest_of
+from dsexplore.cost.compute import (
+    GENERATIONS,
+    SPEEDS,
+    Speed,
+    host_seconds,
+    kernel_seconds,
+    shape_efficiency,
+    slowest_of,
+)
 
 H100 = Cluster.load("dgx-h100")
 

@@ -1,0 +1,74 @@
+"""`Origins`: the part of a stack reading that a recording keeps, with the modules of the program in it."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dsexplore.capture.autograd_nodes import ModuleCall
+from dsexplore.capture.groups import Groups
+from dsexplore.capture.issued import Origin
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.modules import Modules
+from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading
+
+
+class Origins:
+    """Makes the origin of a collective of what its stack shows.
+
+    Args:
+        modules: those met so far; a module that no hook has seen is added.
+        groups: those met so far; the mesh of a redistribute is added.
+    """
+
+    def __init__(self, modules: Modules, groups: Groups) -> None:
+        self._modules, self._groups = modules, groups
+
+    def of(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
+        """The part of a stack reading that a recording keeps.
+
+        Args:
+            reading: of the stack.
+            stage: the pipeline stage that sends or receives, if it is known.
+        """
+        modules, cause = self._modules, reading.cause
+        redistribute, mesh = reading.redistribute
+        if mesh is not None:
+            self._groups.add_mesh(mesh)
+        owner = modules.find(reading.owner) if reading.owner is not None else None
+        trigger = reading.call.module
+        if trigger is None:
+            trigger = modules.find(stage) if stage is not None else self._called_unseen(reading)
+        elif reading.backward is not None and reading.backward.makes_graph:
+            modules.assign_last_node(reading.call)
+        if owner is None and cause in (DDP_BUCKET, DDP_UNUSED):
+            owner = modules.root_of_type(DistributedDataParallel)
+        elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
+            cause = "DDP buffers and bucket order"
+        return Origin(
+            reading.phase,
+            trigger,
+            owner or trigger,
+            reading.sources,
+            cause,
+            redistribute,
+            reading.is_implicit,
+            reading.is_object,
+        )
+
+    def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:
+        """The module being called, where no hook saw the call begin: compiled, or begun before the recording."""
+        module = reading.module
+        if module is None:
+            return None
+        trigger = self._modules.find(module)
+        if trigger.calls == 0:
+            source = reading.sources[0] if reading.sources else None
+            self._modules.assign_last_node(ModuleCall(trigger, source=source))
+        return trigger
+
+
+def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
+    """Whether a module of that type is the innermost one being called."""
+    entry = reading.call.module if reading.called is not None else None
+    return isinstance(entry.reference() if entry is not None else reading.module, kind)
