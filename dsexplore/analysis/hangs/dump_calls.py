@@ -71,7 +71,6 @@ def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Ca
     if entry.peers is not None and max(entry.peers) < len(group.ranks):
         pair = group.ranks[entry.peers[0]], group.ranks[entry.peers[1]]
     label, kind = groups.names(group)
-    has_sizes = bool(entry.input_sizes or entry.output_sizes)
     return Call(
         rank=rank,
         position=position,
@@ -81,9 +80,9 @@ def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Ca
         number=entry.sequence,
         op=entry.op,
         state=entry.state,
-        sent=_elements(entry.input_sizes) if has_sizes else None,
-        received=_elements(entry.output_sizes) if has_sizes else None,
-        dtype=_dtype(entry),
+        sent=_elements(entry.input_sizes),
+        received=_elements(entry.output_sizes),
+        dtype=_dtype(entry.op, entry.input_dtypes, entry.output_dtypes),
         message_bytes=message_bytes(entry, len(group.ranks) or 1),
         pair=pair if entry.op in _MESSAGES else None,
         source=entry.source,
@@ -98,12 +97,13 @@ def _has_equal_parts(raw_op: str) -> bool:
     return any(part in raw_op for part in _OF_EQUAL_PARTS)
 
 
-def _dtype(entry: RecorderEntry) -> str:
+@cache
+def _dtype(op: str, input_dtypes: tuple[str, ...], output_dtypes: tuple[str, ...]) -> str:
     """The dtype of what is sent, and of what is got where that is another."""
-    if entry.op == "barrier":
+    if op == "barrier":
         return ""
-    sent = entry.input_dtypes[0] if entry.input_dtypes else ""
-    received = entry.output_dtypes[0] if entry.output_dtypes else ""
+    sent = input_dtypes[0] if input_dtypes else ""
+    received = output_dtypes[0] if output_dtypes else ""
     return f"{sent}→{received}" if sent and received and sent != received else sent or received
 
 

@@ -84,7 +84,9 @@ def signature(call: Call) -> Signature:
 
 def _field(instance: Instance) -> str:
     """The property in which the ranks' calls differ; empty where none does."""
-    signatures = [signature(call) for call in instance.calls.values()]
+    calls = instance.calls.values()
+    unlike = {(call.op, call.sent, call.received, call.dtype, call.has_equal_parts): call for call in calls}
+    signatures = [signature(call) for call in unlike.values()] if len(unlike) > 1 else []
     if _differ(one[0] for one in signatures):
         return "op"
     if any(_differ(one[at] for one in signatures) for at in (1, 2)):

@@ -6,12 +6,11 @@ has 5 µs of computation beside it, and is exposed for the other 10: nothing of 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from dsexplore.trace.importers.profiler_file import Event
 
@@ -22,24 +21,20 @@ class ComputeTime:
     """The computation of one file, by device.
 
     Args:
-        kernels: that compute, with ``pid`` (of a GPU: its number), ``ts`` and ``dur`` in microseconds; one without is
-            left out.
+        kernels: that compute, with ``pid`` (of a GPU: its number, as text), ``ts`` and ``dur`` in microseconds; one
+            without is left out.
     """
 
-    def __init__(self, kernels: Iterable[Event]) -> None:
-        spans: dict[Any, list[tuple[float, float]]] = defaultdict(list)
-        for kernel in kernels:
-            begin, took = kernel.get("ts"), kernel.get("dur")
-            if isinstance(begin, (int, float)) and isinstance(took, (int, float)):
-                spans[kernel.get("pid")].append((begin, took))
-        self._devices = {device: _covered(np.array(of_device, dtype=float)) for device, of_device in spans.items()}
+    def __init__(self, kernels: pl.DataFrame) -> None:
+        devices = kernels.drop_nulls().partition_by("pid", as_dict=True, include_key=False)
+        self._devices = {device: _covered(of_device.to_numpy()) for (device,), of_device in devices.items()}
 
     def exposed(self, events: Sequence[Event]) -> list[int | None]:
         """Nanoseconds of each event of a GPU in which nothing computed there; None where nothing ever did, or that is
         not known."""
         found: list[int | None] = [None] * len(events)
         for device, known in self._devices.items():
-            own = [at for at, event in enumerate(events) if event.get("pid") == device and "dur" in event]
+            own = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]
             begin, took = (np.array([float(events[at][name]) for at in own]) for name in ("ts", "dur"))
             computed = np.interp(begin + took, *known) - np.interp(begin, *known)
             alone = np.rint((took - computed) * 1_000).clip(min=0)

@@ -21,6 +21,8 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, cast
 
+import polars as pl
+
 from dsexplore.errors import TraceFileError
 
 Event = dict[str, Any]
@@ -42,9 +44,11 @@ _NAMES = (
 )
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 _MARK = b'"ph":'
+_PID = b'"pid"'
 _DESCRIBED = b'"Collective name"'
 """Stands in an event of a collective, also of a kernel whose name says nothing."""
 _BLOCK = 1 << 23
+_KERNELS = pl.Schema({"pid": pl.String, "ts": pl.Float64, "dur": pl.Float64})
 _NOT_A_NUMBER = re.compile(r"(:\s*)-?(?:inf|nan)\b")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
@@ -87,9 +91,9 @@ class _Parts:
     events: list[bytes] = field(default_factory=list)
     """From behind the ``"ph":`` on, as the ranges are."""
     ranges: dict[bytes, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """By the text that says process and thread."""
+    """By the text behind ``"pid"`` that says process and thread."""
     kernels: list[bytes] = field(default_factory=list)
-    """Of kernels that compute: the text that says process, thread, begin and duration."""
+    """Of kernels that compute: the text behind ``"pid"`` that says process, thread, begin and duration."""
     last: bytes = b""
     """The last event, and what follows."""
 
@@ -97,14 +101,14 @@ class _Parts:
         """Add events by their kind."""
         nothing, of_range, of_kernel = _Kind.NOTHING, _Kind.RANGE, _Kind.KERNEL  # looked up once: there are millions
         for part in parts:
-            at = part.find(b'"pid"')
-            kind = kinds[part[:at]] if at >= 0 else _Kind.EVENT
+            begin, pid, behind = part.partition(_PID)
+            kind = kinds[begin] if pid else _Kind.EVENT
             if kind is nothing:
                 continue
-            if kind is of_range and (behind := part.find(b'"ts"', at)) >= 0:
-                self.ranges[part[at:behind]].append(part)
+            if kind is of_range and b'"ts"' in behind:
+                self.ranges[behind.partition(b'"ts"')[0]].append(part)
             elif kind is of_kernel and _DESCRIBED not in part:
-                self.kernels.append(part[at : part.find(b'"args"', at)])
+                self.kernels.append(behind.partition(b'"args"')[0])
             else:
                 self.events.append(part)
 
@@ -120,8 +124,9 @@ class ProfilerFile:
     """``distributedInfo``: rank, world size and groups; empty in files of earlier versions."""
     base: int
     """Nanoseconds since the epoch that every time counts from."""
-    kernels: tuple[Event, ...] = ()
-    """The kernels that compute: ``pid``, ``tid``, ``ts`` and ``dur`` of each."""
+    kernels: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_KERNELS))
+    """The kernels that compute: ``pid`` (of a GPU: its number) as text, ``ts`` and ``dur`` of each; null where the file
+    has no number."""
     damaged: int = 0
     """How many events are no JSON, and are left out; without those among the ranges."""
     ranges: Mapping[tuple[Any, Any], Sequence[bytes]] = field(default_factory=dict)
@@ -157,11 +162,11 @@ def read_profiler_file(file: Path) -> ProfilerFile:
             parts = _cut(stream)
         head, last = parts.head or b"", parts.last
         events, damaged = _parsed(head, parts.events, last)
-        kernels = tuple(_objects(parts.kernels))
-        threads = [(one.get("pid"), one.get("tid")) for one in _objects(list(parts.ranges))]
+        kernels = pl.read_json(_objects(parts.kernels), schema=_KERNELS)
+        threads = [(one.get("pid"), one.get("tid")) for one in json.loads(_objects(parts.ranges))]
     except (OSError, EOFError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
-    except ValueError:
+    except (ValueError, pl.exceptions.ComputeError):
         return _parsed_whole(file)
     base = _BASE.search(head + last)
     when = int(base[1]) if base else 0
@@ -191,15 +196,10 @@ def _cut(stream: IO[bytes]) -> _Parts:
     return found
 
 
-def _objects(texts: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The objects of these texts, each without its braces and maybe with a comma behind the last field.
-
-    Raises:
-        ValueError: one is no JSON.
-    """
-    joined = b"},{".join([text.rstrip(b", \t\r\n") for text in texts])
-    found: list[dict[str, Any]] = json.loads(b"[{" + joined + b"}]") if texts else []
-    return found
+def _objects(texts: Collection[bytes]) -> bytes:
+    """A JSON list of the objects of these texts, each from behind its ``"pid"`` on, maybe with a comma at its end."""
+    each = b'},{"pid"'.join([text.rstrip(b", \t\r\n") for text in texts])
+    return b'[{"pid"' + each + b"}]" if texts else b"[]"
 
 
 def is_kept(category: str, name: str) -> bool:
@@ -290,10 +290,16 @@ def _parsed_whole(file: Path) -> ProfilerFile:
         raise TraceFileError(f"{file} has no traceEvents: it is no trace of torch's profiler")
     every = [event for event in content["traceEvents"] if isinstance(event, dict)]
     events = [event for event in every if _is_kept(event)]
-    kernels = tuple(event for event in every if is_kernel(str(event.get("cat", ""))) and not _is_kept(event))
+    computing = [event for event in every if is_kernel(str(event.get("cat", ""))) and not _is_kept(event)]
+    rows = [(str(event.get("pid")), _number(event.get("ts")), _number(event.get("dur"))) for event in computing]
+    kernels = pl.DataFrame(rows, schema=_KERNELS, orient="row")
     distributed = content.get("distributedInfo") or {}
     base = int(content.get("baseTimeNanoseconds") or 0)
     return ProfilerFile(file, tuple(_complete(file, events)), distributed, base, kernels)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _content(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -125,9 +126,14 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
         elements = (ins if call.op == "gather" else outs) * size
     else:
         elements = (ins or outs) if call.op in _IN_WHOLE else max(ins, outs)
+    return elements * _width(dtype), dtype, elements
+
+
+@cache
+def _width(dtype: str) -> int:
+    """Bytes of one element; 0 for a dtype that torch does not have."""
     kind = getattr(torch, dtype, None)
-    width = kind.itemsize if isinstance(kind, torch.dtype) else 0
-    return elements * width, dtype, elements
+    return kind.itemsize if isinstance(kind, torch.dtype) else 0
 
 
 def _gives_its_own_part(call: ProfilerCall) -> bool:

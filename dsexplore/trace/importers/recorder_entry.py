@@ -196,7 +196,12 @@ def _sizes(sizes: Any) -> Sizes:
     listed = sizes or ()
     if listed and not isinstance(listed[0], (list, tuple)):
         listed = [listed]  # the shape of the only tensor
-    return tuple([tuple(map(int, shape)) for shape in listed])
+    return _whole_numbers(tuple(map(tuple, listed)))
+
+
+@lru_cache(maxsize=4096)  # a job's calls have few different shapes
+def _whole_numbers(shapes: tuple[tuple[Any, ...], ...]) -> Sizes:
+    return tuple([tuple(map(int, shape)) for shape in shapes])
 
 
 def _dtypes(names: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import polars as pl
 import pytest
 
 from dsexplore.trace.importers.profiler_compute import ComputeTime
@@ -15,7 +16,8 @@ def kernel(begin: float, end: float, device: int = 0) -> Event:
 
 
 def exposed(collective: Event, *kernels: Event) -> int | None:
-    return ComputeTime(kernels).exposed([collective])[0]
+    rows = [(str(one["pid"]), one["ts"], one.get("dur")) for one in kernels]
+    return ComputeTime(pl.DataFrame(rows, schema=["pid", "ts", "dur"], orient="row")).exposed([collective])[0]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_without_kernels_that_compute_it_is_not_known() -> None:
     assert exposed(kernel(0, 10)) is None
     assert exposed(kernel(0, 10, device=1), kernel(0, 10)) is None
     assert exposed({"pid": 0, "ts": 1}, kernel(0, 10)) is None
-    assert exposed(kernel(0, 10), {"pid": 0, "ts": "soon"}) is None
+    assert exposed(kernel(0, 10), {"pid": 0, "ts": 1}) is None
 
 
 def test_it_is_what_counting_the_microseconds_gives() -> None:

@@ -57,8 +57,15 @@ def test_any_order_of_keys_is_read(tmp_path: Path, name: str, sort: bool) -> Non
 def test_of_kernels_that_compute_place_and_time_are_read(tmp_path: Path, sort: bool) -> None:
     more = {**EVENTS[5], "tid": 8, "ts": 20.5}
     read = read_profiler_file(written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [more, *EVENTS]}, sort=sort))
-    found = [tuple(kernel[name] for name in ("pid", "tid", "ts", "dur")) for kernel in read.kernels]
-    assert found[:2] == [(0, 8, 20.5, 3), (0, 7, 2, 3)]
+    assert read.kernels.rows()[:2] == [("0", 20.5, 3), ("0", 2, 3)]
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_kernel_whose_time_is_no_number_costs_nobody_elses(tmp_path: Path, sort: bool) -> None:
+    odd = {**EVENTS[5], "ts": "soon"}
+    read = read_profiler_file(written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [odd, *EVENTS]}, sort=sort))
+    assert read.kernels.drop_nulls().rows() == [("0", 2, 3), ("0", 12, 3)]
+    assert read_names(read) == KEPT
 
 
 def test_ranges_are_read_of_threads_that_are_asked_for(tmp_path: Path) -> None:
