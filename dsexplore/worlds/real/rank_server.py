@@ -36,6 +36,7 @@ PRELOAD = (
     "torch.distributed.tensor.parallel",
     "torch.testing._internal.distributed.fake_pg",
     "torch._dynamo",
+    "torch.profiler._cupti_monitor",  # FSDP2's first forward imports it
     "dsexplore.comm",
     "dsexplore.worlds.commtrace",
     "cloudpickle",
@@ -120,15 +121,18 @@ def record_nothing() -> None:
 
 
 def freeze() -> None:
-    """Keep what is there from the collectors of ranks, which would write to the memory that they share."""
+    """Keep what is there from the collectors of ranks, which would write to the memory that they share, and give back
+    what importing has freed."""
     gc.collect()
     gc.freeze()
+    with suppress(AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def main(descriptor: int) -> None:
     """Run the server process, which has inherited its end of the socket as ``descriptor``."""
     for name in PRELOAD:
-        with suppress(ImportError):  # cloudpickle is an optional dependency
+        with suppress(ImportError):  # cloudpickle is an optional dependency, and private modules of torch may go
             importlib.import_module(name)
     torch._dynamo.trace_rules.clear_lru_cache()  # every rank's `init_process_group` does, and would copy what it frees
     plan_tables()
