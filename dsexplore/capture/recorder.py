@@ -258,6 +258,19 @@ class Recorder:
             for recording in self._recordings:
                 recording.add(again)
 
+    def hold_instead(self, recording: Recording, begin: int, collectives: Sequence[Issued]) -> None:
+        """Have a recording hold others in place of its last collectives.
+
+        Args:
+            recording: an open one.
+            begin: how many collectives it keeps.
+            collectives: what follows them. Where it has more batches, these have the numbers that come next.
+        """
+        before, after = ({one.batch for one in each} for each in (recording.issued[begin:], collectives))
+        for _ in range(len(after) - len(before)):
+            self._batches.number_of(0)
+        recording.issued[begin:] = collectives
+
     def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
         """Describe a collective that is about to be issued inside ``frame``."""
         reading = read_stack(self._stack_depth, frame, self._modules)

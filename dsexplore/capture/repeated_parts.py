@@ -59,6 +59,15 @@ def can_repeat() -> bool:
     )
 
 
+def hold_instead(part: Part, other: Part) -> None:
+    """Have the recording hold another part in place of the one that has just been recorded."""
+    recorder = in_use()
+    (recording,) = recorder.recordings
+    entries = {*part.calls, *other.calls}
+    recorder.modules.add_calls({entry: other.calls.get(entry, 0) - part.calls.get(entry, 0) for entry in entries})
+    recorder.hold_instead(recording, len(recording.issued) - len(part.issued), other.issued)
+
+
 def watched(run: Callable[[], Any]) -> tuple[Any, Part]:
     """Run a part of a program while one recording is open; return what it returns, and what it recorded."""
     recorder = in_use()

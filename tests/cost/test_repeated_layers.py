@@ -187,6 +187,27 @@ def test_a_few_layers_and_microbatches_give_the_trace_of_a_pipeline(
     same(few, trace_rank(program, sizes, stage * dp * tp, every_layer=True))
 
 
+class Named(Stack):
+    """Layers in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.named = nn.ModuleDict({f"block{number}": Layer(number) for number in range(LAYERS)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)  # type: ignore[misc]
+        for layer in self.named.values():
+            x = layer(x)
+        return self.output(x)  # type: ignore[misc,no-any-return]
+
+
+def test_layers_of_a_dictionary_are_layers_too(performed: list[bool]) -> None:
+    program = partial(build, model=Named)
+    few = trace_rank(program, {"dp": 1, "tp": 1}, 0)
+    assert performed == [True]
+    same(few, _all(program))
+
+
 def unlike() -> Stack:
     """The sixth layer is wider."""
     return Stack([Layer(number, 3 * WIDTH if number == 5 else 2 * WIDTH) for number in range(LAYERS)])

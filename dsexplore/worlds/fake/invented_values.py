@@ -38,6 +38,8 @@ class Inventor:
         self._remarks = remarks if remarks is not None else Remarks()
         self._values = dict(values or {})
         self._reads = Reads()
+        self.reads = 0
+        """How many values and sizes were invented."""
 
     def value(self, tensor: torch.Tensor) -> Any:
         """The value that ``tensor.item()`` returns."""
@@ -80,6 +82,7 @@ class Inventor:
     def _is_other_answer(self, line: str, is_given: bool, is_number: bool) -> bool:
         """Whether a loop that reads on this line is to be ended by another answer; never one that the user gave."""
         self._reads.count(line)
+        self.reads += 1
         is_other = not is_given and self._reads.is_other_answer(line, user_frames(sys._getframe(1)), is_number)
         if is_other:
             self._remarks.say(ENDED)

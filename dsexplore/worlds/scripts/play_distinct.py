@@ -49,7 +49,7 @@ def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[RankE
         UsageError: no such script, numbers that do not fit together, or too many ranks that differ.
         KeyboardInterrupt: it was interrupted before any rank was done.
     """
-    setting = replace(setting, repeats=not setting.costs)
+    setting = replace(setting, repeats=not (setting.costs or setting.in_full))
     with players(program, setting) as played, track("playing distinct ranks", unit="ranks") as work:
         try:
             found = _search(played, setting, work)

@@ -33,6 +33,10 @@ _REPEATED = (
     "microbatches of a pipeline that would repeat the one before them were recorded without being run, "
     "once two in a row had recorded the same"
 )
+_LEFT_OUT = (
+    "alike layers of a pipeline stage were left out of some microbatches, once all had recorded the same in the first "
+    "one; two that were run stand for them, which recorded the same each time"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,10 @@ class Setting(WorldSettings):
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
     repeats: bool = False
-    """Whether pipeline schedules may repeat microbatches that they do not run; see `repeated_microbatches`."""
+    """Whether pipeline schedules may repeat microbatches, and layers of these, that they do not run; see
+    `repeated_microbatches`."""
+    in_full: bool = False
+    """Whether they may not, on any rank."""
     costs: bool = False
     """Whether to record what `Trace.predict` needs."""
     command: str = ""
@@ -182,8 +189,8 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 
 def _repeats(remarks: Remarks) -> AbstractContextManager[None]:
-    """Pipeline schedules repeat microbatches in the block, which the trace's notes then say."""
-    return repeated_microbatches(partial(remarks.note, _REPEATED))
+    """Pipeline schedules repeat microbatches in the block, and leave layers out, which the trace's notes then say."""
+    return repeated_microbatches(partial(remarks.note, _REPEATED), partial(remarks.note, _LEFT_OUT))
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:

@@ -26,7 +26,7 @@ from dsexplore.worlds.scripts.play_rank import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around
 from dsexplore.worlds.simulated import shared_objects
-from dsexplore.worlds.simulated.repeated_microbatches import NotAlike
+from dsexplore.worlds.simulated.layers_left_out import NotAlike
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
 _NO_RESULTS = ("/dev/", "/proc/")

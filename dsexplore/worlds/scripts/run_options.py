@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="several ranks, each in a process of its own: 0,8, all, or distinct: one of each that differ",
     )
     option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
+    option(
+        "--in-full",
+        action="store_true",
+        help="with --ranks distinct --fake: run every microbatch of a pipeline and every layer, also alike ones",
+    )
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(
         "--value",

@@ -29,6 +29,7 @@ def run(
     stack_depth: int = 1,
     values: Mapping[str, float] | None = None,
     costs: bool = False,
+    in_full: bool = False,
 ) -> Trace:
     """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
 
@@ -56,6 +57,8 @@ def run(
         stack_depth: frames of the script to keep per event.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
         costs: also record what is computed between the collectives, for `Trace.predict`.
+        in_full: with ``ranks="distinct"`` and ``fake``, run all microbatches of a pipeline and all layers of each. Else
+            those that would record the same as others are recorded without being run, which a note of the trace says.
 
     Returns:
         The `Trace`; its step numbers count the script's optimizer steps.
@@ -79,6 +82,7 @@ def run(
         save=save,
         stack_depth=stack_depth,
         costs=costs,
+        in_full=in_full,
     )
     if ranks is not None:
         return _several(program, setting, ranks)

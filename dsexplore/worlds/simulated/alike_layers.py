@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 _WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
-_CONTAINERS = (nn.ModuleList, nn.Sequential)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 FIRST, LAST = 3, 1
 """How many layers are performed before those that are left out, and after them. The first and the last may differ from
@@ -60,7 +60,7 @@ def alike_layers(mode: FakeTensorMode) -> list[Stretch]:
         if issubclass(type(one), _WRAPPERS) and _has_parameters_of(one, mode):
             return []
         if issubclass(type(one), _CONTAINERS) and len(one) > FIRST + LAST and _has_parameters_of(one, mode):
-            containers.append(tuple(one))
+            containers.append(tuple(one._modules.values()))
     inner = {id(part) for layers in containers for layer in layers for part in layer.modules() if part is not layer}
     outer = [layers for layers in containers if not any(id(layer) in inner for layer in layers)]
     return [Stretch(layers) for layers in outer if len(set(map(id, layers))) == len(layers) and _are_alike(layers)]

@@ -157,13 +157,13 @@ class _FewerSteps:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             key = id(module)
             if key in self.skipped:
-                return _passed_on(args, kwargs)
+                return passed_on(args, kwargs)
             place = self.performed.get(key)
             if place is None or _current_graph_task_id() != -1:
                 return original(module, *args, **kwargs)
             self.recording.mark(("forward", place))
             result = original(module, *args, **kwargs)
-            if place.position == FIRST - 1 and not _is_like(result, _passed_on(args, kwargs)):
+            if place.position == FIRST - 1 and not is_like(result, passed_on(args, kwargs)):
                 raise UnlikeLayers
             if isinstance(result, torch.Tensor) and result.requires_grad:
                 result.register_hook(lambda _gradient: self.recording.mark(("backward", place)))
@@ -257,12 +257,12 @@ class _FewerSteps:
 _NOWHERE: Any = object()
 
 
-def _passed_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def passed_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The return value of a layer that is left out: its first argument."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
-def _is_like(one: Any, other: Any) -> bool:
+def is_like(one: Any, other: Any) -> bool:
     """Whether two tensors have the same shape, dtype, placements and need of a gradient."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
@@ -288,7 +288,7 @@ def _fill_like(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> li
     made: dict[int, torch.Tensor] = {}
     for parameter, other in zip(parameters, others, strict=True):
         gradient = other.grad
-        if parameter.grad is not None or gradient is None or not _is_like(parameter, other):
+        if parameter.grad is not None or gradient is None or not is_like(parameter, other):
             continue
         local = _plain(gradient)
         storage = local.untyped_storage()

@@ -20,41 +20,38 @@ from typing import Any, Literal
 
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-from dsexplore.capture.repeated_parts import Part, can_repeat, watched
+from dsexplore.capture.repeated_parts import Part, can_repeat
 from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.simulated.layers_left_out import LayersLeftOut, NotAlike
 
 _LEAST_FORWARDS = 4
 """Forwards of the first phase that are run: as many as backwards of the last phase, which may borrow them."""
 Phase = Literal["forwards", "pairs", "backwards"]
 
 
-class NotAlike(BaseException):
-    """Raised in a program, out of its schedule's step, where a microbatch has to be run whose forward was left out.
-
-    No ``except Exception`` of the program catches it.
-    """
-
-
 @contextmanager
-def repeated_microbatches(on_repeat: Callable[[], None]) -> Iterator[None]:
-    """Repeat microbatches in the steps of GPipe and 1F1B schedules, in the block.
+def repeated_microbatches(
+    on_repeat: Callable[[], None], on_leave_out: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Repeat microbatches in the steps of GPipe and 1F1B schedules, in the block, and leave layers out of others.
 
     What the program gets back has its whole length: outputs and gradients of microbatches that were not run are those
     of others.
 
     Args:
-        on_repeat: called where a step begins to repeat.
+        on_repeat: called where a step repeats a part of a microbatch.
+        on_leave_out: called where a part of a microbatch was run without some alike layers; see `layers_left_out`.
     """
     patches = Patches()
     for kind in (ScheduleGPipe, Schedule1F1B):
-        patches.attribute(kind, "_step_microbatches", _shortened(kind, on_repeat))
+        patches.attribute(kind, "_step_microbatches", _shortened(kind, on_repeat, on_leave_out))
     try:
         yield
     finally:
         patches.undo()
 
 
-def _shortened(kind: type[Any], on_repeat: Callable[[], None]) -> Callable[..., None]:
+def _shortened(kind: type[Any], on_repeat: Callable[[], None], on_leave_out: Callable[[], None]) -> Callable[..., None]:
     original: Callable[..., None] = kind._step_microbatches
 
     @wraps(original)
@@ -64,12 +61,16 @@ def _shortened(kind: type[Any], on_repeat: Callable[[], None]) -> Callable[..., 
             original(schedule, *args, **kwargs)
             return
         own = Patches()
-        run = _Step(stage, stage.forward_one_chunk, stage.backward_one_chunk, _plan(schedule), on_repeat)
+        layers = LayersLeftOut(stage.submod, on_leave_out)
+        run = _Step(stage, stage.forward_one_chunk, stage.backward_one_chunk, _plan(schedule), layers, on_repeat)
         own.attribute(stage, "forward_one_chunk", run.forward)
         own.attribute(stage, "backward_one_chunk", run.backward)
         try:
+            layers.begin()
             original(schedule, *args, **kwargs)
+            layers.check()
         finally:
+            layers.end()
             own.undo()
 
     return step
@@ -117,6 +118,7 @@ class _Step:
         run_forward: the stage's method.
         run_backward: the stage's method.
         plan: the phase of each call.
+        layers: the stage's layers, some of which may be left out.
         on_repeat: called where a call is repeated.
     """
 
@@ -124,6 +126,7 @@ class _Step:
     run_forward: Callable[..., Any]
     run_backward: Callable[..., Any]
     plan: list[Phase]
+    layers: LayersLeftOut
     on_repeat: Callable[[], None]
     _done: int = 0
     """Calls so far."""
@@ -139,6 +142,8 @@ class _Step:
     _to_lend: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Of the microbatches whose forward was run and whose backward was not: what the forward returned, and what the
     stage keeps for the backward."""
+    _with_all_layers: int = -1
+    """The last microbatch of the first phase that was run, where layers were left out before; -1 for none."""
     _gradients: Any = ()
     """The gradients that the last backward that was run returned for the stage's inputs."""
 
@@ -146,7 +151,10 @@ class _Step:
         """Run the forward of a microbatch, or repeat that of another one."""
         stage, phase = self.stage, self._next()
         if self._begun or not self._phases[phase].is_known:
-            output = self._run(phase, partial(self.run_forward, fwd_chunk_id, *args, **kwargs))
+            is_last = phase == "forwards" and self._done == min(_LEAST_FORWARDS, self.plan.count("forwards"))
+            if is_last and self.layers.leaves_out:
+                self._with_all_layers = fwd_chunk_id
+            output = self._run(phase, partial(self.run_forward, fwd_chunk_id, *args, **kwargs), all_layers=is_last)
             self._to_lend[fwd_chunk_id] = output, stage.fwd_cache[fwd_chunk_id]
             return output
         if not self._to_lend:
@@ -167,18 +175,23 @@ class _Step:
             return
         if not self._to_lend:
             raise NotAlike
-        lent = bwd_chunk_id if bwd_chunk_id in self._to_lend else max(self._to_lend)
+        lent = self._lent(bwd_chunk_id)
         _, stage.fwd_cache[bwd_chunk_id] = self._to_lend.pop(lent)
         self._run(phase, partial(self.run_backward, bwd_chunk_id, *args, **kwargs))
         self._gradients = stage.bwd_cache[bwd_chunk_id]
+
+    def _lent(self, bwd_chunk_id: int) -> int:
+        """The microbatch whose forward a backward is run on: that with all layers comes last."""
+        some = [one for one in self._to_lend if one != self._with_all_layers]
+        return bwd_chunk_id if bwd_chunk_id in some else max(some or self._to_lend)
 
     def _next(self) -> Phase:
         """The phase of this call."""
         self._done += 1
         return self.plan[self._done - 1]
 
-    def _run(self, phase: Phase, call: Callable[[], Any]) -> Any:
-        result, part = watched(call)
+    def _run(self, phase: Phase, call: Callable[[], Any], *, all_layers: bool = False) -> Any:
+        result, part = self.layers.watched(call, all_layers=all_layers)
         self._begun.append(part)
         if len(self._begun) == (2 if phase == "pairs" else 1):
             self._phases[phase].add(self._begun)
