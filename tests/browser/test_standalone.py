@@ -100,6 +100,15 @@ def test_a_range_and_a_sentence_filter_without_a_kernel(page: Any, tmp_path: Pat
     page.click("[data-sentence] >> nth=0")
     wanted = trace.headline().sentences[0].rows.tolist()
     assert page.evaluate(CHOSEN) == sorted(wanted)
+    number = next(i for i, one in enumerate(trace.headline().sentences) if len(one.rows) < len(trace))
+    page.click(f"[data-sentence='{number}']")
+    some = trace.headline().sentences[number].rows.tolist()
+    drawn = "[...globalThis.dsexplore.held].flat().sort((a, b) => a - b)"
+    assert page.evaluate(CHOSEN) == page.evaluate(drawn) == sorted(some), "the timeline shows them alone"
+    page.click("[data-drop=sentence]")
+    assert page.evaluate(drawn) == page.evaluate(CHOSEN), "then all of the row that it selected"
+    assert "sentence" not in page.inner_text(".dsx-status")
+    page.click("[data-sentence] >> nth=0")
     page.focus("canvas")
     for key in ("ArrowRight", "ArrowRight", "Enter"):
         page.keyboard.press(key)

@@ -50,9 +50,13 @@ class Chosen:
             self._last = self.passed, rows, self.passed.mask & self.codes.inside(rows)
         return self._last[2]
 
-    def around(self, part: str) -> Mask:
-        """The events that the part of the explorer shows: what is picked in it is no filter of its own."""
-        rows = self.rows.chosen
+    def around(self, part: str, rows: list[int]) -> Mask:
+        """The events of some modules that the part of the explorer shows: what is picked in it is no filter of its own.
+
+        Args:
+            part: of the explorer.
+            rows: of the modules; all where there are none.
+        """
         if part not in self.passed.filters.picks:
             return self.inside(rows)
         mask = self.passed.without(part)

@@ -12,12 +12,10 @@ from dataclasses import replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import polars as pl
 from IPython.display import display
 
 from dsexplore.analysis.headline import Headline
-from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
 from dsexplore.trace.tables import Tables
@@ -38,13 +36,13 @@ from dsexplore.views.explorer.filters import (
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.picking import Picked
-from dsexplore.views.explorer.picks import PARAMETER, Picks
+from dsexplore.views.explorer.picks import PARAMETER, SENTENCE, Picks
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS
-from dsexplore.views.trace.headline_view import filter_by, headline_html
+from dsexplore.views.trace.headline_view import live_headline
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.time_columns import time_columns
 from dsexplore.views.trace.trace_page import trace_text, twin_html
@@ -70,12 +68,6 @@ def _in_one_message(change: Change) -> Change:
             change(self, *args, **options)
 
     return cast("Change", changed)
-
-
-def _headline_of(headline: Headline, axes: list[str], prediction: Prediction | None) -> str:
-    """The bar and the sentences, each with a button that chooses its events."""
-    shown = headline_html(headline, filter_by, axes, prediction)
-    return f'<div class="dsx">{shown}</div>' if shown else ""
 
 
 def _check_options(figure: str, height: int, opened: Collection[str]) -> None:
@@ -130,7 +122,7 @@ class Explorer:
             height=height,
             shades=self._map.shades,
             opened=[part for part in PARTS if part in opened],
-            headline=_headline_of(self._headline, self._codes.tree.axes, self._prediction),
+            headline=live_headline(self._headline, self._codes.tree.axes, self._prediction),
             **rows_of(self._codes, predicted),
         )
         self._rows = ModuleRows(self._codes, self.widget, predicted)
@@ -190,10 +182,7 @@ class Explorer:
             UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
         """
         check_filters(self._known, module, facets)
-        filters = Filters(dict(facets), module, implicit)
-        self._picks.forget()
-        self._quietly(chosen=choices(self._codes, filters), pattern=module, implicit=implicit)
-        self._set_filters(filters)
+        self._begin(Filters(dict(facets), module, implicit))
 
     @_in_one_message
     def between(self, begin: float, end: float) -> None:
@@ -272,6 +261,12 @@ class Explorer:
         kept = {name: one for name, one in before.picks.items() if name != part}
         self._set_filters(replace(before, picks=kept if found is None else {**kept, part: found}))
 
+    def _begin(self, filters: Filters) -> None:
+        """Filter in place of the filters before and of what was picked, and show it in the controls."""
+        self._picks.forget()
+        self._quietly(chosen=choices(self._codes, filters), pattern=filters.module, implicit=filters.implicit)
+        self._set_filters(filters)
+
     def _set_filters(self, filters: Filters) -> None:
         self._chosen.filter(filters)
         self._draw()
@@ -335,24 +330,22 @@ class Explorer:
         if found is not None:
             self._choose(Picked(*found))
 
-    def _choose(self, found: Picked) -> None:
+    def _choose(self, found: Picked, select: bool = True) -> None:
         """Choose some events: select the module that sent most of them, and list them."""
-        self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
+        if select:
+            self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
         self._chosen.picked = found
         self._describe()
 
     def _lead(self, number: int) -> None:
-        """Choose the events that a sentence of the headline speaks of, in place of all filters."""
+        """Show only the events that a sentence of the headline speaks of, in place of all filters."""
         if not 0 <= number < len(self._headline.sentences):
             return
-        self.filter()
-        sentence = self._headline.sentences[number]
-        mask: Mask = np.zeros(len(self._codes), bool)
-        mask[sentence.rows] = True
-        found = Picked(mask, f"“{sentence.text}”")
-        self._quietly(selected=-1 if not sentence.module else self._rows.shown(self._codes.largest_owner(mask)))
-        self._chosen.picked = found
-        self._describe()
+        sentence, many = self._headline.sentences[number], len(self._codes)
+        self._quietly(selected=-1)
+        pick = Picked.of_rows(many, sentence.rows, f"sentence {number + 1} of the headline")
+        self._begin(Filters(picks={SENTENCE: pick}))
+        self._choose(Picked(pick.mask, f"“{sentence.text}”"), select=bool(sentence.module))
 
     # What it shows
 
@@ -382,10 +375,14 @@ class Explorer:
         if map_panel.PART in self.widget.opened:
             axis = self._chosen.passed.filters.facets.get("axis")
             outlined = axis if isinstance(axis, str) and axis else None
-            self.widget.map = self._map.html(self._chosen.around(map_panel.PART), outlined)
+            self.widget.map = self._map.html(self._around(map_panel.PART), outlined)
+
+    def _around(self, part: str) -> Mask:
+        """The events that a part shows: of the modules that the figure shows, not of the row that a mark selects."""
+        return self._chosen.around(part, self._figure.rows)
 
     def _draw_timeline(self) -> None:
-        self.widget.timeline = self._lanes.drawn(self._chosen.around(timeline_panel.PART))
+        self.widget.timeline = self._lanes.drawn(self._around(timeline_panel.PART))
         self._describe_range()
 
     def _describe(self) -> None:

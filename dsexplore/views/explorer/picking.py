@@ -28,6 +28,13 @@ class Picked:
     mask: Mask
     title: str
 
+    @classmethod
+    def of_rows(cls, events: int, rows: Any, title: str) -> Picked:
+        """Some of that many events, by their positions."""
+        mask: Mask = np.zeros(events, bool)
+        mask[rows] = True
+        return cls(mask, title)
+
 
 @dataclass(frozen=True)
 class Shown:

@@ -1,11 +1,9 @@
-"""What is picked in the parts of the explorer: a range of the timeline, ranks or a link of the map, a parameter."""
+"""What is picked in the explorer: a range of the timeline, ranks or a link of the map, a parameter, a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, ClassVar
-
-import numpy as np
 
 from dsexplore.analysis.parameter_day import parameter_day
 from dsexplore.errors import UsageError
@@ -14,10 +12,11 @@ from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
-from dsexplore.views.trace.pivot import Mask
 
 PARAMETER = "parameter"
 """The name of the table of a parameter among the parts that something is picked in; see `Filters.picks`."""
+SENTENCE = "sentence"
+"""The same of the headline, whose sentences can be picked."""
 Pick = tuple[str, Picked | None]
 """The part of the explorer, and what is picked in it: nothing any more with None."""
 
@@ -60,10 +59,9 @@ class Picks:
         """
         codes = self._chosen.codes
         day = parameter_day(codes.tables, name)
-        mask: Mask = np.zeros(len(codes), bool)
-        mask[day.moments["row"].drop_nulls().to_list()] = True
+        rows = day.moments["row"].drop_nulls().to_list()
         self._chosen.day = day
-        return PARAMETER, Picked(mask, f"what is sent for {day.name} in a step")
+        return PARAMETER, Picked.of_rows(len(codes), rows, f"what is sent for {day.name} in a step")
 
     def drop(self, part: str) -> Pick:
         """Nothing any more in that part."""
@@ -77,7 +75,7 @@ class Picks:
                 self._lanes.forget()
             elif part == map_panel.PART:
                 self._map.forget()
-            else:
+            elif part == PARAMETER:
                 self._chosen.day = None
 
     def asked(self, event: dict[str, Any]) -> Pick:

@@ -31,7 +31,7 @@ from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import facet
-from dsexplore.views.trace.headline_view import filter_by, headline_html
+from dsexplore.views.trace.headline_view import live_headline
 from dsexplore.views.trace.time_columns import TimeColumn, time_columns
 from dsexplore.views.widgets import script
 from dsexplore.views.widgets.explorer_widget import EXPLORER_SCRIPTS, EXPLORER_STYLE
@@ -85,7 +85,6 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
     trigger = facet(tables.events["trigger"])
     predicted = [] if prediction is None else time_columns(codes.tree, prediction)
     rows = rows_of(codes, predicted)
-    shown = headline_html(headline, filter_by, codes.tree.axes, prediction)
     state = {
         **rows,
         "structure": _packed(np.frombuffer(rows["structure"], np.int32), "i4"),
@@ -94,7 +93,7 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         "height": 420,
         "twin": "",
         "kinds": [],
-        "headline": f'<div class="dsx">{shown}</div>' if shown else "",
+        "headline": live_headline(headline, codes.tree.axes, prediction),
     }
     sentences = [
         {"text": html.plain(one.text, 200), "rows": _packed(np.asarray(list(one.rows), np.int32), "i4")}

@@ -76,9 +76,12 @@ def link_to(anchor: str, sentence: Sentence) -> str:
     return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
 
 
-def filter_by(number: int) -> str:
-    """A button of the explorer, that chooses the events of a sentence."""
-    return f' <button class="to" data-sentence="{number}">show</button>'
+def live_headline(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
+    """The bar and the sentences, each with a button that shows its events alone."""
+    shown = headline_html(
+        headline, lambda i: f' <button class="to" data-sentence="{i}">show</button>', axes, prediction
+    )
+    return f'<div class="dsx">{shown}</div>' if shown else ""
 
 
 def _predicted(prediction: Prediction | None) -> str:

@@ -144,7 +144,7 @@ function liken(have, want) {
     if (!old[i]) have.append(node);
     else if (old[i].nodeName !== node.nodeName) old[i].replaceWith(node);
     else if (node.nodeType !== Node.ELEMENT_NODE) { if (old[i].data !== node.data) old[i].data = node.data; }
-    else {
+    else if (!old[i].isEqualNode(node)) {
       for (const name of old[i].getAttributeNames()) if (!node.hasAttribute(name)) old[i].removeAttribute(name);
       for (const name of node.getAttributeNames()) put(old[i], name, node.getAttribute(name));
       liken(old[i], node);

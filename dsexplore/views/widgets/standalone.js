@@ -21,7 +21,7 @@ export async function standalone(text, el) {
 
 class Standalone {
   constructor({ state, events, lines, parameters, sentences, lanes, triggers }) {
-    Object.assign(this, { events, lines, parameters, sentences, lanes, triggers, listeners: {}, range: null, picked: null });
+    Object.assign(this, { events, lines, parameters, sentences, lanes, triggers, listeners: {}, range: null, picked: null, led: -1 });
     this.state = { ...state, chosen: {}, pattern: "", implicit: false, selected: -1, folding: true, opened: ["timeline"],
       status: "", details: "", timeline: {}, brushed: {}, map: "", values: new Float32Array(0), columns: [] };
     this.rows = new Rows(state.labels, state.structure, state.folded, true);
@@ -61,7 +61,7 @@ class Standalone {
   send(message) {
     const acts = {
       clear: () => this.clear(), again: () => this.set("selected", this.state.selected), sentence: ({ index }) => this.lead(index),
-      brush: ({ begin, end }) => this.brush(begin, end), unbrush: () => this.drop(), drop: () => this.drop(),
+      brush: ({ begin, end }) => this.brush(begin, end), unbrush: () => this.drop(), drop: ({ part }) => this.drop(part),
       pick: ({ box }) => this.pick(box), window: ({ begin, end }) => this.zoom(this.at(begin), this.at(end)),
       whole: () => this.zoom(...this.whole),
     };
@@ -83,6 +83,10 @@ class Standalone {
       const test = wildcard(pattern), owners = this.names.map((name) => test.test(name)), others = this.triggers.map((name) => test.test(name));
       this.known = owners.includes(true) || others.includes(true);
       for (let i = 0; i < found.length; i++) if (!owners[events.owner[i]] && !others[events.trigger[i]]) found[i] = 0;
+    }
+    if (this.led >= 0) {
+      const rows = new Set(this.sentences[this.led].rows);
+      for (let i = 0; i < found.length; i++) if (!rows.has(i)) found[i] = 0;
     }
     return found;
   }
@@ -121,13 +125,19 @@ class Standalone {
     this.draw();
     this.describe();
   }
-  clear() {
-    Object.assign(this, { range: null, picked: null });
+  // Without filters, but for the events of one sentence of the headline; −1: none.
+  clear(led = -1) {
+    Object.assign(this, { range: null, picked: null, led });
     Object.assign(this.state, { chosen: {}, pattern: "", implicit: false, selected: -1 });
     for (const name of ["chosen", "pattern", "implicit", "selected"]) this.tell(name);
     this.renew();
   }
-  drop() { this.range = null; this.picked = null; this.renew(); }
+  drop(part = "timeline") {
+    if (part === "sentence") this.led = -1;
+    else this.range = null;
+    this.picked = null;
+    this.renew();
+  }
   brush(begin, end) {
     const slack = Math.min(1e-6, (end - begin) / 4);
     this.range = [this.at(begin + slack), this.at(end - slack)];
@@ -135,10 +145,8 @@ class Standalone {
     this.renew();
   }
   lead(index) {
-    this.clear();
-    const mask = new Uint8Array(this.count);
-    for (const row of this.sentences[index].rows) mask[row] = 1;
-    this.choose(mask, `“${this.sentences[index].text}”`);
+    this.clear(index);
+    this.choose(this.passed, `“${this.sentences[index].text}”`);
   }
   pick(box) {
     const held = this.held[box] || [], mask = new Uint8Array(this.count);
@@ -205,8 +213,9 @@ class Standalone {
     const title = this.picked ? this.picked.title : state.selected < 0 ? "" : this.rows.title(state.selected) + (this.chosenRows.length > 1 ? ` ×${this.chosenRows.length}` : "");
     const place = title ? ` in <bdi>${escaped(title)}</bdi>` : "";
     const range = this.range ? `<span class="dsx-dim"> – only from ${this.place(this.range[0])} to ${this.place(this.range[1])} of the timeline</span><button class="dsx-drop" data-drop="timeline">drop</button>` : "";
+    const led = this.led < 0 ? "" : `<span class="dsx-dim"> – only sentence ${this.led + 1} of the headline</span><button class="dsx-drop" data-drop="sentence">drop</button>`;
     const known = this.known ? "" : `<span class="dsx-dim"> – no module is called <bdi>${escaped(state.pattern)}</bdi>; * stands for any text, as in *.mlp</span>`;
-    this.put("status", `<span>${count.toLocaleString("en")} of ${this.count.toLocaleString("en")} collectives, ${formatBytes(size)} ${sizes}${place}</span><span class="dsx-dim"> – ${escaped(this.lanes.over)}</span>${range}${known}`);
+    this.put("status", `<span>${count.toLocaleString("en")} of ${this.count.toLocaleString("en")} collectives, ${formatBytes(size)} ${sizes}${place}</span><span class="dsx-dim"> – ${escaped(this.lanes.over)}</span>${range}${led}${known}`);
     this.put("details", title ? `<div class="dsx"><p><b><bdi>${escaped(title)}</bdi></b></p>${this.collectives(mask)}${this.held_by()}</div>` : "");
     const inside = this.range ? `${count.toLocaleString("en")} collectives from ${this.place(this.range[0])} to ${this.place(this.range[1])}: ${formatBytes(size)} ${sizes}` : "";
     this.put("brushed", { brush: this.range ? this.range.map((at) => Math.min(1, Math.max(0, (at - this.window[0]) / (this.window[1] - this.window[0])))) : [], status: inside });
@@ -236,11 +245,12 @@ class Standalone {
     const [first, last] = this.whole, width = Math.min(Math.max(end - begin, (last - first) * 1e-9), last - first);
     const from = Math.min(Math.max(begin, first), last - width);
     this.window = [from, from + width];
-    this.draw();
+    this.draw(this.around);
     this.describe();
   }
-  draw() {
-    const mask = this.inside(this.open), { events, lanes } = this, [first, last] = this.window, inside = [];
+  draw(mask = this.inside(this.open)) {
+    this.around = mask;
+    const { events, lanes } = this, [first, last] = this.window, inside = [];
     for (let i = 0; i < this.count; i++) if (mask[i] && events.begin[i] < last && events.end[i] > first) inside.push(i);
     const made = inside.length <= MOST ? this.single(inside) : this.binned(inside);
     this.held = made.map(({ held }) => held);

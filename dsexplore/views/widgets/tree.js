@@ -134,14 +134,17 @@ class Tree {
     const drawn = shares.map((share) => share.toFixed(2)).join(" ");
     if (cell.dataset.shares === drawn) return;
     cell.dataset.shares = drawn;
-    const thin = element("span", "thin");
+    if (!shares.some(Boolean)) { cell.replaceChildren(); return; }
+    if (!cell.firstChild) {
+      const thin = element("span", "thin");
+      thin.append(...shares.map((_, axis) => element("i", `a${axis}`)));
+      cell.append(thin);
+    }
     shares.forEach((share, axis) => {
-      if (!share) return;
-      const part = element("i", `a${axis}`);
+      const part = cell.firstChild.children[axis];
       part.style.width = `${share}%`;
-      thin.append(part);
+      part.hidden = !share;
     });
-    cell.replaceChildren(...(thin.childNodes.length ? [thin] : []));
   }
   // As many columns as fit; the others come with a button, and a scroll bar. Rows and columns grow with the text.
   fit() {

@@ -495,3 +495,22 @@ def test_a_sentence_chooses_its_events(trace: Trace) -> None:
     assert selected_module(explorer) == "Net.layers.3.down"
     send(explorer, {"type": "sentence", "index": 99})
     assert len(explorer.selection) == len(trace.headline().trace(2))
+
+
+def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleType) -> None:
+    trace = traces.timed()
+    explorer = trace.explore(opened=("timeline", "map"))
+    sentences = trace.headline().sentences
+    number = next(i for i, one in enumerate(sentences) if one.module)
+    send(explorer, {"type": "sentence", "index": number})
+    wanted = trace.headline().trace(number).events
+    assert 0 < len(wanted) < len(trace)
+    drawn = len(explorer.widget.timeline["boxes"]["begin"])
+    assert drawn == len(wanted) * 4
+    assert explorer.widget.map == explorer._map.html(explorer._chosen.mask, None)
+    send(explorer, {"type": "window", "begin": -1.0, "end": 2.0})
+    assert len(explorer.widget.timeline["boxes"]["begin"]) == drawn, "whatever row the sentence selects"
+    assert f"sentence {number + 1} of the headline" in explorer.widget.status
+    send(explorer, {"type": "drop", "part": "sentence"})
+    explorer.select(None)
+    assert explorer.selection.events.equals(trace.events)
