@@ -1,8 +1,9 @@
 """What `dsexplore.comm.all_reduce` costs beside `torch.distributed.all_reduce`: two gloo processes, one run.
 
-The three ways (torch, logging off, logging on) take turns block by block of calls, in changing order, so that the
-machine's moods meet all of them. Each turn gives a ratio, of blocks that ran right after each other; the median
-over all turns counts. Run from the project's root, with nothing else running:
+The three ways (torch, logging off, logging on) take turns block by block of calls, in each of their six orders, so
+that the machine's moods meet all of them, and none comes always after the same other one. Each turn gives a ratio, of
+blocks that ran right after each other; the median over all turns counts. Run from the project's root, with nothing
+else running:
 
     python -m benchmarks.comm_overhead [--turns 300] [--repeat 3]
 
@@ -16,6 +17,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from statistics import median
 
 from dsexplore import run_ranks
@@ -46,8 +48,9 @@ def measure(size: int, turns: int, block: int) -> dict[str, float]:
     functions = {"torch": td.all_reduce, "off": dist.all_reduce, "on": dist.all_reduce}
     taken: dict[str, list[int]] = {way: [] for way in WAYS}
     clock = time.perf_counter_ns
+    orders = list(permutations(WAYS))
     for turn in range(turns + WARM_UP):
-        for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
+        for way in orders[turn % len(orders)]:
             function = functions[way]
             dist.comms_logger.enabled = way == "on"
             for _ in range(SETTLE):

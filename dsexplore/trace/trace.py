@@ -47,7 +47,7 @@ class Trace(Displayable):
 
     @property
     def tables(self) -> Tables:
-        """All four tables and the info, as of now."""
+        """All tables and the info, as of now."""
         return self._tables() if callable(self._tables) else self._tables
 
     @property
