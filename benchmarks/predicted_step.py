@@ -17,7 +17,8 @@ import hashlib
 import statistics
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -74,15 +75,17 @@ class Row:
     cluster: str
     run: Run
     sizes: dict[str, int]
-    tokens_per_second: float
+    tokens_per_second: float | None
     memory: float | None
     stages_per_rank: int = 1
     async_tp: bool = False
     attention: Literal["flash-2", "cudnn"] = "flash-2"
 
     @property
-    def step(self) -> float:
-        """Published seconds."""
+    def step(self) -> float | None:
+        """Published seconds; None where those of another precision were published."""
+        if self.tokens_per_second is None:
+            return None
         tokens = self.run.sequence * self.run.batch * self.run.microbatches
         return tokens / (self.sizes["tp"] * self.sizes["pp"] * self.sizes["cp"]) / self.tokens_per_second
 
@@ -105,7 +108,7 @@ def read_rows(path: Path) -> list[Row]:
             cluster = each["cluster"]
             where = str(DATA / cluster) if cluster.endswith(".toml") else cluster
             memory = float(each["memory_gib"]) * 2**30 if each["memory_gib"] else None
-            speed = float(each["tokens_per_second_per_gpu"])
+            speed = float(each["tokens_per_second_per_gpu"]) if each["tokens_per_second_per_gpu"] else None
             rows.append(Row(each["source"], each["model"], where, run, sizes, speed, memory, interleaved))
             async_tp, attention = each.get("async_tp") == "True", each.get("attention") or "flash-2"
             rows[-1] = replace(rows[-1], async_tp=async_tp, attention=attention)  # type: ignore[arg-type] # one of its words
@@ -196,6 +199,56 @@ def _ranks(values: list[float]) -> list[float]:
     return [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
 
 
+@dataclass
+class Errors:
+    """What the rows so far were off by."""
+
+    steps: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """By source: published and predicted seconds."""
+    inside: int = 0
+    """Published steps in the predicted range."""
+    memories: list[float] = field(default_factory=list)
+    """Relative errors."""
+
+    def add(self, row: Row, prediction: Prediction, ours: float) -> str:
+        """Count a row, of which `ours` are the predicted seconds; returns its line."""
+        seconds = f"{ours:7.2f} s, published in another precision"
+        if row.step is not None:
+            self.steps[row.source].append((row.step, ours))
+            scale = ours / prediction.step.expected
+            self.inside += prediction.step.low * scale <= row.step <= prediction.step.high * scale
+            seconds = f"{ours:7.2f} of {row.step:7.2f} s {ours / row.step - 1:+6.1%}"
+        memory = ""
+        if row.memory is not None:
+            self.memories.append(abs(prediction.memory / row.memory - 1))
+            memory = (
+                f"  {prediction.memory / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
+                f" {prediction.memory / row.memory - 1:+6.1%}"
+            )
+        sizes = " ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1)
+        return (
+            f"{row.source:26} {row.model:12} {sizes:18} {row.run.batch}×{row.run.sequence} {row.run.checkpointing:18}"
+            f"{'compiled' if row.run.compiled else '':9} {seconds}"
+            f"  exposed {prediction.exposed.expected / prediction.step.expected:4.0%}"
+            f"  idle {prediction.idle.expected / prediction.step.expected:4.0%}{memory}"
+        )
+
+    def lines(self) -> Iterator[str]:
+        """The errors of all rows, of each source, and of memory."""
+        errors = [abs(ours / published - 1) for pairs in self.steps.values() for published, ours in pairs]
+        if errors:
+            held = self.inside / len(errors)
+            yield f"step: median error {statistics.median(errors):.1%} of {len(errors)} rows, {held:.0%} in range"
+        for source, pairs in self.steps.items():
+            published, ours = map(list, zip(*pairs, strict=True))
+            median = statistics.median(abs(b / a - 1) for a, b in pairs)
+            signed = statistics.median(b / a - 1 for a, b in pairs)
+            order = rank_correlation(published, ours)
+            yield f"  {source}: {len(pairs)} rows, {median:.1%}, signed {signed:+.1%}, rank correlation {order:.2f}"
+        if self.memories:
+            yield f"memory: median error {statistics.median(self.memories):.1%} of {len(self.memories)} rows"
+
+
 def main() -> None:
     """Print a line for each row, and the errors."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -204,40 +257,11 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces there, and use those there are")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    by_source: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    memories: list[float] = []
-    inside = 0
-    rows = [row for row in read_rows(options.file) if options.only in f"{row.source} {row.model}"]
-    for row in rows:
-        prediction, ours = predicted(row, options.traces)
-        by_source[row.source].append((row.step, ours))
-        scale = ours / prediction.step.expected
-        inside += prediction.step.low * scale <= row.step <= prediction.step.high * scale
-        memory = ""
-        if row.memory is not None:
-            memories.append(abs(prediction.memory / row.memory - 1))
-            memory = f"  {prediction.memory / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
-        sizes = " ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1)
-        print(
-            f"{row.source:26} {row.model:12} {sizes:18} {row.run.batch}×{row.run.sequence} {row.run.checkpointing:18}"
-            f"{'compiled' if row.run.compiled else '':9} {ours:7.2f} of {row.step:7.2f} s {ours / row.step - 1:+6.1%}"
-            f"  exposed {prediction.exposed.expected / prediction.step.expected:4.0%}"
-            f"  idle {prediction.idle.expected / prediction.step.expected:4.0%}{memory}",
-            flush=True,
-        )
-    errors = [abs(ours / published - 1) for pairs in by_source.values() for published, ours in pairs]
-    print(
-        f"\nstep: median error {statistics.median(errors):.1%} of {len(errors)} rows, {inside / len(rows):.0%} in range"
-    )
-    for source, pairs in by_source.items():
-        published, ours = map(list, zip(*pairs, strict=True))
-        median = statistics.median(abs(b / a - 1) for a, b in pairs)
-        signed = statistics.median(b / a - 1 for a, b in pairs)
-        print(
-            f"  {source}: {median:.1%}, signed {signed:+.1%}, rank correlation {rank_correlation(published, ours):.2f}"
-        )
-    if memories:
-        print(f"memory: median error {statistics.median(memories):.1%} of {len(memories)} rows")
+    errors = Errors()
+    for row in read_rows(options.file):
+        if options.only in f"{row.source} {row.model}":
+            print(errors.add(row, *predicted(row, options.traces)), flush=True)
+    print("", *errors.lines(), sep="\n")
 
 
 if __name__ == "__main__":
