@@ -69,7 +69,7 @@ class Prediction(Displayable):
 
     @property
     def compute(self) -> Range:
-        """Seconds that the compute stream is busy."""
+        """Seconds that the compute stream is busy, of the slowest of the ranks that wait for each other."""
         return self._range_of(lambda end: self._slowest.played(end).compute)
 
     @property

@@ -171,6 +171,11 @@ class _Reader:
         self._times: dict[tuple[Any, ...], Times] = {}
         self._costs: dict[tuple[Any, ...], tuple[Times, float]] = {}
         self.notes: dict[str, None] = {}
+        if self._slowest[1] > 1:
+            self.notes[
+                f"of {waiting:,} ranks that wait for each other, the slowest is expected to compute "
+                f"{100 * (self._slowest[1] - 1):.1f} % longer than a rank does in the mean: its times are counted"
+            ] = None
 
     def program(self, rank: int, step: int) -> Program:
         """The items of one rank and step, in program order."""
