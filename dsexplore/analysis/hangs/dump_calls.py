@@ -22,8 +22,8 @@ _MESSAGES = ("send", "recv")
 def job_of_dumps(found: Dumps) -> Job:
     """The calls of each rank, from the dumps of a job."""
     groups = _Groups(found.dumps)
-    known = {dump.rank: _rank_calls(dump, groups) for dump in found.dumps}
     world = max(found.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
+    known = {dump.rank: _rank_calls(dump, groups, world) for dump in found.dumps}
     missing = [rank for rank in range(world) if rank not in known]
     notes = [*(f"rank {dump.rank} left an empty file" for dump in found.dumps if dump.note), *found.unreadable]
     if missing:
@@ -33,7 +33,7 @@ def job_of_dumps(found: Dumps) -> Job:
     return Job(known, world, tuple(notes))
 
 
-def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
+def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
     entries = [entry for entry in dump.entries if _is_call(entry)]
     if dump.is_of_active:  # members of ended calls stay, without what ended between them
         entries = [entry for entry in entries if entry.state != "completed"]
@@ -45,6 +45,7 @@ def _rank_calls(dump: RecorderDump, groups: _Groups) -> RankCalls:
         has_empty_file=bool(dump.note),
         is_whole=bool(dump.entries) and _is_whole(dump),
         enqueued=groups.enqueued(dump),
+        alike=groups.alike(dump, world),
     )
 
 
@@ -89,6 +90,7 @@ def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Ca
         batch=entry.batch,
         created=entry.created,
         has_equal_parts=_has_equal_parts(entry.raw_op),
+        record=entry.record,
     )
 
 
@@ -183,6 +185,11 @@ class _Groups:
             for number, name in self._numbers.get(dump.rank, {}).items()
             if number in dump.status and name not in self._with_messages
         }
+
+    def alike(self, dump: RecorderDump, world: int) -> frozenset[int]:
+        """The members of a rank's groups without messages, which stages of a pipeline share, and not of all ranks."""
+        listed = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._with_messages]
+        return frozenset(rank for ranks in listed if len(ranks) < world for rank in ranks)
 
     @cached_property
     def _with_messages(self) -> set[str]:

@@ -78,6 +78,8 @@ class Call(NamedTuple):
     created: int | None = None
     has_equal_parts: bool = True
     """Whether all ranks must send equally much, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
+    record: int | None = None
+    """How many calls the rank had recorded before, also those that its dump leaves out; None where nothing counted."""
     kind: str = ""
     """The trait of groups with the same part in the program: their description, or the pattern of their ranks."""
 
@@ -114,6 +116,9 @@ class RankCalls:
     kept."""
     enqueued: Mapping[GroupId, int] = field(default_factory=dict)
     """By group: the last sequence number that the recorder counted, also of calls that it no longer has."""
+    alike: frozenset[int] = frozenset()
+    """The ranks that run the same program, as far as groups say: members of its groups in which all call together, but
+    for groups of all ranks."""
     stack: str = ""
     """Where the rank was when it was ended, innermost call first; empty where that is not known."""
     end: str = ""

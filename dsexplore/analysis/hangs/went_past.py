@@ -1,13 +1,17 @@
-"""Ranks of a circle that left out a collective, or called one too many: told by how many the ranks of the job call.
+"""Ranks that left out a collective, or called one too many: told by how many the ranks of the job call.
 
 Worked example: ranks 0 and 1 reduce 32 times in their pair before all ranks reduce together. Rank 1 left one out, and
 waits in the collective of all ranks; rank 0 waits in the pair's 32nd for rank 1. Ranks 2 to 15, in pairs of the same
 kind, have called 32 too, so rank 1 is the odd one. Had they called 31, rank 0 would be.
+
+A dump of what is active alone does not say that they have. Yet each call is numbered among all that its rank recorded:
+the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job, RankCalls
 from dsexplore.analysis.hangs.wavefront import Wavefront
@@ -29,12 +33,40 @@ def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
             head = front.heads[rank][0]
             ahead = [call.rank for call in instance.calls.values() if _comes_before(call, job.instance_of(head))]
             if ahead:
-                before = _numbers_before(job, head, kind, kinds)
-                votes = Counter(before.values())
-                mine, theirs = (votes[before[one]] if one in before else 0 for one in (rank, ahead[0]))
-                if mine and theirs and mine != theirs:
-                    found |= {rank} if mine < theirs else set(ahead)
+                odd = _of_fewer_votes(_numbers_before(job, head, kind, kinds), rank, ahead[0])
+                odd = recorded_otherwise(job, head, rank, ahead[0]) if odd is None else odd
+                found |= set() if odd is None else {rank} if odd == rank else set(ahead)
     return found
+
+
+def recorded_otherwise(job: Job, place: Call, behind: int, ahead: int) -> int | None:
+    """The odd one of two ranks, by the calls that they and the ranks alike recorded before one collective.
+
+    Args:
+        job: the evidence of all ranks.
+        place: a call of that collective, or of the one in the same place of a rank's own group.
+        behind: a rank that recorded fewer; nobody is odd where it did not.
+        ahead: a rank that recorded more.
+    """
+    asked = job.ranks[behind].alike | job.ranks[ahead].alike | {behind, ahead}
+    before = {
+        call.rank: call.record
+        for rank in asked & job.ranks.keys()
+        for call in job.ranks[rank].calls
+        if call.record is not None and (call.kind, call.number, call.is_message) == (place.kind, place.number, False)
+    }
+    if not {behind, ahead} <= before.keys() or before[behind] >= before[ahead]:
+        return None
+    return _of_fewer_votes(before, behind, ahead)
+
+
+def _of_fewer_votes(numbers: Mapping[int, int], one: int, other: int) -> int | None:
+    """The rank of two whose number fewer ranks have; None where as many have both, or one is not known."""
+    votes = Counter(numbers.values())
+    mine, theirs = (votes[numbers[rank]] if rank in numbers else 0 for rank in (one, other))
+    if not mine or not theirs or mine == theirs:
+        return None
+    return one if mine < theirs else other
 
 
 def _comes_before(call: Call, instance: Instance) -> bool:

@@ -175,6 +175,7 @@ def recorded(
     *,
     with_times: bool = False,
     only_active: bool = False,
+    with_status: bool = True,
     keep: int | None = None,
     empty: Sequence[int] = (),
     lost: Sequence[int] = (),
@@ -197,7 +198,7 @@ def recorded(
                     group.name: {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
                     for group in own
                 },
-                "pg_status": {str(i): _status(job, rank, program, group) for i, group in enumerate(own)},
+                "pg_status": {str(i): _status(job, rank, program, group) for i, group in enumerate(own) if with_status},
                 "entries": [] if rank in empty else entries,
             }
     return found

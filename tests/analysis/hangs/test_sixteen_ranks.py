@@ -223,6 +223,37 @@ def test_a_rank_that_calls_otherwise_is_named_or_nobody(name: str, fault: str, k
         assert found.culprits or kept != "whole" or name == "experts"
 
 
+@pytest.mark.parametrize("with_status", [True, False])
+@pytest.mark.parametrize("name", ["HSDP 4×4", "TP 4", "experts", "two stages", "four stages"])
+def test_a_call_that_is_left_out_is_found_by_how_many_calls_the_ranks_alike_recorded(
+    name: str, with_status: bool
+) -> None:
+    """In dumps of what is active alone, where nothing says what was usual before."""
+    draw = random.Random(name)
+    programs, groups = JOBS[name]()
+    culprit = draw.choice(RANKS)
+    at = draw.choice([at for at in programs[culprit].issued()[-8:-2] if programs[culprit].ops[at].kind == "call"])
+    programs[culprit].ops[at] = Op("left out")
+    job = come_to_rest(programs)
+    assert job.hangs
+    found = report(job, groups, only_active=True, with_status=with_status)
+    assert found.culprits == (culprit,)
+
+
+def test_stages_of_a_pipeline_record_unlike_numbers_and_accuse_nobody_by_them() -> None:
+    """Ranks 0 and 1 are a stage, ranks 2 and 3 another, that calls one more: which of ranks 0 and 1 is wrong, nobody
+    says."""
+    world, first, second = Group("0", (0, 1, 2, 3)), Group("1", (0, 1), "tp"), Group("2", (2, 3), "tp")
+    programs = [Program() for _ in range(4)]
+    for rank, program in enumerate(programs):
+        for _ in range(3 if rank > 1 else 2):
+            program.call(first if rank < 2 else second)
+        program.call(world)
+    programs[1].ops[0] = Op("left out")
+    found = report(come_to_rest(programs), [world, first, second], only_active=True, with_status=False)
+    assert (found.culprits, found.suspects) == ((), (0, 1))
+
+
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_device_that_stops_is_named_where_the_recorder_took_times(name: str, kept: str) -> None:
