@@ -45,11 +45,17 @@ _NAMES = (
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 _MARK = b'"ph":'
 _PID = b'"pid"'
+_NEXT = rb'\{\s*(?:"name":\s*"[^"]*",\s*)?$'
+_FIRST_BEGINS = re.compile(rb"\[\s*" + _NEXT)
+_NEXT_BEGINS = re.compile(rb"\s*,\s*" + _NEXT)
+"""What stands before a ``"ph":``: names and marks, which Kineto writes among the events, may have their name first."""
 _DESCRIBED = b'"Collective name"'
 """Stands in an event of a collective, also of a kernel whose name says nothing."""
 _BLOCK = 1 << 23
 _KERNELS = pl.Schema({"pid": pl.String, "ts": pl.Float64, "dur": pl.Float64})
-_NOT_A_NUMBER = re.compile(r"(:\s*)-?(?:inf|nan)\b")
+_NO_VALUE = re.compile(r'(":\s*)(?:-?(?:inf|nan)\b|(?=[,}\]]))')
+"""A key without a value that JSON has: Kineto writes ``inf`` and ``nan`` where it divides by zero, and nothing at all
+for the description of a group that has none, ``"Process Group Description": ,``."""
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
@@ -225,7 +231,7 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
     Raises:
         ValueError: the file is not written as torch writes it, or its end is missing.
     """
-    if b'"traceEvents"' not in head or not _squeezed(head).endswith(b"[{") or not last.rstrip().endswith(b"}"):
+    if b'"traceEvents"' not in head or not _FIRST_BEGINS.search(head[-200:]) or not last.rstrip().endswith(b"}"):
         raise ValueError("not as torch writes it")
     texts = _texts(kept)
     ending = '{"ph":' + last.decode(errors="replace")
@@ -233,6 +239,8 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
     if not ending[end_of_final:].lstrip().startswith("]"):
         raise ValueError("the list of events has no end")
     events, damaged = _events(texts)
+    if any(event.get("ph") == "X" and "name" not in event for event in events):
+        raise ValueError("an event whose name is before its ph")
     return [*events, final] if _is_kept(final) else events, damaged
 
 
@@ -245,17 +253,14 @@ def _texts(parts: Iterable[bytes]) -> list[str]:
     texts = []
     for part in parts:
         end = part.rfind(b"}") + 1
-        if _squeezed(part[end:]) != b",{":
-            raise ValueError("an event whose first key is not ph")
+        if not _NEXT_BEGINS.match(part, end):
+            raise ValueError("an event that begins otherwise")
         texts.append('{"ph":' + part[:end].decode(errors="replace"))
     return texts
 
 
 def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
     """The events of these texts, and how many are no JSON: only where one is not is each parsed by itself.
-
-    Kineto writes ``inf`` and ``nan`` for what it divides by zero, such as the blocks per multiprocessor of a device
-    that it does not know.
 
     Raises:
         ValueError: most are no JSON.
@@ -266,15 +271,11 @@ def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
         events = []
     for text in texts:
         with suppress(ValueError):
-            events.append(json.loads(_NOT_A_NUMBER.sub(r"\1null", text), strict=False))
+            events.append(json.loads(_NO_VALUE.sub(r"\1null", text), strict=False))
     damaged = len(texts) - len(events)
     if damaged > len(events):
         raise ValueError(f"{damaged:,} of {len(texts):,} events are damaged")
     return events, damaged
-
-
-def _squeezed(text: bytes) -> bytes:
-    return text[-64:].translate(None, b" \t\r\n")
 
 
 def _parsed_whole(file: Path) -> ProfilerFile:
@@ -306,9 +307,9 @@ def _content(text: str) -> Any:
     try:
         return json.loads(text, strict=False)
     except ValueError:
-        if _NOT_A_NUMBER.search(text) is None:
+        if _NO_VALUE.search(text) is None:
             raise
-    return json.loads(_NOT_A_NUMBER.sub(r"\1null", text), strict=False)
+    return json.loads(_NO_VALUE.sub(r"\1null", text), strict=False)
 
 
 def _is_kept(event: Event) -> bool:
@@ -332,7 +333,8 @@ def _distributed(ends: bytes) -> dict[str, Any]:
     if opening < 0:
         return {}
     try:
-        found, _ = json.JSONDecoder().raw_decode(ends[opening:].decode(errors="replace"))
+        text = _NO_VALUE.sub(r"\1null", ends[opening:].decode(errors="replace"))
+        found, _ = json.JSONDecoder(strict=False).raw_decode(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -79,6 +79,26 @@ def test_ranges_are_read_of_threads_that_are_asked_for(tmp_path: Path) -> None:
     assert read.ranges_on({(1, 4), None}) == ([], 0)
 
 
+def test_names_of_processes_among_the_events_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kineto writes them with the name first, before the events since 2026, and after them before that; and a list of
+    log messages at the end, whose quotes it does not escape."""
+    whole = "dsexplore.trace.importers.profiler_file._parsed_whole"
+    monkeypatch.setattr(whole, lambda file: pytest.fail("all of the file was parsed"))
+    name = {"name": "process_name", "ph": "M", "ts": 1.5, "pid": 1, "tid": 0, "args": {"name": "python"}}
+    mark = {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": 99}
+    events = [name, name, *EVENTS[1:], EVENTS[4], name, mark]
+    file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": events, "INFO": ["it said this"]})
+    file.write_text(file.read_text().replace("it said this", 'it said "this"'))
+    read = read_profiler_file(file)
+    assert read_names(read) == [*KEPT, COLLECTIVE]
+    assert read.kernels.rows() == [("0", 2, 3), ("0", 12, 3)]
+
+
+def test_events_that_have_their_name_first_are_read(tmp_path: Path) -> None:
+    first = [{"name": event["name"], **event} for event in EVENTS]
+    assert read_names(read_profiler_file(written(tmp_path / "trace.json", {**WHOLE, "traceEvents": first}))) == KEPT
+
+
 def test_a_plain_list_of_events_is_read(tmp_path: Path) -> None:
     read = read_profiler_file(written(tmp_path / "old.json", EVENTS))
     assert read_names(read) == KEPT
@@ -140,6 +160,24 @@ def test_numbers_that_are_none_are_read(tmp_path: Path, sort: bool) -> None:
     read = read_profiler_file(file)
     assert read_names(read) == KEPT
     assert (read.events[-1]["args"]["grid"][2], read.damaged) == ({"a": None, "b": None}, 0)
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_key_without_a_value_is_read(tmp_path: Path, sort: bool) -> None:
+    """As files of torch have it for a process group without a description."""
+    group = {"pg_name": "0", "pg_desc": "gone", "ranks": [0]}
+    described = {
+        **EVENTS[4],
+        "args": {"Collective name": "allreduce", "Process Group Description": "gone", "dtype": ""},
+    }
+    content = {**WHOLE, "distributedInfo": {"rank": 3, "pg_config": [group]}, "traceEvents": [described] * 3 + EVENTS}
+    file = written(tmp_path / "trace.json", content, sort=sort)
+    file.write_text(file.read_text().replace(' "gone"', " "))
+    read = read_profiler_file(file)
+    assert (sorted(read_names(read)), read.damaged) == (sorted([KEPT[0], *[COLLECTIVE] * 4]), 0)
+    arguments = [event["args"] for event in read.events if event["name"] == COLLECTIVE]
+    assert [one.get("Process Group Description", "") for one in arguments] == [None] * 3 + [""]
+    assert read.distributed["pg_config"][0]["pg_desc"] is None
 
 
 def test_an_event_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
