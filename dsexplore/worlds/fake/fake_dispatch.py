@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -188,6 +189,22 @@ class SimulationMode(FakeTensorMode):
             return None
         entry = FakeTensorMode.cache.get(key)
         return entry if isinstance(entry, _DispatchCacheValidEntry) else None
+
+    def known(self) -> list[tuple[str, tuple[object, ...], Any]]:
+        """What ops returned so far, for `learn` in another process: the name of each, its key, and torch's entry."""
+        known = []
+        for (number, *rest), entry in self._entries.items():
+            func = self._ops[number]  # type: ignore[index] # keys begin with it
+            if entry is not None and func.namespace == "aten":
+                known.append((str(func), tuple(rest), entry))
+        return known
+
+    def learn(self, known: Iterable[tuple[str, tuple[object, ...], Any]]) -> None:
+        """Remember what ops returned to a mode in another process."""
+        for name, rest, entry in known:
+            func: Any = attrgetter(name)(torch.ops)
+            self._ops[id(func)] = func
+            self._entries.setdefault((id(func), *rest), entry)
 
     def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ...] | None:
         """All by which this call differs from others; None where it has something that is not known here."""

@@ -13,6 +13,7 @@ from typing import Any
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import recorded
+from dsexplore.worlds.fake.shared_entries import shared_entries
 from dsexplore.worlds.real.run_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
@@ -30,12 +31,8 @@ from dsexplore.worlds.world_settings import WorldSettings
 _FOREVER = 1e6
 """Seconds that another rank may take: a script ends when it ends."""
 _REPEATED = (
-    "microbatches of a pipeline that would repeat the one before them were recorded without being run, "
-    "once two in a row had recorded the same"
-)
-_LEFT_OUT = (
-    "alike layers of a pipeline stage were left out of some microbatches, once all had recorded the same in the first "
-    "one; two that were run stand for them, which recorded the same each time"
+    "microbatches of a pipeline, and alike layers in others, that would repeat what was run were recorded without "
+    "being run, once two in a row had recorded the same; --in-full runs them all"
 )
 
 
@@ -109,7 +106,7 @@ def play(
         if not program.is_module and not setting.is_one_of_several:
             for note in code_of_other_ranks(Path(program.target), world.rank, world.size):
                 world.remarks.note(note)
-        with as_main(program) as execute:
+        with as_main(program) as execute, shared_entries(world.shared_objects.folder, setting.rank):
             played = _record(execute, setting, world)
             if look is not None:
                 look(played.trace)
@@ -190,7 +187,8 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 def _repeats(remarks: Remarks) -> AbstractContextManager[None]:
     """Pipeline schedules repeat microbatches in the block, and leave layers out, which the trace's notes then say."""
-    return repeated_microbatches(partial(remarks.note, _REPEATED), partial(remarks.note, _LEFT_OUT))
+    note = partial(remarks.note, _REPEATED)
+    return repeated_microbatches(note, note)
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:

@@ -1,0 +1,49 @@
+"""What ops returned on the fake tensors of one rank, for the ranks of the same world that are played after it.
+
+torch finds out what an op returns on tensors of some shapes once in each process, which takes a millisecond or more. A
+training step has hundreds of such calls, and ranks of a world have mostly the same ones. So the first ranks leave in a
+file what their `SimulationMode` knows, and the others begin with it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dsexplore.atomic import writing
+from dsexplore.worlds.fake.fake_dispatch import SimulationMode, entered
+
+_FILES = "entries-*.pickle"
+
+
+@contextmanager
+def shared_entries(folder: str, rank: int) -> Iterator[None]:
+    """Let the mode of the open world know what earlier ranks left in a folder, and leave there what it knows in the end
+    where they left nothing.
+
+    Args:
+        folder: that of the ranks of this world; empty where no others are played.
+        rank: that this process plays.
+    """
+    mode = entered()
+    if mode is None or not folder:
+        yield
+        return
+    files = list(Path(folder).glob(_FILES))
+    for file in files:
+        mode.learn(pickle.loads(file.read_bytes()))
+    yield
+    if not files:
+        _leave(mode, Path(folder, _FILES.replace("*", str(rank))))
+
+
+def _leave(mode: SimulationMode, file: Path) -> None:
+    """Write what a mode knows; nothing where some of it cannot be pickled."""
+    try:
+        content = pickle.dumps(mode.known())
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return
+    with writing(file) as part:
+        part.write_bytes(content)
