@@ -17,6 +17,7 @@ from IPython.display import display
 
 from dsexplore import run_cell
 from dsexplore.analysis.hangs.explain import explain_trace
+from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.capture.source_lines import file_name
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
@@ -255,8 +256,7 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     details = first.traceback if first is not None else ""
     stacks = stack_texts(run)
     text = "\n".join([*lines, *(["", details.rstrip()] if details else []), *(["", *stacks] if not details else [])])
-    error = RanksFailedError(run)
-    error.args = (text,)
+    error = RanksFailedError(run, text)
     error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
     return error
 
@@ -275,10 +275,12 @@ def stack_texts(run: CellRun) -> list[str]:
     return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
 
 
-def _end(one: RankOutcome) -> str:
+def _end(one: RankOutcome) -> RankEnd | None:
     if one.was_stopped:
-        return "was stopped (by SIGSTOP or a debugger)"
-    return {"died": f"died: {one.error}", "error": f"raised {one.error.partition(chr(10))[0]}"}.get(one.status, "")
+        return RankEnd("stopped", "was stopped (by SIGSTOP or a debugger)")
+    if one.status == "died":
+        return RankEnd("died", f"died: {one.error}")
+    return RankEnd("raised", f"raised {one.error.partition(chr(10))[0]}") if one.status == "error" else None
 
 
 def _at(one: RankOutcome) -> str:

@@ -59,7 +59,12 @@ def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None, *,
 
 
 def merge_tables(
-    parts: Sequence[Tables], cut: str = "", *, is_whole: bool = False, shares_clock: bool = False
+    parts: Sequence[Tables],
+    cut: str = "",
+    *,
+    is_whole: bool = False,
+    shares_clock: bool = False,
+    ranks: Sequence[int] | None = None,
 ) -> Tables:
     """One content from those of several ranks.
 
@@ -68,6 +73,7 @@ def merge_tables(
         cut: added to the notes where the parts are not all that there are; says why.
         is_whole: whether the parts are all that the recording left, so that a single one misses the others, too.
         shares_clock: whether all ranks read one clock, as the processes of one machine do: nothing is to be aligned.
+        ranks: that were to record something; None for all of the world.
 
     Raises:
         UsageError: no parts, a rank that is in two of them, or parts of different worlds.
@@ -76,7 +82,7 @@ def merge_tables(
         raise UsageError("merge was given no traces: give one or more, each of another rank")
     by_ranks = sorted(((ranks_of(part), part) for part in parts), key=lambda one: one[0])
     parts = [part for _, part in by_ranks]
-    info = _merged_info(by_ranks, cut, is_whole or len(parts) > 1)
+    info = _merged_info(by_ranks, cut, ranks if is_whole or len(parts) > 1 else ())
     if len(parts) == 1:
         return replace(parts[0], info=info)
     parts = _distinct_groups(by_ranks)
@@ -121,13 +127,13 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     return rows[order]
 
 
-def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, is_whole: bool) -> TraceInfo:
+def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, asked: Sequence[int] | None) -> TraceInfo:
     """The merged trace's `TraceInfo`.
 
     Args:
         parts: each with its ranks.
         cut: see `merge_tables`.
-        is_whole: whether all ranks that left a trace are among the parts.
+        asked: the ranks of which the notes name those that left no trace; None for all of the world.
     """
     infos = [part.info for _, part in parts]
     first = infos[0]
@@ -145,9 +151,10 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, is_w
     versions = list(dict.fromkeys(info.torch_version for info in infos))
     if cut:
         notes.append(cut)
-    elif is_whole and len(seen) < first.world_size and not first.simulated:
-        absent = [rank for rank in range(first.world_size) if rank not in seen]
-        notes.append(f"{len(absent)} of {first.world_size} ranks left no trace: {format_ranks(absent)}")
+    elif not first.simulated:
+        asked = range(first.world_size) if asked is None else asked
+        if absent := [rank for rank in asked if rank not in seen]:
+            notes.append(f"{len(absent)} of {len(asked)} ranks left no trace: {format_ranks(absent)}")
     mesh = next((info.mesh for info in infos if info.mesh), "")
     return replace(
         first,

@@ -56,6 +56,13 @@ def test_stages_of_a_pipeline_become_one_tree() -> None:
     assert merged["calls"].to_list() == [3, 0, 2, 2, 1]
 
 
+def test_of_some_ranks_those_that_left_no_trace_are_named(make: Make) -> None:
+    parts = [make([], ranks=(1,))]
+    asked = merge_tables(parts, is_whole=True, ranks=(1, 3))
+    assert asked.info.notes == ("1 of 2 ranks left no trace: rank 3",)
+    assert merge_tables(parts, is_whole=True, ranks=(1,)).info.notes == ()
+
+
 def test_one_name_for_two_groups_becomes_two_names(make: Make) -> None:
     parts = [make([{"rank": rank, "group": "tp"}], ranks=(rank,)) for rank in (0, 2)]
     other = parts[1].groups.with_columns(

@@ -74,7 +74,7 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
         _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
         *(_device(job, front, instance) for instance in front.together if instance.id not in parted),
-        *(_not_begun(instance, job) for instance in front.for_unseen),
+        *(_not_begun(job, instance) for instance in front.for_unseen),
     )
     answers = [found for found in attempts if found is not None] or _without_evidence(job, front)
     sure = next((found for found in answers if found.culprits), None)
@@ -107,7 +107,7 @@ def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
 
 def _is_idle(job: Job, rank: int) -> bool:
     known = job.ranks.get(rank)
-    if known is not None and known.end.startswith(("died", "was stopped")):
+    if known is not None and known.end is not None and known.end.how != "raised":
         return True
     return known is not None and known.has_left_evidence and not known.pending
 
@@ -200,7 +200,7 @@ def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCall
 def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:
     calls, pending = list(instance.calls.values()), {call.rank for call in instance.pending}
     odd: set[int] = set()
-    if any(call.state == "started" for call in instance.pending) and (found := _not_begun(instance, job)):
+    if any(call.state == "started" for call in instance.pending) and (found := _not_begun(job, instance)):
         return found
     if len(pending) < len(calls) and len(pending) <= len(calls) // 2:
         odd = pending
@@ -211,7 +211,7 @@ def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:
     return Blame("unknown", suspects=tuple(sorted(instance.calls)), instances=(instance,))
 
 
-def _not_begun(instance: Instance, job: Job) -> Blame | None:
+def _not_begun(job: Job, instance: Instance) -> Blame | None:
     """The ranks whose device has not begun what it could, where it is recorded what devices begin."""
     begun = {call.rank for call in instance.pending if call.state == "started"}
     others = tuple(sorted({call.rank for call in instance.pending} - begun))

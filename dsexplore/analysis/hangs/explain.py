@@ -11,6 +11,7 @@ from typing import Any
 
 from dsexplore.analysis.hangs.dump_calls import job_of_dumps
 from dsexplore.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.errors import UsageError
 from dsexplore.trace import files
@@ -75,14 +76,14 @@ def _explained_server(given: Sequence[Any]) -> HangReport:
 
 
 def explain_trace(
-    trace: Trace, stacks: Mapping[int, str] | None = None, ends: Mapping[int, str] | None = None
+    trace: Trace, stacks: Mapping[int, str] | None = None, ends: Mapping[int, RankEnd | None] | None = None
 ) -> HangReport:
     """Say why the ranks of a trace hang, or hung when they were ended.
 
     Args:
         trace: of real ranks, merged.
         stacks: by rank, where it was when it was ended, innermost call first.
-        ends: by rank, how it ended by itself: ``died: killed by SIGKILL``, or ``raised ValueError: …``.
+        ends: by rank, how it ended by itself.
     """
     return report_of(job_of_trace(trace.tables, stacks, ends))
 

@@ -62,18 +62,16 @@ def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) ->
     accused = found.culprits or found.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
+    absent, left = f"{format_ranks(accused)} did not come", f"{waits}; {format_ranks(unseen)} left"
     if not found.culprits:
         which = f"which does not say where {it} stopped nor, as {it} are most of the ranks, which of them stopped first"
-        return f"{format_ranks(accused)} did not come: {waits}; {format_ranks(unseen)} left no record, {which}"
+        return f"{absent}: {left} no record, {which}"
     if all(job.ranks[rank].has_empty_file for rank in unseen):
-        empty = f"{format_ranks(unseen)} left nothing but an empty file, which does not say where {it} stopped"
-        return f"{format_ranks(accused)} did not come: {waits}; {empty}"
+        return f"{absent}: {left} nothing but an empty file, which does not say where {it} stopped"
     if all(call.state == "started" for call in first.pending):
-        begun = f"{format_ranks(unseen)} left no record, and the devices of all that wait have begun that call"
-        return f"{format_ranks(accused)} did not come: {waits}; {begun}"
-    stopped = f"{format_ranks(unseen)} left no record: {it} ended or stopped before that call"
+        return f"{absent}: {left} no record, and the devices of all that wait have begun that call"
     other = f"or, should {its} alone be lost, the device of one of those that wait stands still"
-    return f"{format_ranks(accused)} did not come, as far as is known: {waits}; {stopped}, {other}"
+    return f"{absent}, as far as is known: {left} no record: {it} ended or stopped before that call, {other}"
 
 
 def _suspects_text(found: Blame) -> list[str]:
@@ -96,8 +94,8 @@ def _others(front: Wavefront, first: Instance) -> str:
 
 def _last_text(job: Job, rank: int) -> str:
     known = job.ranks[rank]
-    if known.end:
-        return f"rank {rank} {known.end}"
+    if known.end is not None:
+        return f"rank {rank} {known.end.text}"
     if known.stack:
         return f"rank {rank} was at {_stack_line(known.stack)}"
     if not known.has_left_evidence:

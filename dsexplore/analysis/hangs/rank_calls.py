@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dsexplore.trace.schema import State
 
@@ -100,6 +100,14 @@ class Call(NamedTuple):
         return (self.kind, self.op, self.dtype, "" if self.op == "all_to_all" else str(size))
 
 
+class RankEnd(NamedTuple):
+    """How a rank ended by itself."""
+
+    how: Literal["died", "stopped", "raised"]
+    text: str
+    """After the rank's name: ``died: killed by SIGKILL``, or ``raised ValueError: …``."""
+
+
 @dataclass(frozen=True)
 class RankCalls:
     """The calls of one rank."""
@@ -121,8 +129,8 @@ class RankCalls:
     for groups of all ranks."""
     stack: str = ""
     """Where the rank was when it was ended, innermost call first; empty where that is not known."""
-    end: str = ""
-    """How the rank ended, such as ``died: killed by SIGKILL``; empty where it was ended with the job."""
+    end: RankEnd | None = None
+    """How the rank ended; None where it was ended with the job, or that is not known."""
 
     @cached_property
     def pending(self) -> list[Call]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, RankEnd, kinds
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables
@@ -20,13 +20,15 @@ _COLUMNS = (
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
 
-def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, str] | None = None) -> Job:
+def job_of_trace(
+    tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, RankEnd | None] | None = None
+) -> Job:
     """The calls of each rank, from the merged trace of all ranks.
 
     Args:
         tables: of real ranks; a simulation has nothing that could hang.
         stacks: by rank, where it was when it was ended.
-        ends: by rank, how it ended by itself, such as ``died: killed by SIGKILL``.
+        ends: by rank, how it ended by itself.
     """
     described = {
         GroupId(name, tuple(ranks)): axis
@@ -47,7 +49,7 @@ def job_of_trace(tables: Tables, stacks: Mapping[int, str] | None = None, ends: 
             has_left_evidence=rank in left,
             is_whole=rank in left,
             stack=(stacks or {}).get(rank, ""),
-            end=(ends or {}).get(rank, ""),
+            end=(ends or {}).get(rank),
         )
     return Job(known, len(known), tables.info.notes)
 

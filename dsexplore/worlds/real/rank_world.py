@@ -296,12 +296,13 @@ def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_c
         ranks: the ranks that ran the cell; None for all of the world.
         shares_clock: see `merge_tables`.
     """
-    if not parts or ranks is None:
-        return merge_tables(parts, is_whole=True, shares_clock=shares_clock) if parts else None
-    tables = merge_tables(parts, shares_clock=shares_clock)
+    if not parts:
+        return None
+    tables = merge_tables(parts, is_whole=True, shares_clock=shares_clock, ranks=ranks)
+    if ranks is None:
+        return tables
     others = f"this cell ran on {format_ranks(ranks)} of {tables.info.world_size} ranks"
-    notes = [note for note in tables.info.notes if "left no trace" not in note]
-    return replace(tables, info=replace(tables.info, notes=(*notes, others)))
+    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, others)))
 
 
 def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:

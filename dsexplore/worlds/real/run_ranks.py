@@ -204,16 +204,25 @@ class RanksRun:
 
 
 class RanksFailedError(RuntimeError):
-    """A rank raised, died or hung; the message has a line for each rank, and the traceback of the first that failed."""
+    """A rank raised, died or hung; the message says which, with the traceback of the first that failed.
 
-    def __init__(self, run: RanksRun) -> None:
+    Args:
+        run: its outcomes, the error's attribute ``run``; None for the ranks of a simulated world.
+        text: the message; made of the run's outcomes, a line for each rank, where there is none.
+    """
+
+    def __init__(self, run: RanksRun | None, text: str = "") -> None:
         self.run = run
+        super().__init__(text if run is None or text else self._text(run))
+
+    @staticmethod
+    def _text(run: RanksRun) -> str:
         lines = [f"{len(run.outcomes)} local ranks: {_REASONS[run.reason]} after {run.seconds:.1f} s"]
         lines += [f"  rank {o.rank}: {o.status}{': ' if o.error else ''}{_first_line(o.error)}" for o in run.outcomes]
         first = run.outcomes[run.first_failure if run.first_failure is not None else _first_not_ok(run)]
         details = first.traceback or first.stack
         lines += [f"rank {first.rank}:", details.rstrip()] if details else []
-        super().__init__("\n".join(lines))
+        return "\n".join(lines)
 
 
 _REASONS: dict[Reason, str] = {"done": "ended", "failed": "one failed", "timeout": "time ran out"}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.real.run_ranks import RanksFailedError
 from dsexplore.worlds.scripts.play_distinct import play_several
 from dsexplore.worlds.scripts.play_rank import Setting, play
 from dsexplore.worlds.scripts.program import Program
@@ -66,7 +67,7 @@ def run(
     Raises:
         UsageError: no such script, or numbers that do not fit together.
         BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then. Of several
-            ranks a ``RuntimeError``, with the traceback of the first on which it failed.
+            ranks a `RanksFailedError`, with the traceback of the first on which it failed.
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
     setting = Setting(
@@ -98,7 +99,8 @@ def _several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> 
     trace, ends = play_several(program, setting, ranks)
     for end in ends:
         if end.status != 0:
-            error = RuntimeError(f"rank {end.rank} of {setting.world().size}: {end.traceback or end.status}")
+            text = f"rank {end.rank} of {setting.world().size}: {end.traceback or end.status}"
+            error = RanksFailedError(None, text)
             error.trace = trace  # type: ignore[attr-defined] # documented by `run`
             raise error
     return trace

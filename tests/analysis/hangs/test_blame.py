@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import dsexplore
 from dsexplore.analysis.hangs.dump_calls import job_of_dumps
 from dsexplore.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import dump_of
 from tests.analysis.hangs.hangs import HANGS, Hang
@@ -105,6 +106,6 @@ def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> 
 
     left = dumps(run(program, 3), [world, pair])
     job = job_of_dumps(Dumps(tuple(dump_of(Path(f"_dump_{rank}"), content, rank) for rank, content in left.items())))
-    died = replace(job.ranks[1], end="died: killed by SIGKILL")
+    died = replace(job.ranks[1], end=RankEnd("died", "died: killed by SIGKILL"))
     found = report_of(replace(job, ranks={**job.ranks, 1: died}))
     assert (found.culprits, found.reason) == ((1,), "missing")

@@ -63,7 +63,7 @@ def test_a_program_that_fails_is_not_played_on_more_ranks(script: Path) -> None:
     assert [end.rank for end in ends] == [0, 9]
     assert all("ValueError: no data" in end.traceback for end in ends)
     assert trace.info.stands_for == ()
-    with pytest.raises(RuntimeError, match=r"(?s)rank 0 of 10: Traceback.*no data") as raised:
+    with pytest.raises(dsexplore.RanksFailedError, match=r"(?s)rank 0 of 10: Traceback.*no data") as raised:
         dsexplore.run(script, "fail", world_size=10, device="cpu", ranks="distinct")
     assert len(raised.value.trace.info.ranks) == 2  # type: ignore[attr-defined] # documented by `run`
 
