@@ -259,7 +259,7 @@ class Recorder:
                 recording.add(again)
 
     def hold_instead(self, recording: Recording, begin: int, collectives: Sequence[Issued]) -> None:
-        """Have a recording hold others in place of its last collectives.
+        """Replace the last collectives of a recording by others.
 
         Args:
             recording: an open one.

@@ -60,7 +60,7 @@ def can_repeat() -> bool:
 
 
 def hold_instead(part: Part, other: Part) -> None:
-    """Have the recording hold another part in place of the one that has just been recorded."""
+    """Replace the part that has just been recorded, in the one open recording, by another."""
     recorder = in_use()
     (recording,) = recorder.recordings
     entries = {*part.calls, *other.calls}

@@ -20,8 +20,8 @@ _FILES = "entries-*.pickle"
 
 @contextmanager
 def shared_entries(folder: str, rank: int) -> Iterator[None]:
-    """Let the mode of the open world know what earlier ranks left in a folder, and leave there what it knows in the end
-    where they left nothing.
+    """The mode of the open world begins with the results that earlier ranks left in a folder; where they left none, it
+    leaves there, when the block ends, those that it has found.
 
     Args:
         folder: that of the ranks of this world; empty where no others are played.
