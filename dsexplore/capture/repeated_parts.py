@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,5 +74,10 @@ def watched(run: Callable[[], Any]) -> tuple[Any, Part]:
     (recording,) = recorder.recordings
     before, calls = len(recording.issued), recorder.modules.calls()
     result = run()
-    later = {entry: count - calls.get(entry, 0) for entry, count in recorder.modules.calls().items()}
-    return result, Part(recording.issued[before:], {entry: more for entry, more in later.items() if more})
+    return result, Part(recording.issued[before:], more_calls(recorder.modules.calls(), calls))
+
+
+def more_calls(later: Mapping[int, int], earlier: Mapping[int, int]) -> dict[int, int]:
+    """How many calls more each module had later, by identity of its entry; modules with none are left out."""
+    found = {entry: count - earlier.get(entry, 0) for entry, count in later.items()}
+    return {entry: count for entry, count in found.items() if count}

@@ -21,7 +21,7 @@ from torch import nn
 
 from dsexplore.capture.issued import Issued
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.repeated_parts import Part
+from dsexplore.capture.repeated_parts import Part, more_calls
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST, Stretch
 
 Way = Literal["forward", "backward", "recompute"]
@@ -226,7 +226,7 @@ def _runs(part: Part, marks: Sequence[LayerMark], modules: LayerModules) -> list
                 break
             if (begin.stretch, begin.way, begin.layer) != (mark.stretch, mark.way, layers[at]):
                 raise UnlikePeriods
-            inside = Part(part.issued[begin.collectives : end.collectives], difference(end.calls, begin.calls))
+            inside = Part(part.issued[begin.collectives : end.collectives], more_calls(end.calls, begin.calls))
             run.append(_Period(mark.stretch, layers, at, inside))
         if len(run) < len(layers):
             raise UnlikePeriods
@@ -300,9 +300,3 @@ def _relative(entry: int, period: _Period, modules: LayerModules) -> tuple[Any, 
     if place.stretch != period.stretch:
         return place
     return "layer", _distance(place, period), place.path
-
-
-def difference(later: Mapping[int, int], earlier: Mapping[int, int]) -> dict[int, int]:
-    """How many calls more each module had later."""
-    found = {entry: count - earlier.get(entry, 0) for entry, count in later.items()}
-    return {entry: count for entry, count in found.items() if count}

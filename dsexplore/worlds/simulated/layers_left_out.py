@@ -31,7 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dsexplore.capture.recorder_in_use import in_use
-from dsexplore.capture.repeated_parts import Part, hold_instead, watched
+from dsexplore.capture.repeated_parts import Part, hold_instead, more_calls, watched
 from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers
@@ -42,7 +42,6 @@ from dsexplore.worlds.simulated.layer_periods import (
     UnlikePeriods,
     Way,
     check_all,
-    difference,
     with_all,
 )
 from dsexplore.worlds.simulated.torchs_hooks import has_hooks_of_torch_alone
@@ -227,7 +226,7 @@ class LayersLeftOut:
     def _mark(self, stretch: int, way: Way, layer: int) -> None:
         if self._watches:
             (recording,) = in_use().recordings
-            calls = difference(in_use().modules.calls(), self._begin)
+            calls = more_calls(in_use().modules.calls(), self._begin)
             self._marks.append(LayerMark(len(recording.issued) - self._issued, calls, stretch, way, layer))
 
 
