@@ -56,6 +56,7 @@ class SweepConditions:
         software: versions of torch and of the library, or what a file that was read says.
         started: when, as text.
         remarks: what was left out and why.
+        processors: that the processes of one machine may run on; None where a file does not say.
     """
 
     backend: str
@@ -66,6 +67,7 @@ class SweepConditions:
     software: str
     started: str
     remarks: tuple[str, ...] = ()
+    processors: int | None = None
 
     @property
     def ranks(self) -> int:

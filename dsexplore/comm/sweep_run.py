@@ -9,6 +9,7 @@ Results are checked before anything is timed.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -95,6 +96,7 @@ def sweep(
         software=_software(ranks),
         started=started,
         remarks=tuple(remarks),
+        processors=len(os.sched_getaffinity(0)),
     )
     return CommSweep(conditions, points)
 

@@ -51,6 +51,8 @@ class Calibration(Displayable):
         """The base's file with the measured points at its end, in place of those for the same ops and groups."""
         kept = [table for table in self.cluster.measured if table not in _tables(self.sweep)]
         text = (FOLDER / f"{self.base.name}.toml").read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
+        if self.cluster.processors != self.base.processors:
+            text = text.replace("\nranks_per_node", f"\nprocessors = {self.cluster.processors}\nranks_per_node", 1)
         return "\n".join([text, *(_table_text(table) for table in (*kept, *_tables(self.sweep)))]) + "\n"
 
 
@@ -87,7 +89,8 @@ def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
     tables = _tables(measured)
     new = {(table.op, table.nodes, table.ranks_per_node) for table in tables}
     kept = tuple(t for t in base.measured if (t.op, t.nodes, t.ranks_per_node) not in new)
-    return Calibration(measured, base, replace(base, measured=kept + tables))
+    shared = here.processors if base.topology == "host" else None
+    return Calibration(measured, base, replace(base, measured=kept + tables, processors=shared or base.processors))
 
 
 def usual_base(measured: CommSweep) -> str:

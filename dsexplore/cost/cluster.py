@@ -134,6 +134,7 @@ class Cluster:
         collective_overhead: seconds that any collective takes, however little it moves.
         measured: tables of collectives that somebody measured.
         like: the name of a cluster whose tables stand in where this one has none; empty for none.
+        processors: that the ranks of a node share, with the topology ``"host"``; None where that is not known.
         sources: for each key of the file its source and date.
     """
 
@@ -152,6 +153,7 @@ class Cluster:
     collective_overhead: float
     measured: tuple[Measured, ...] = ()
     like: str = ""
+    processors: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @staticmethod
@@ -184,6 +186,7 @@ def _loaded(path: Path, changed: int) -> Cluster:
         launch_overhead=sections["launch"]["overhead"],
         collective_overhead=sections["launch"]["collective"],
         measured=tuple(Measured(**table) for table in values.measured),
+        processors=values.processors,
         sources=values.sources,
     )
 

@@ -30,10 +30,18 @@ KINDS = {
 """The words that a file may use, by key."""
 
 
-def _count(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise ValueError(f"{value!r} is not a number of ranks: write a whole number, 1 or more")
+def _number_of(what: str) -> Callable[[object], int]:
+    """A reader of whole numbers above 0 of such things."""
+
+    def read(value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        raise ValueError(f"{value!r} is not a number of {what}: write a whole number, 1 or more")
+
+    return read
+
+
+_count = _number_of("ranks")
 
 
 def _list(value: Any) -> list[Any]:
@@ -58,6 +66,7 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
+_OPTIONAL_AT_TOP = {"measured", "like", "processors"}
 _OPTIONAL_KEYS = {"fp16", "tf32", "fp8"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
 
@@ -68,6 +77,7 @@ class ClusterValues:
 
     words: dict[str, str]
     ranks_per_node: int
+    processors: int | None
     sections: dict[str, dict[str, float]]
     measured: list[dict[str, Any]]
     sources: dict[str, str]
@@ -95,18 +105,27 @@ class _Reader:
 
     def values(self, data: dict[str, Any]) -> ClusterValues:
         words = {"title", *KINDS}
-        self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, "measured", "like"})
+        self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, *_OPTIONAL_AT_TOP})
         for key in (*words, *(["like"] if "like" in data else [])):
             if not isinstance(data[key], str) or (key in KINDS and data[key] not in KINDS[key]):
                 choice = f"one of {', '.join(KINDS[key])}" if key in KINDS else "a text"
                 raise self._wrong(key, f"{data[key]!r}: write {choice}")
+        if "processors" in data and data["topology"] != "host":
+            shared = f"{data['processors']!r}, which only ranks of the topology 'host' share: leave it out"
+            raise self._wrong("processors", shared)
         return ClusterValues(
             words={key: data[key] for key in sorted(words)} | {"like": data.get("like", "")},
             ranks_per_node=int(self._read("ranks_per_node", data["ranks_per_node"], _count)),
+            processors=self._processors(data),
             sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},
             measured=[self._measured(number, table) for number, table in enumerate(_list(data.get("measured", [])))],
             sources=self.sources,
         )
+
+    def _processors(self, data: dict[str, Any]) -> int | None:
+        if "processors" not in data:
+            return None
+        return int(self._read("processors", data["processors"], _number_of("processors")))
 
     def _section(self, name: str, table: Any) -> dict[str, float]:
         if not isinstance(table, dict):

@@ -91,6 +91,20 @@ def _file_units(cluster: Cluster) -> UnitCurve:
     return UnitCurve((CACHED, LARGE), (1 / link.short_bandwidth, 1 / (link.bandwidth * link.achievable)))
 
 
+def nearest_tables(cluster: Cluster, ranks: int) -> list[Measured]:
+    """The tables of the measured groups with a number of ranks most like this one; none where nothing was measured."""
+    groups = {table.ranks_per_node for table in cluster.measured}
+    nearest = min(groups, key=lambda other: (abs(math.log2(other / ranks)), other), default=0)
+    return [table for table in cluster.measured if table.ranks_per_node == nearest]
+
+
+def waiting_seconds(cluster: Cluster, op: str, ranks: int) -> float:
+    """Seconds of a collective in which a rank waits for messages: those that it takes without any bytes."""
+    tables = nearest_tables(cluster, ranks)
+    costs = measured_costs(cluster, tables) if tables else file_costs(cluster)
+    return costs.seconds(work(op, ranks), 0)
+
+
 def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
     """The costs of a machine by the measured times of some ops, of as many ranks each."""
     overhead, latency = _latencies(cluster, tables)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dsexplore.cost.cluster import Cluster, Measured
 from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
-from dsexplore.cost.host_ranks import measured_costs, work
+from dsexplore.cost.host_ranks import measured_costs, nearest_tables, work
 from dsexplore.cost.interpolation import interpolated
 
 FADING = 8.0
@@ -75,10 +75,8 @@ def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
 
     Their costs of bytes and steps stand in for those of the file, and are corrected by the op's own times, if any.
     """
-    groups = {table.ranks_per_node for table in cluster.measured}
-    nearest = min(groups, key=lambda ranks: (abs(math.log2(ranks / group.ranks)), ranks))
-    tables = [table for table in cluster.measured if table.ranks_per_node == nearest]
-    costs = measured_costs(cluster, tables)
+    tables = nearest_tables(cluster, group.ranks)
+    nearest, costs = tables[0].ranks_per_node, measured_costs(cluster, tables)
     measured = sorted({float(size) for table in tables for size in table.message_bytes})
     sizes = sorted({*measured, *(2.0**power for power in range(3, 41))})
     factors = [costs.seconds(work(op, group.ranks), size) / mechanism_time(cluster, op, size, group) for size in sizes]

@@ -12,6 +12,7 @@ import polars as pl
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of
+from dsexplore.cost.host_ranks import waiting_seconds
 from dsexplore.errors import UsageError
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.collectives import OPS
@@ -168,6 +169,8 @@ class _Reader:
         self.per_node = options.ranks_per_node or cluster.ranks_per_node
         waiting = 1 if tables.events.is_empty() else tables.info.world_size
         self._slowest = [slowest_of(waiting, cluster, speed) for speed in SPEEDS]
+        here = min(tables.info.world_size, self.per_node)
+        self._share_processors = cluster.processors is not None and here > cluster.processors
         self._times: dict[tuple[Any, ...], Times] = {}
         self._costs: dict[tuple[Any, ...], tuple[Times, float]] = {}
         self.notes: dict[str, None] = {}
@@ -175,6 +178,12 @@ class _Reader:
             self.notes[
                 f"of {waiting:,} ranks that wait for each other, the slowest is expected to compute "
                 f"{100 * (self._slowest[1] - 1):.1f} % longer than a rank does in the mean: its times are counted"
+            ] = None
+
+        if self._share_processors:
+            self.notes[
+                f"{here} ranks share {cluster.processors} processors, and while one waits for a message another "
+                "computes: of a collective only the time that its bytes take is counted"
             ] = None
 
     def program(self, rank: int, step: int) -> Program:
@@ -264,7 +273,9 @@ class _Reader:
                 self._times[key] = (0.0, 0.0, 0.0)
             else:
                 time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster)
-                self._times[key] = time.low, time.expected, time.high
+                waiting = waiting_seconds(self.cluster, op, size) if self._share_processors else 0.0
+                low, expected, high = (max(0.0, one - waiting) for one in (time.low, time.expected, time.high))
+                self._times[key] = low, expected, high
         return self._times[key]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,7 @@ def test_the_command_measures_local_ranks(tmp_path: Path, capsys: pytest.Capture
         server_handle.close()
     assert "gloo on cpu, 2 ranks, float32" in capsys.readouterr().out
     assert Cluster.load(target).measured[-1].message_bytes == (1024, 4096)
+    assert Cluster.load(target).processors == len(os.sched_getaffinity(0))
 
 
 def test_a_wrong_result_is_the_exit_status(tmp_path: Path) -> None:
@@ -156,3 +158,14 @@ def test_what_the_command_cannot_do_is_refused(
     monkeypatch.delenv("RANK", raising=False)
     assert main(["comm", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_processors_that_ranks_share_are_kept_in_the_file(tmp_path: Path) -> None:
+    measured = gloo()
+    measured.conditions = replace(measured.conditions, processors=2)
+    again = CommSweep.from_json(measured.to_json())
+    assert again.conditions.processors == 2
+    calibration = calibrated(again, Cluster.load("gloo-local"))
+    assert (calibration.cluster.processors, Cluster.load(calibration.save(tmp_path / "here.toml")).processors) == (2, 2)
+    assert calibrated(again, Cluster.load("dgx-h100")).cluster.processors is None  # each GPU has its own
+    assert calibrated(gloo(), Cluster.load("gloo-local")).cluster.processors is None

@@ -118,6 +118,12 @@ def test_a_source_may_stand_beside_a_number(tmp_path: Path) -> None:
         ("ramp =", "rampe =", r"lacks node\.ramp"),
         ('fp32 = "82 TFLOP/s"', 'fp32 = "82 TFLOP/s"\nfp4 = "1 TFLOP/s"', r"unknown compute\.fp4: known are"),
         ("ranks_per_node = 2", "ranks_per_node = 0", r"ranks_per_node = 0 is not a number of ranks"),
+        (
+            "ranks_per_node = 2",
+            "ranks_per_node = 2\nprocessors = 4",
+            r"processors = 4, which only ranks of the topology",
+        ),
+        ('"pcie"\n', '"host"\nprocessors = 0\n', r"processors = 0 is not a number of processors"),
         ('"pcie"', '"star"', r"topology = 'star': write one of switch, mesh, cube, pcie, host"),
         ("[memory]", "[memoir]", r"lacks memory"),
         ("[node]", "[node", r"cannot be read"),

@@ -8,7 +8,7 @@ import pytest
 
 from dsexplore.cost import Cluster, collective_time
 from dsexplore.cost.cluster import Measured
-from dsexplore.cost.host_ranks import measured_costs, work
+from dsexplore.cost.host_ranks import measured_costs, waiting_seconds, work
 
 OVERHEAD, LATENCY, UNIT = 30e-6, 70e-6, 1 / 2e9
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send")
@@ -75,3 +75,15 @@ def test_all_ops_grow_with_ranks() -> None:
         works = [work(op, ranks) for ranks in (2, 3, 4, 8, 64)]
         assert [w.moved for w in works] == sorted(w.moved for w in works)
         assert [w.steps for w in works] == sorted(w.steps for w in works)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_waits_as_long_as_a_collective_without_bytes_takes(ranks: int) -> None:
+    measured = machine("all_reduce", "gather", "broadcast", ranks=ranks)
+    for op in ("all_reduce", "all_gather"):
+        expected = OVERHEAD + work(op, ranks).steps * LATENCY
+        assert waiting_seconds(measured, op, ranks) == pytest.approx(expected, rel=0.1)
+    unmeasured = Cluster.load("gloo-local")
+    assert waiting_seconds(unmeasured, "gather", ranks) == pytest.approx(
+        unmeasured.collective_overhead + unmeasured.node.latency
+    )

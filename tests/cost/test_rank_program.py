@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compute import SPEEDS, slowest_of
+from dsexplore.cost.host_ranks import waiting_seconds
 from dsexplore.cost.rank_program import Collective, Kernels, Options, programs
 
 DGX = Cluster.load("dgx-h100")
@@ -79,3 +81,17 @@ def test_ranks_that_wait_for_each_other_compute_as_fast_as_the_slowest() -> None
 
 def test_ranks_that_send_nothing_wait_for_nobody() -> None:
     assert _products(1024, sends=False) == _products(1, sends=False)
+
+
+@pytest.mark.parametrize(("ranks", "processors"), [(4, 2), (4, 4), (2, 4), (4, None)])
+def test_ranks_that_share_processors_compute_while_others_wait(ranks: int, processors: int | None) -> None:
+    with dsexplore.commtrace(world_size=ranks, fake=True, costs=True, target="cpu") as trace:
+        dist.all_reduce(torch.ones(1 << 20))
+    machine = replace(Cluster.load("gloo-local"), processors=processors)
+    program = programs(trace.tables, machine, Options())[0]
+    (found,) = (item for item in program.items if isinstance(item, Collective))
+    alone = collective_time("all_reduce", 4 << 20, ranks, cluster=machine)
+    shares = processors is not None and ranks > processors
+    waiting = waiting_seconds(machine, "all_reduce", ranks) if shares else 0.0
+    assert found.seconds == pytest.approx([alone.low - waiting, alone.expected - waiting, alone.high - waiting])
+    assert any("share 2 processors" in note for note in program.notes) == shares
