@@ -98,6 +98,18 @@ def test_the_package_is_typed_licensed_and_versioned() -> None:
     assert f"## {dsexplore.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_compiled_at_first_use_is_packed(kind: str) -> None:
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
+    builder = {"wheel": WheelBuilder, "sdist": SdistBuilder}[kind](str(ROOT))
+    packed = {Path(file.distribution_path) for file in builder.recurse_included_files()}
+    sources = {path.relative_to(ROOT) for path in (ROOT / "dsexplore").rglob("*.c")}
+    assert sources
+    assert sources <= packed
+
+
 @pytest.mark.parametrize("folder", ["dsexplore", "notebooks", "tests", "benchmarks"])
 def test_the_layout(folder: str) -> None:
     assert any((ROOT / folder).iterdir())

@@ -5,8 +5,9 @@ Users' transfers and the sweep's measurements run this one loop. What must hold,
 - ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
   ``True``: the queue is kept full, and at least one request is reaped at a time.
 - ``single_submit=True``: one request per submission; else whatever fits the queue.
-- What has finished is replaced before it is looked at: the disk does not wait for Python. A request that fails is
-  noticed after at most 64 more, and two queues.
+- A queue that is full is kept full by the engine's own loop where it has one, in C (`compiled_loop`) or in Python.
+- What has finished is replaced before Python looks at it: the disk does not wait for Python. A request that fails is
+  noticed after at most 64 more, and two queues; by C at once.
 - The result of every request is looked at. A short one is completed, an interrupted one repeated, a failed one is
   raised as OSError after all others in flight have finished, since they still write into the caller's memory. While
   a `Watch` measures, each of the three is an error.
@@ -23,13 +24,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dsexplore.aio.backends.base import LAP, Completions, Engine, FlowingEngine, Requests
+import numpy as np
+
+from dsexplore.aio.backends.base import LAP, CompiledEngine, Completions, Engine, FlowingEngine, Requests
+from dsexplore.aio.backends.compiled_loop import Steady
 from dsexplore.aio.staging import Slots
 
 _SUBMISSION_TRIES = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
+_LONGEST_CALL = 0.02
+"""Seconds of one call of the compiled loop."""
 
 
 class Policy(NamedTuple):
@@ -59,7 +65,9 @@ class _Times:
     """
 
     def __init__(self, watch: Watch, total: int) -> None:
-        self._watch, self._begun = watch, [0.0] * total
+        self._watch, self.begun, self.latencies = watch, np.zeros(total), np.empty(total)
+        self._begun: Any = self.begun.data
+        self._finished = 0
         self._looks: list[tuple[int, float]] = []
         self.look(0)
 
@@ -76,17 +84,87 @@ class _Times:
         done = list(completions)
         looks, begun, latencies, rest = self._looks, self._begun, self._watch.latencies, iter(done)
         for (first, now), (after, _) in pairwise([*looks, (following, 0.0)]):
-            begun[first:after] = [now] * (after - first)
+            for index in range(first, after):
+                begun[index] = now
         for (first, now), (after, _) in pairwise(looks):
             latencies.extend(now - begun[index] for index, _ in islice(rest, after - first))
         latencies.extend(self._now - begun[index] for index, _ in rest)
         self._looks = [(following, self._now)]
         return done
 
+    def ran(self, steady: Steady) -> None:
+        """Take over from the compiled loop, which has noted when requests began, and latencies of its own."""
+        self._now, self._finished = steady.now, steady.finished
+        self._looks = [(steady.first, steady.now)]
+        if not steady.ready:  # its last wait failed, and the engine has waited anew
+            self.look(steady.first)
+
+    def close(self, offset: int, nbytes: int) -> None:
+        """Give the watch what the compiled loop has noted, and what the table has moved."""
+        self._watch.latencies.extend(self.latencies[: self._finished].tolist())
+        self._watch.moved.append((offset, nbytes))
+
+    @property
+    def deadline(self) -> float:
+        """The watch's, which may change at any time."""
+        return self._watch.deadline
+
+    @property
+    def is_monotonic(self) -> bool:
+        """Whether the clock is the one that the compiled loop looks at."""
+        return self._watch.clock is time.perf_counter
+
     @property
     def is_over(self) -> bool:
         """Whether the watch's deadline had passed at the last look at the clock."""
         return self._now >= self._watch.deadline
+
+
+class _Compiled:
+    """The steady part of one transfer in C: one short call after another, since Python sees signals in between."""
+
+    def __init__(
+        self, engine: CompiledEngine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
+    ) -> None:
+        self._engine, self._requests, self._times = engine, requests, times
+        depth = engine.depth
+        self._steady = Steady(
+            minimum=1 if policy.overlap_events else depth,
+            depth=depth,
+            step=1 if policy.single_submit else depth,
+            length=int(requests.lengths[0]),
+            addresses=None if slots is None else requests.addresses.ctypes.data,
+            begun=None if times is None else times.begun.ctypes.data,
+            latencies=None if times is None else times.latencies.ctypes.data,
+        )
+
+    def __call__(self, first: int, end: int) -> tuple[int, int]:
+        steady, times = self._steady, self._times
+        steady.first, steady.end, steady.until = first, end, time.perf_counter() + _LONGEST_CALL
+        if times is not None:
+            steady.until = min(steady.until, times.deadline)
+        ready = self._engine.run(steady)
+        if times is not None:
+            times.ran(steady)
+        return steady.first, self._engine.in_flight - ready
+
+
+def _steady_part(
+    engine: Engine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
+) -> Callable[[int, int], tuple[int, int]] | None:
+    """What keeps a full queue full, if the engine can do that by itself: called with the first and the end of the
+    requests that may be started; returns the index after the last one started, and the number unfinished."""
+    if isinstance(engine, CompiledEngine) and engine.is_compiled:
+        can_lend, can_time = slots is None or slots.passes_on, times is None or times.is_monotonic
+        if can_lend and can_time:
+            return _Compiled(engine, requests, policy, slots, times)
+    if not isinstance(engine, FlowingEngine) or slots is not None or policy.single_submit:
+        return None
+    flow, minimum = engine.flow, 1 if policy.overlap_events else engine.depth
+    if times is None:
+        return lambda first, end: flow(first, end, minimum)
+    look = times.look
+    return lambda first, end: flow(first, min(end, first + LAP - 1), minimum, look)
 
 
 def drive(
@@ -114,8 +192,7 @@ def drive(
     submit, wait, take, lengths = engine.submit, engine.wait, engine.take, requests.lengths.tolist()
     times = None if watch is None else _Times(watch, total)
     look = None if times is None else times.look
-    flow = engine.flow if isinstance(engine, FlowingEngine) and slots is None and not single else None
-    flow_most = total if times is None else LAP - 1
+    steady_part = _steady_part(engine, requests, policy, slots, times)
     odd: list[tuple[int, int]] = []
     following = pending = 0
     try:
@@ -143,9 +220,8 @@ def drive(
                 total = following
             if returned and following < total:
                 continue  # the queue is filled before the next wait, with the memory that has just come back
-            if flow is not None and pending == depth and following < total and not odd:
-                end = min(following + flow_most, total)
-                following, pending = flow(following, end, 1 if overlap else depth, look)
+            if steady_part is not None and pending == depth and following < total and not odd:
+                following, pending = steady_part(following, total)
             elif pending:
                 pending -= wait(1 if overlap else pending)
                 if look is not None:
@@ -157,8 +233,8 @@ def drive(
                 break
     finally:
         drain(engine)
-    if watch is not None:
-        watch.moved.append((int(requests.offsets[0]), sum(lengths[:total])))
+    if times is not None:
+        times.close(int(requests.offsets[0]), sum(lengths[:total]))
 
 
 def drain(engine: Engine) -> None:

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.aio_constants import PAGE
@@ -82,27 +82,28 @@ class Sample:
 class _Ring:
     """Blocks of memory that the requests of one thread use in turn, as fio's jobs do."""
 
+    passes_on: ClassVar[bool] = True
+
     def __init__(self, addresses: Sequence[int]) -> None:
         self._free = deque(addresses)
-        self._lent: dict[int, int] = {}
         self.held: dict[int, tuple[int, int]] = {}
         """Of each address, the (file offset, bytes) that were moved through it last."""
 
     def prepare(self, memory: Memory, origin: int, requests: Requests) -> _Ring:
-        self._spans = list(zip(requests.offsets.tolist(), requests.lengths.tolist(), strict=True))
+        self._requests = requests
         return self
 
     def take(self, index: int) -> int | None:
         if not self._free:
             return None
-        address = self._lent[index] = self._free.popleft()
-        return address
+        return self._free.popleft()
 
     def give(self, index: int, moved: bool) -> None:
-        address = self._lent.pop(index)
+        requests = self._requests
+        address = int(requests.addresses[index])
         self._free.append(address)
         if moved:
-            self.held[address] = self._spans[index]
+            self.held[address] = int(requests.offsets[index]), int(requests.lengths[index])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.base import Engine, split
 from dsexplore.aio.backends.choose import open_engine
 from dsexplore.aio.backends.threads import start_thread
@@ -194,6 +195,7 @@ class Pool:
         self._owner = os.getpid()
         self._inboxes: list[_Inbox] = []
         self._threads: list[threading.Thread] = []
+        compiled_loop.why_not()  # compiled here, once, before every thread asks for it
         answers: SimpleQueue[BaseException | None] = SimpleQueue()
         try:
             for number in range(config.thread_count):

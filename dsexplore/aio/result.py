@@ -74,6 +74,9 @@ class Conditions:
     """How many processes moved tensors at the same time."""
     most_written: int | None = None
     """Bytes that might be written; None for no limit."""
+    loop: str = "Python"
+    """What kept the queues full: ``C``, or ``Python`` with the reason, which costs more per request than a fast disk
+    needs for one. Older sweeps knew Python alone."""
 
 
 @dataclass
@@ -260,7 +263,8 @@ class SweepResult(SavedJson, Displayable):
     def lines(self) -> list[str]:
         """The disk, the setting to take and what it gives in each direction, one statement a line."""
         together = f", {self.conditions.processes} processes at once" if self.conditions.processes > 1 else ""
-        lines = [f"{self.disk.label}; {self.conditions.mode} mode by {self.conditions.backend}{together}"]
+        how = self.conditions
+        lines = [f"{self.disk.label}; {how.mode} mode by {how.backend}, its loop in {how.loop}{together}"]
         if self.interrupted:
             lines.append("Interrupted: the results so far.")
         if self.spent:

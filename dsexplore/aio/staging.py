@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class Memory(Protocol):
 
 class Slots(Protocol):
     """Memory that requests borrow while in flight, when they cannot use the caller's own."""
+
+    passes_on: ClassVar[bool] = False
+    """Whether a request may get the memory of one that has finished at once, without `give` and `take`."""
 
     def take(self, index: int) -> int | None:
         """The address for a request, filled if it is a write; None when all memory is lent."""
@@ -135,6 +138,8 @@ class Stage:
     in flight already: there are slots for two full queues, as far as memory allows. One stage belongs to one thread,
     which keeps its memory from transfer to transfer.
     """
+
+    passes_on: ClassVar[bool] = False
 
     def __init__(self, depth: int) -> None:
         self._depth = depth

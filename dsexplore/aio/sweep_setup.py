@@ -16,6 +16,7 @@ from typing import Any, Literal
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig, as_integer
 from dsexplore.aio.aio_constants import PAGE
+from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Mode, Operation
@@ -240,6 +241,7 @@ class Setup:
             data_share=self.data_share,
             most_written=self.plan.most_written,
             processes=self.plan.processes,
+            loop=loop_of(self.engine),
         )
 
 

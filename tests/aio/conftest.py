@@ -12,16 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.choose import ENGINES, why_not
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=[*ENGINES, "linux-aio in Python", "io_uring in Python"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each engine in turn; one that the system lacks is reported as such, not as passed."""
-    reason = why_not(request.param)
+    """Each engine in turn, without its loop in C, too; one that the system lacks is reported as such, not as passed."""
+    name, _, loop = request.param.partition(" in ")
+    reason = why_not(name)
     if reason is not None:
         pytest.skip(reason)
-    return str(request.param)
+    if loop:
+        request.getfixturevalue("python_loop")
+    return str(name)
+
+
+@pytest.fixture
+def python_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines without their loop in C."""
+    monkeypatch.setattr(compiled_loop, "_library", lambda: "a test asks for it")
 
 
 @pytest.fixture(scope="session")

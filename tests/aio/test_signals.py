@@ -67,6 +67,7 @@ def test_signals_do_not_lose_requests(tmp_path: Path, backend: str) -> None:
     assert np.array_equal(back.bytes, data.bytes)
 
 
+@pytest.mark.usefixtures("python_loop")
 @pytest.mark.parametrize(("name", "code", "every"), [("io_getevents", errno.EINTR, 2), ("io_submit", errno.EAGAIN, 2)])
 @pytest.mark.parametrize("single", [True, False])
 def test_interrupted_and_refused_system_calls_are_repeated(

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweeping
+from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.sweep_progress import Progress
@@ -198,7 +199,7 @@ def test_other_write_modes(tmp_path: Path, write_mode: str) -> None:
 def test_ring_mode_and_the_page_cache_are_labelled(tmp_path: Path) -> None:
     result = sweep(tmp_path, **QUICK, mode="ring", direct=False)  # type: ignore[arg-type]
     assert result.conditions.mode == "ring"
-    assert result.lines()[0].endswith("page cache); ring mode by linux-aio")
+    assert result.lines()[0].endswith(f"page cache); ring mode by linux-aio, its loop in {loop_of('linux-aio')}")
 
 
 @pytest.fixture(scope="session")

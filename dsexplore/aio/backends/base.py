@@ -10,6 +10,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dsexplore.aio.backends.compiled_loop import Steady
+
 Completions = Iterable[tuple[int, int]]
 """``(index of the request, bytes moved or −errno)`` of each request that has finished."""
 
@@ -103,5 +105,24 @@ class FlowingEngine(Engine):
 
         Returns:
             The index after the last request started, at most ``end``, and the number of requests unfinished.
+        """
+        ...
+
+
+class CompiledEngine(Engine):
+    """An engine whose queue is kept full by flow.c, where that could be compiled."""
+
+    @property
+    @abstractmethod
+    def is_compiled(self) -> bool:
+        """Whether it could be."""
+        ...
+
+    @abstractmethod
+    def run(self, steady: Steady) -> int:
+        """Replace what finishes, for as long as all goes well: no signal, every request accepted, every result whole.
+
+        The queue is full. Ends at ``steady.until``, or when the wait at that moment does. Returns the number of results
+        that are left over, to be taken; all that has finished before was whole, and has been replaced.
         """
         ...

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
+from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import Engine
 from dsexplore.aio.backends.io_uring import IoUring
@@ -49,6 +50,14 @@ def choose(name: str | None = None) -> str:
     if reason is not None:
         raise UsageError(f"backend {name!r} cannot run here: {reason}")
     return name
+
+
+def loop_of(name: str) -> str:
+    """What keeps the queues of an engine full: ``C``, or ``Python`` with the reason."""
+    if name == "threads":
+        return "Python"
+    reason = compiled_loop.why_not()
+    return "C" if reason is None else f"Python, since {reason}"
 
 
 def open_engine(name: str, depth: int) -> Engine:

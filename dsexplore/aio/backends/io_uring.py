@@ -10,14 +10,16 @@ import ctypes
 import errno
 import mmap
 import os
-from ctypes import c_uint32, c_uint64
+from ctypes import c_int64, c_uint32, c_uint64, c_void_p
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.backends.base import Completions, Engine, Requests
+from dsexplore.aio.backends.base import CompiledEngine, Completions, Requests
+from dsexplore.aio.backends.compiled_loop import Steady
 
 _READ, _WRITE, _READ_FIXED, _WRITE_FIXED = 22, 23, 4, 5
 _COOP_TASKRUN, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 8, 1 << 12, 1 << 13
@@ -49,7 +51,17 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", c_uint64), ("length", c_uint64))
 
 
-class IoUring(Engine):
+class _Queue(ctypes.Structure):
+    """``struct uring`` of flow.c."""
+
+    _fields_ = (
+        ("fd", c_int64),
+        *((name, c_void_p) for name in ("table", "entries", "results", "sq_tail", "cq_head", "cq_tail")),
+        *((name, c_uint32) for name in ("sq_mask", "cq_mask")),
+    )
+
+
+class IoUring(CompiledEngine):
     """One ring of at least ``depth`` entries, used only by the thread that made it.
 
     Raises:
@@ -89,6 +101,21 @@ class IoUring(Engine):
         ].cast("i")
         self._ready: int = 0
         self._fixed: tuple[int, int] | None = None
+        self._steady: compiled_loop.Function | None = compiled_loop.function("uring_flow")
+        self._queue: _Queue = self._shared_with_c(rings, params)
+
+    def _shared_with_c(self, rings: mmap.mmap, params: _Params) -> _Queue:
+        begin = np.frombuffer(rings, np.uint8).ctypes.data
+        return _Queue(
+            fd=self._fd,
+            entries=self._entries.ctypes.data,
+            results=begin + params.cq_offsets.b,
+            sq_tail=begin + params.sq_offsets.tail,
+            cq_head=begin + params.cq_offsets.head,
+            cq_tail=begin + params.cq_offsets.tail,
+            sq_mask=self._sq_mask,
+            cq_mask=self._cq_mask,
+        )
 
     def _setup(self, depth: int) -> _Params:
         for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, _COOP_TASKRUN, 0):  # newest kernels first
@@ -126,6 +153,7 @@ class IoUring(Engine):
         if self._fixed is not None:
             self._use_registered(table, requests)
         self._table, self._addresses = table, table["address"]
+        self._queue.table = table.ctypes.data
 
     def _use_registered(self, table: NDArray[np.void], requests: Requests) -> None:
         assert self._fixed is not None
@@ -165,6 +193,16 @@ class IoUring(Engine):
             if entered < 0 and ctypes.get_errno() not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 raise sc.error("io_uring_enter")
         self._ready = (words[self._cq_tail] - head) & _MASK
+        return self._ready
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._steady is not None
+
+    def run(self, steady: Steady) -> int:
+        assert self._steady is not None
+        self._steady(ctypes.byref(steady), ctypes.byref(self._queue))
+        self._ready = steady.ready or self.wait(steady.minimum)
         return self._ready
 
     def take(self) -> Completions:

@@ -12,13 +12,16 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from ctypes import c_uint64, c_void_p
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.backends.base import LAP, Completions, FlowingEngine, Requests
+from dsexplore.aio.backends.base import LAP, CompiledEngine, Completions, FlowingEngine, Requests
+from dsexplore.aio.backends.compiled_loop import Steady
 
 _PREAD, _PWRITE = 0, 1
 _SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
@@ -26,7 +29,13 @@ _EVENT = struct.Struct("<q8xq8x")
 """Of a completion: the request's index and its result."""
 
 
-class LinuxAio(FlowingEngine):
+class _Queue(ctypes.Structure):
+    """``struct aio`` of flow.c."""
+
+    _fields_ = (("context", c_uint64), ("table", c_void_p), ("pointers", c_void_p), ("events", c_void_p))
+
+
+class LinuxAio(FlowingEngine, CompiledEngine):
     """One kernel context of ``depth`` events.
 
     Raises:
@@ -50,6 +59,7 @@ class LinuxAio(FlowingEngine):
         self._counts = [sc.word(count) for count in range(depth + 1)]
         begin = self._events.ctypes.data
         self._places = [sc.word(begin + at * _EVENT.size) for at in range(LAP)]
+        self._steady, self._queue = compiled_loop.function("aio_flow"), _Queue(context=context.value, events=begin)
         self._lay_out(0)
 
     def load(self, requests: Requests) -> None:
@@ -73,6 +83,7 @@ class LinuxAio(FlowingEngine):
         self._pointers = self._table.ctypes.data + np.arange(n, dtype=np.int64) * sc.IOCB.itemsize
         begin = self._pointers.ctypes.data
         self._starts = [sc.word(address) for address in range(begin, begin + self._pointers.nbytes, 8)]
+        self._queue.table, self._queue.pointers = self._table.ctypes.data, begin
 
     def place(self, index: int, address: int) -> None:
         self._addresses[index] = address
@@ -139,6 +150,16 @@ class LinuxAio(FlowingEngine):
             accepted = self._submit_again(first, got)
         self.in_flight += accepted
         return first + accepted, self.in_flight - self._ready
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._steady is not None
+
+    def run(self, steady: Steady) -> int:
+        assert self._steady is not None
+        self._steady(ctypes.byref(steady), ctypes.byref(self._queue))
+        self._ready = steady.ready or self.wait(steady.minimum)
+        return self._ready
 
     def take(self) -> Completions:
         ready, self._ready = self._ready, 0

@@ -178,7 +178,7 @@ def _conditions_table(result: SweepResult) -> str:
         "disk": f"{disk.label} {disk.model}",
         "path": disk.path,
         "why not direct": disk.why_buffered or "",
-        "engine": how.backend,
+        "engine": f"{how.backend}, its loop in {how.loop}",
         **{f"not {name}": reason for name, reason in sorted(how.unavailable.items())},
         "mode": f"{how.mode}; writes: {how.write_mode}; {format_share(how.read_share, 1)} reads",
         "size": format_bytes(how.size),

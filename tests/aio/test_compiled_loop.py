@@ -1,0 +1,438 @@
+"""The loop in C: where it is kept, when it is not used, and that it moves every byte."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from ctypes import c_int
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsexplore.aio import aio_handle
+from dsexplore.aio.backends import compiled_loop
+from dsexplore.aio.backends.base import Requests, split
+from dsexplore.aio.backends.choose import loop_of, open_engine, why_not
+from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.driver import Policy, Watch, drive
+from dsexplore.aio.staging import Slots
+from dsexplore.aio.transfer_file import TransferFile
+
+BLOCK = 4096
+MOST = 300
+needs_c = pytest.mark.skipif(compiled_loop.why_not() is not None, reason=str(compiled_loop.why_not()))
+FEW = settings(max_examples=80)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(compiled_loop.SWITCH, raising=False)
+    return tmp_path / "dsexplore"
+
+
+def found() -> str:
+    """What a new process says of the library: ``None``, or why there is none."""
+    program = "from dsexplore.aio.backends import compiled_loop; print(compiled_loop.why_not())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@needs_c
+def test_it_is_compiled_once(folder: Path) -> None:
+    assert found() == "None"
+    (made,) = folder.iterdir()
+    assert (made.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o500, 0o700)
+    before = made.stat()
+    assert found() == "None"
+    assert (made.stat().st_ino, made.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@needs_c
+def test_another_source_or_compiler_has_another_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = compiled_loop._compiler()
+    names = {compiled_loop._fingerprint(command), compiled_loop._fingerprint([*command, "-g"])}
+    changed = tmp_path / "flow.c"
+    changed.write_text(compiled_loop._SOURCE.read_text() + "\n")
+    monkeypatch.setattr(compiled_loop, "_SOURCE", changed)
+    assert len(names | {compiled_loop._fingerprint(command)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [("no-such-compiler", "no C compiler (no-such-compiler)"), ("false", "false does not compile it: status 1")],
+)
+def test_without_a_compiler_python_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, why: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    assert why in found()
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_the_reason(folder: Path) -> None:
+    folder.write_text("no folder")
+    assert re.search("File exists|Not a directory", found())
+
+
+@needs_c
+def test_a_cache_that_forbids_programs_is_the_reason(
+    mounted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mounted("noexec,size=4m")))
+    assert "cannot be used" in found()
+
+
+@needs_c
+def test_a_damaged_library_is_the_reason(folder: Path) -> None:
+    assert found() == "None"
+    (made,) = folder.iterdir()
+    made.chmod(0o700)
+    made.write_bytes(b"damaged")
+    assert f"{made} cannot be used" in found()
+
+
+@needs_c
+@pytest.mark.parametrize("which", ["folder", "library"])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_what_another_user_could_have_written_is_not_loaded(folder: Path, which: str, how: str) -> None:
+    assert found() == "None"
+    (made,) = folder.iterdir()
+    place = folder if which == "folder" else made
+    if how == "mode":
+        place.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+    else:
+        pytest.skip("only root gives files away")
+    assert f"another user could have written {place}" in found()
+
+
+@needs_c
+def test_a_link_in_its_place_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    assert found() == "None"
+    (made,) = folder.iterdir()
+    made.rename(tmp_path / "elsewhere")
+    made.symlink_to(tmp_path / "elsewhere")
+    assert str(made) in found()
+
+
+@needs_c
+def test_no_folder_is_made_in_another_users_home(folder: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(tmp_path, 12345, -1)
+    assert "belongs to another user: set XDG_CACHE_HOME" in found()
+    assert not folder.exists()
+
+
+@needs_c
+@pytest.mark.processes
+def test_processes_may_compile_it_at_once(folder: Path) -> None:
+    words = [sys.executable, "-c", "from dsexplore.aio.backends import compiled_loop as c; print(c.why_not())"]
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [process.communicate(timeout=120)[0] for process in started] == ["None\n"] * 4
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_the_user_may_ask_for_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled_loop.SWITCH, "python")
+    monkeypatch.setattr(compiled_loop, "_library", compiled_loop._library.__wrapped__)
+    assert loop_of("linux-aio") == "Python, since DSEXPLORE_AIO_LOOP asks for it"
+    assert loop_of("threads") == "Python"
+    data, path = np.arange(1 << 20, dtype=np.uint8), folder.parent / "file"
+    with aio_handle(BLOCK) as handle:
+        handle.sync_pwrite(data, str(path))
+    assert path.read_bytes() == data.tobytes()
+    assert not folder.exists()
+
+
+class Scripted:
+    """flow.c with calls that go wrong as a test says; counts them."""
+
+    NAMES: ClassVar[dict[str, str]] = {"linux-aio": "aio_flow", "io_uring": "uring_flow"}
+
+    def __init__(self, path: Path) -> None:
+        header = Path(__file__).with_name("scripted_calls.h")
+        words = ["-O2", "-shared", "-fPIC", "-include", str(header), "-o", str(path), str(compiled_loop._SOURCE)]
+        subprocess.run([*compiled_loop._compiler(), *words], check=True)
+        self._library = ctypes.CDLL(str(path))
+
+    def engine(self, name: str, depth: int, **script: int) -> Any:
+        """An engine whose calls in C go by the script."""
+        for key in ("refused", "halved", "interrupted", "submissions", "waits"):
+            c_int.in_dll(self._library, key).value = script.get(key, 0)
+        engine: Any = open_engine(name, depth)
+        engine._steady = self._library[self.NAMES[name]]
+        return engine
+
+    def __getitem__(self, name: str) -> int:
+        return c_int.in_dll(self._library, name).value
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Scripted:
+    if compiled_loop.why_not() is not None:
+        pytest.skip(str(compiled_loop.why_not()))
+    return Scripted(tmp_path_factory.mktemp("scripted") / "flow.so")
+
+
+@pytest.fixture(params=["linux-aio", "io_uring"])
+def name(request: pytest.FixtureRequest) -> str:
+    reason = why_not(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return str(request.param)
+
+
+@pytest.fixture
+def content(random_bytes: Callable[[int], bytes]) -> bytes:
+    return random_bytes(MOST * BLOCK)
+
+
+@pytest.fixture
+def path(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[Callable[[bool], TransferFile]]:
+    targets: list[TransferFile] = []
+
+    def opened(write: bool) -> TransferFile:
+        targets.append(TransferFile(path, write=write))
+        return targets[-1]
+
+    yield opened
+    for target in targets:
+        target.close()
+
+
+class Ring(Slots):
+    """Blocks that requests use in turn; block k is full of k + 1."""
+
+    passes_on = True
+
+    def __init__(self, count: int, requests: Requests) -> None:
+        self.buffer, self.requests = Buffer(count * BLOCK), requests
+        self.buffer.bytes.reshape(count, BLOCK)[:] = np.arange(1, count + 1, dtype=np.uint8)[:, None]
+        self.free = [self.buffer.address + at for at in range(0, count * BLOCK, BLOCK)]
+        self.last: dict[int, int] = {}
+
+    def take(self, index: int) -> int | None:
+        return self.free.pop(0) if self.free else None
+
+    def give(self, index: int, moved: bool) -> None:
+        address = int(self.requests.addresses[index])
+        assert address not in self.free
+        self.free.append(address)
+        if moved:
+            self.last[address] = index
+
+    def blocks(self) -> np.ndarray[Any, Any]:
+        """Of each request, the number of the block that it used."""
+        return (self.requests.addresses - self.buffer.address) // BLOCK
+
+
+every = st.sampled_from([0, 2, 3, 7])
+
+
+@FEW
+@given(
+    count=st.integers(1, MOST - 1),
+    first=st.integers(0, MOST),
+    last=st.sampled_from([512, 1024, BLOCK]),
+    depth=st.integers(1, 9),
+    single=st.booleans(),
+    overlap=st.booleans(),
+    watched=st.booleans(),
+    write=st.booleans(),
+    refused=every,
+    halved=every,
+    interrupted=every,
+    odd=st.sets(st.integers(0, MOST), max_size=3),
+)
+def test_it_moves_every_byte_whatever_its_calls_return(
+    name: str, scripted: Scripted, path: Path, opened: Callable[[bool], TransferFile], content: bytes,
+    count: int, first: int, last: int, depth: int, single: bool, overlap: bool, watched: bool, write: bool,
+    refused: int, halved: int, interrupted: int, odd: set[int],
+) -> None:  # fmt: skip
+    """Requests of an odd length are refused by the disk, and completed by ordinary calls, unless a watch measures."""
+    path.write_bytes(content)
+    target, offset = opened(write), min(first, MOST - count) * BLOCK
+    nbytes = (count - 1) * BLOCK + last
+    memory = Buffer(nbytes)
+    memory.bytes[:] = 0xA5
+    requests = split(write, target.fd, memory.address, nbytes, offset, BLOCK)
+    expected = bytearray(content if write else memory.bytes.tobytes())
+    for index in range(count):
+        requests.lengths[index] -= index in odd and not watched
+        at, length = index * BLOCK, int(requests.lengths[index])
+        if write:
+            expected[offset + at : offset + at + length] = b"\xa5" * length
+        else:
+            expected[at : at + length] = content[offset + at : offset + at + length]
+    watch = Watch(math.inf) if watched else None
+    engine = scripted.engine(name, depth, refused=refused, halved=halved, interrupted=interrupted)
+    try:
+        drive(engine, requests, Policy(single, overlap), target.plain_fd, None, watch)
+        assert engine.in_flight == 0
+    finally:
+        engine.close()
+    assert (path.read_bytes() if write else memory.bytes.tobytes()) == bytes(expected)
+    if watch is not None:
+        assert (watch.moved, len(watch.latencies)) == ([(offset, nbytes)], count)
+        assert min(watch.latencies) > 0
+
+
+@FEW
+@given(
+    count=st.integers(1, MOST),
+    depth=st.integers(1, 9),
+    single=st.booleans(),
+    overlap=st.booleans(),
+    write=st.booleans(),
+    refused=every,
+    halved=every,
+    interrupted=every,
+)
+def test_memory_goes_from_request_to_request(
+    name: str, scripted: Scripted, path: Path, opened: Callable[[bool], TransferFile], content: bytes,
+    count: int, depth: int, single: bool, overlap: bool, write: bool, refused: int, halved: int, interrupted: int,
+) -> None:  # fmt: skip
+    path.write_bytes(content)
+    target, watch = opened(write), Watch(math.inf)
+    requests = split(write, target.fd, 0, count * BLOCK, 0, BLOCK)
+    ring = Ring(depth, requests)
+    engine = scripted.engine(name, depth, refused=refused, halved=halved, interrupted=interrupted)
+    try:
+        drive(engine, requests, Policy(single, overlap), target.plain_fd, ring, watch)
+    finally:
+        engine.close()
+    assert len(ring.free) == len(set(ring.free)) == depth
+    assert len(watch.latencies) == count
+    if write:
+        written = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, BLOCK)[:count]
+        assert np.array_equal(written, np.repeat(ring.blocks() + 1, BLOCK).reshape(count, BLOCK))
+    for address, index in ring.last.items():
+        held = bytes((ctypes.c_char * BLOCK).from_address(address))
+        assert write or held == content[index * BLOCK : (index + 1) * BLOCK]
+
+
+@pytest.mark.parametrize("depth", [1, 7])
+def test_a_full_queue_is_kept_full_in_c(
+    name: str, scripted: Scripted, opened: Callable[[bool], TransferFile], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, memory = scripted.engine(name, depth), Buffer(MOST * BLOCK)
+    monkeypatch.setattr("dsexplore.aio.driver._LONGEST_CALL", 1e6)
+    calls: list[int] = []
+    wait = engine.wait
+    engine.wait = lambda minimum: calls.append(minimum) or wait(minimum)
+    target = opened(False)
+    requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    drive(engine, requests, Policy(False, True), target.plain_fd, None)
+    engine.close()
+    assert len(calls) <= depth + 1
+    assert scripted["submissions"] <= MOST
+
+
+@pytest.mark.parametrize("depth", [1, 7])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_failure_ends_the_transfer_at_once(
+    name: str, scripted: Scripted, opened: Callable[[bool], TransferFile], depth: int, overlap: bool
+) -> None:
+    engine, memory, target = scripted.engine(name, depth), Buffer(MOST * BLOCK), opened(False)
+    requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    requests.addresses[100] = BLOCK  # where no process has memory
+    with pytest.raises(OSError, match="Bad address") as caught:
+        drive(engine, requests, Policy(True, overlap), target.plain_fd, None)
+    assert caught.value.errno == errno.EFAULT
+    assert engine.in_flight == 0
+    engine.close()
+    assert scripted["submissions"] <= 101 + 2 * depth
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_file_that_is_shortened_is_an_error(
+    name: str, scripted: Scripted, path: Path, opened: Callable[[bool], TransferFile], watched: bool
+) -> None:
+    engine, memory, target = scripted.engine(name, 4), Buffer(MOST * BLOCK), opened(False)
+    os.truncate(path, 200 * BLOCK + 1000)
+    requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    watch = Watch(math.inf) if watched else None
+    with pytest.raises(OSError, match=f"the file ends at byte {200 * BLOCK + 1000}, before byte"):
+        drive(engine, requests, Policy(False, True), target.plain_fd, None, watch)
+    assert engine.in_flight == 0
+    engine.close()
+
+
+def many(target: TransferFile, depth: int) -> tuple[Requests, Ring]:
+    """Requests for far longer than a test takes, all on the file's first block."""
+    requests = split(False, target.fd, 0, 1_000_000 * BLOCK, 0, BLOCK)
+    requests.offsets[:] = 0
+    return requests, Ring(depth, requests)
+
+
+def test_it_ends_at_the_deadline(name: str, scripted: Scripted, opened: Callable[[bool], TransferFile]) -> None:
+    engine, target = scripted.engine(name, 4), opened(False)
+    requests, ring = many(target, 4)
+    watch = Watch(time.perf_counter() + 0.05)
+    drive(engine, requests, Policy(False, True), target.plain_fd, ring, watch)
+    engine.close()
+    ((_, moved),) = watch.moved
+    assert 0 < moved == len(watch.latencies) * BLOCK < 1_000_000 * BLOCK
+
+
+def test_it_sees_a_deadline_that_is_brought_forward(
+    name: str, scripted: Scripted, opened: Callable[[bool], TransferFile]
+) -> None:
+    """As a measurement does that Ctrl-C ends: its threads are to end soon."""
+    engine, target = scripted.engine(name, 4), opened(False)
+    requests, ring = many(target, 4)
+    watch = Watch(math.inf)
+    timer = threading.Timer(0.05, lambda: setattr(watch, "deadline", -math.inf))
+    timer.start()
+    drive(engine, requests, Policy(False, True), target.plain_fd, ring, watch)
+    timer.join()
+    engine.close()
+    assert watch.moved[0][1] == len(watch.latencies) * BLOCK < 1_000_000 * BLOCK
+
+
+def test_a_signal_leaves_nothing_in_flight(
+    name: str, scripted: Scripted, opened: Callable[[bool], TransferFile]
+) -> None:
+    class Caught(Exception):
+        pass
+
+    def raised(*_: object) -> None:
+        raise Caught
+
+    engine, target = scripted.engine(name, 4), opened(False)
+    requests, ring = many(target, 4)
+    before = signal.signal(signal.SIGUSR1, raised)
+    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        with pytest.raises(Caught):
+            drive(engine, requests, Policy(False, True), target.plain_fd, ring)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert engine.in_flight == 0
+    engine.close()
