@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.capture import op_costs
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import AccumulateGrad, Modules

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_recording import KernelRecording
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.trace import schema

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from dsexplore.capture.issued import Label
+from dsexplore.capture.issued_collective import Label
 
 
 class _Current(threading.local):

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.groups import Groups
-from dsexplore.capture.issued import Origin
+from dsexplore.capture.issued_collective import Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading

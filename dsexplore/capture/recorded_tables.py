@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dsexplore.capture.groups import Group, own_rank, size_of
-from dsexplore.capture.issued import Issued, Origin
+from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.parameters import Parameter

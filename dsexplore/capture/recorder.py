@@ -26,7 +26,7 @@ from torch._C import _current_graph_task_id
 
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
-from dsexplore.capture.issued import Batches, Issued, Label, Origin, is_async
+from dsexplore.capture.issued_collective import Batches, Issued, Label, Origin, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules

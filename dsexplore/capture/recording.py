@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.modules import Modules
 from dsexplore.progress import Work
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, ThreadCalls
-from dsexplore.capture.issued import Redistribute
+from dsexplore.capture.issued_collective import Redistribute
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Source, Sources
 from dsexplore.trace.schema import Phase

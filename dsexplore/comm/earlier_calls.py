@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.comm.differing_calls import GroupKey
 from dsexplore.comm.log_records import is_collective, records_of
 from dsexplore.comm.rank_logs import Key, is_matched, key_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as td
 
 from dsexplore.capture.groups import own_rank
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm import compared_logs
 from dsexplore.comm.earlier_calls import Earlier

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from dsexplore.capture.groups import Group
-from dsexplore.capture.issued import Issued, Label
+from dsexplore.capture.issued_collective import Issued, Label
 from dsexplore.capture.labels import current
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recording import Recording

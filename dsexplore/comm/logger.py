@@ -31,7 +31,7 @@ from typing import Any
 import torch.distributed as td
 
 from dsexplore.capture.groups import Group, describe_group
-from dsexplore.capture.issued import Issued, Origin
+from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.recorder_in_use import in_use

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch.distributed as td
 
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.comm.bandwidth import bandwidth, rate_text
 from dsexplore.comm.issuing_layer import OWN
 from dsexplore.comm.log_records import Call, Record, records_of

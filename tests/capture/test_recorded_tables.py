@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from dsexplore.capture.groups import Group
-from dsexplore.capture.issued import Batches, Issued, Origin, Redistribute, is_async
+from dsexplore.capture.issued_collective import Batches, Issued, Origin, Redistribute, is_async
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import COMMUNICATION
 from dsexplore.capture.parameters import Layout, Parameter

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from dsexplore.capture import recorder_in_use
-from dsexplore.capture.issued import Issued, Label, Origin
+from dsexplore.capture.issued_collective import Issued, Label, Origin
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.errors import UsageError

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dsexplore.capture import autograd_nodes, recorder_in_use
-from dsexplore.capture.issued import Batches
+from dsexplore.capture.issued_collective import Batches
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsexplore.capture.groups import Group
-from dsexplore.capture.issued import Issued, Origin
+from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.comm.log_records import Call, Record
 from dsexplore.comm.spellings import ALL_REDUCE
 

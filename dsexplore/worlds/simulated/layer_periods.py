@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from dsexplore.capture.issued import Issued
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.repeated_parts import Part, more_calls
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST, Stretch
