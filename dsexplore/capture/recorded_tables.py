@@ -58,7 +58,7 @@ def tables_of(
         info=TraceInfo(
             world_size=_world_size(groups),
             ranks=tuple(ranks),
-            mesh=recording.mesh or next((group.mesh for group in groups if group.mesh), ""),
+            mesh=recording.mesh or _mesh_of(groups),
             simulated=recording.simulated or any(group.backend == "fake" for group in groups),
             target=recording.target,
             schedule=kernels.schedule if kernels else "",
@@ -110,6 +110,12 @@ def _ranks(issued: Sequence[Issued]) -> list[int]:
         return [own_rank()]
     # Started by a launcher, and has no process group yet or no more.
     return [int(os.environ["RANK"])] if "RANK" in os.environ else []
+
+
+def _mesh_of(groups: Sequence[Group]) -> str:
+    """The first mesh that has names; torch makes one of the world without names, as for its random numbers."""
+    meshes = [group.mesh for group in groups if group.mesh]
+    return next((mesh for mesh in meshes if not mesh.startswith("dim_0=")), meshes[0] if meshes else "")
 
 
 def _world_size(groups: Sequence[Group]) -> int:

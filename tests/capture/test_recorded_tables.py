@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
+import dsexplore
 from dsexplore.capture.groups import Group
 from dsexplore.capture.issued_collective import Batches, Issued, Origin, Redistribute, is_async
 from dsexplore.capture.module_entry import ModuleEntry
@@ -164,3 +167,15 @@ def test_later_members_share_the_number_of_their_batch() -> None:
 )
 def test_an_op_is_async_unless_its_arguments_say_that_it_waits(op: str, args: tuple[Any, ...], expected: bool) -> None:
     assert is_async(COMMUNICATION[op], args) is expected
+
+
+def test_the_mesh_of_a_trace_is_one_with_names_though_torch_made_another_first() -> None:
+    """torch sends the seed of random DTensors over a mesh of the world that has no names."""
+    with dsexplore.simulate(8), dsexplore.commtrace() as trace:
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
+        layer = fully_shard(nn.Linear(8, 8), mesh=mesh)
+        nn.init.normal_(layer.weight)
+        layer(torch.ones(2, 8)).sum().backward()
+    assert trace.tables.events["op"].to_list() == ["broadcast", "all_gather", "reduce_scatter", "all_reduce"]
+    assert trace.tables.groups["mesh"].to_list()[:2] == ["dim_0=8", "replicate=2,shard=4"]
+    assert trace.info.mesh == "replicate=2,shard=4"

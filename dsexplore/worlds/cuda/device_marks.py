@@ -7,16 +7,20 @@ a tensor without one is on the CPU for the script too. A DTensor is on the devic
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from dsexplore.worlds.patches import Patches
 
 ATTRIBUTE = "_dsexplore_cuda_device"
 CPU = torch.device("cpu")
+PLAIN = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
+"""The classes of tensors that hold their own data."""
 _CONTAINERS = (tuple, list)
 _any = False
 """Whether any tensor got a mark since the marks were last removed."""
@@ -70,9 +74,27 @@ def mark(result: Any, device: torch.device | None) -> None:
             result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
         elif result._dsexplore_cuda_device is not None:  # type: ignore[attr-defined]
             del result._dsexplore_cuda_device  # type: ignore[attr-defined]
+        if type(result) not in PLAIN:
+            mark_parts(result, device)
     elif isinstance(result, _CONTAINERS):
         for each in result:
             mark(each, device)
+
+
+def mark_parts(tensor: Tensor, device: torch.device | None) -> None:
+    """Put the tensors that a tensor of a subclass consists of on its device: torch makes them below every function
+    mode, and scripts reach for them, as for ``dtensor._local_tensor``."""
+    for part in _parts(tensor):
+        if part._dsexplore_cuda_device != device:  # type: ignore[attr-defined]
+            mark(part, device)
+
+
+def _parts(tensor: Tensor) -> Iterable[Tensor]:
+    if isinstance(tensor, DTensor):
+        return (tensor._local_tensor,)
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        return ()
+    return [part for part in vars(tensor).values() if isinstance(part, Tensor)]
 
 
 def marked(args: Any) -> torch.device | None:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from dsexplore.worlds.cuda.device_marks import CPU, device_of, mark, marked
+from dsexplore.worlds.cuda.device_marks import CPU, PLAIN, device_of, mark, mark_parts, marked
 from dsexplore.worlds.cuda.mixed_devices import refuse_mixed
 from dsexplore.worlds.fake.fake_lists import with_numbers
 from dsexplore.worlds.patches import Patches
@@ -75,8 +75,12 @@ class StandInMode(TorchFunctionMode):
                 device = marked(args) or (marked(kwargs.values()) if kwargs else None)
                 if device is not None:
                     result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
+                    if type(result) not in PLAIN:
+                        mark_parts(result, device)
                     if kwargs or len(args) > 1 or type(args[0]) in (list, tuple):
                         refuse_mixed(func, args, kwargs, device)
+                elif type(result) is DTensor:
+                    mark_parts(result, self.believed(result))
         elif isinstance(result, (tuple, list)) and type(result) is not torch.Size:
             device = marked(args) or (marked(kwargs.values()) if kwargs else None)
             if device is not None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor
+
+from dsexplore.worlds.cuda.device_marks import PLAIN
 
 _MAY_MIX = frozenset(
     (
@@ -23,7 +24,6 @@ _MAY_MIX = frozenset(
         *(torch.nn.functional.ctc_loss, torch.ctc_loss),  # lengths are on the CPU
     )
 )
-_KINDS = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def refuse_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: torch.device) -> None:
@@ -48,7 +48,7 @@ def refuse_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 
 def _check(func: Any, tensors: Iterable[Any], device: torch.device) -> None:
     for tensor in tensors:
-        if not isinstance(tensor, Tensor) or type(tensor) not in _KINDS or not tensor.dim():
+        if not isinstance(tensor, Tensor) or type(tensor) not in PLAIN or not tensor.dim():
             continue
         where: torch.device = tensor._dsexplore_cuda_device or tensor.device  # type: ignore[attr-defined]
         if where == device or where.type == "meta" or _is_excused(func, tensor):

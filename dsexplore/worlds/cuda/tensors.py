@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
-from dsexplore.worlds.cuda.device_marks import CPU, mark
+from dsexplore.worlds.cuda.device_marks import CPU, device_of, mark, mark_parts
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.patches import Patches
 
@@ -42,12 +42,24 @@ def patch_tensors(patches: Patches) -> None:
         return made
 
     patches.attribute(Tensor, "__copy__", copied)
+    patches.attribute(DTensor, "__init__", _with_marked_part(DTensor.__init__))
     patches.attribute(Tensor, "_make_subclass", staticmethod(make_subclass))
     patches.attribute(Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper))
     for dtype, name in _LEGACY.items():
         patches.attribute(torch.cuda, name, _legacy(name, dtype))
     # torch reads the arguments before a mode sees the call, and our streams are none to it.
     patches.attribute(Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def _with_marked_part(original: Callable[..., None]) -> Callable[..., None]:
+    """An ``__init__`` of DTensors that puts the local tensor where the DTensor is; what C++ makes does not call it."""
+
+    @wraps(original)
+    def begin(tensor: DTensor, *args: Any, **kwargs: Any) -> None:
+        original(tensor, *args, **kwargs)
+        mark_parts(tensor, device_of(tensor, torch.cuda.current_device()))
+
+    return begin
 
 
 _LEGACY = dict(

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.func import grad
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import dsexplore
@@ -118,3 +120,29 @@ def test_distributed_tensors() -> None:
     with dsexplore.simulate(4, "tp=4", device="cuda") as mesh:
         replicated = distribute_tensor(torch.ones(4, 4, device="cuda"), mesh, [Replicate()])
         assert (replicated @ replicated).is_cuda
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_local_tensor_of_a_distributed_one_is_where_that_is(fake: bool) -> None:
+    with dsexplore.simulate(4, "dp=2,tp=2", device="cuda", fake=fake) as mesh:
+        whole = distribute_tensor(torch.ones(4, 4, device="cuda"), mesh["tp"], [Replicate()])
+        layer = fully_shard(nn.Linear(4, 4, device="cuda"), mesh=mesh["dp"])
+        layer(torch.ones(2, 4, device="cuda")).sum().backward()
+        parameter = layer.weight
+        assert isinstance(parameter, DTensor)
+        assert isinstance(parameter.grad, DTensor)
+        for one in (whole, whole + whole, whole @ whole.t(), parameter, parameter.grad, parameter.detach()):
+            local = one._local_tensor
+            assert (local.is_cuda, local.device, (local[0] * 2).device) == (True, one.device, one.device)
+            assert (local.to(torch.float64) * torch.ones(4, device="cuda")).is_cuda
+    with cuda_stand_in():
+        assert not local.is_cuda
+
+
+def test_the_parts_of_a_subclass_are_where_it_is() -> None:
+    with cuda_stand_in():
+        both = TwoTensor(torch.ones(4, 4), torch.ones(4, 4)).cuda() * 2
+        assert both.a.device == both.b.device == both.device == torch.device("cuda:0")
+        assert (both.a.double() * torch.ones(4, device="cuda")).is_cuda
+        apart = both.cpu() * 2
+        assert not apart.a.is_cuda
