@@ -5,7 +5,9 @@ of 8 Llama layers under tensor parallelism and FSDP2, 138,000 calls reach the mo
 
 * half of them ask for the device of a tensor, as autograd does for each of its nodes: answered before anything else;
 * each call keeps the compiler out, which is needed only where compiled code runs;
-* an op on DTensors is not the mode's business, which it takes long to find out;
+* an op on DTensors, or on tensors whose collective is not waited for yet, is not the mode's business, which it takes
+  long to find out;
+* ops of c10d, of FSDP2 and the profiler are no ops of ATen, so that torch looks at each call from the beginning;
 * for the others torch builds the key under which it keeps what an op returned, and makes a tensor of what it kept.
 
 Results are those of `FakeTensorMode`, made of its cache: the mode remembers its entries under keys of its own, which
@@ -30,6 +32,7 @@ from torch._subclasses.fake_tensor import (  # type: ignore[attr-defined] # not 
     disable_fake_tensor_cache,
     in_kernel_invocation_manager,
 )
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -37,6 +40,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.known_values import note
+from dsexplore.worlds.fake.own_entries import can_have_entry, entry_of
 from dsexplore.worlds.fake.real_integers import RealIntegers
 
 _DEVICE = torch.ops.prim.device.default
@@ -45,13 +49,20 @@ _PACK = torch.ops.aten._pack_padded_sequence.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 _FUSED_ADAM = frozenset({torch.ops.aten._fused_adam_.default, torch.ops.aten._fused_adamw_.default})
 """Ops that write into thousands of tensors, and whose function for tensors without memory does nothing."""
-_WITHOUT_TENSORS = frozenset({torch.ops.profiler._record_function_enter_new.default})
+_WITHOUT_TENSORS = frozenset(
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+)
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _MISSING = object()
 _VIEW = torch.ops.aten.view.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _FUNCTIONAL = "_c10d_functional"
 """The namespace of collectives that return new tensors: torch remembers none, as each is to be called."""
+_C10D = "c10d"
+"""The namespace of collectives that write into tensors they are given."""
 _make_subclass = torch.Tensor._make_subclass
 
 
@@ -86,12 +97,15 @@ class SimulationMode(FakeTensorMode):
     Attributes:
         inventor: invents the values that a program reads.
         integers: tensors that have memory all the same.
+        hits: results that were made of entries. `FakeTensorMode.cache_hits`, which torch counts them in, is left alone:
+            writing to a class makes Python look up all its methods anew, which every op then pays for.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.inventor = Inventor()
         self.integers = RealIntegers()
+        self.hits = 0
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         self._entries: dict[tuple[object, ...], Any] = {}
         self._ops: dict[int, Any] = {}  # by the number that stands for them in keys
@@ -109,7 +123,7 @@ class SimulationMode(FakeTensorMode):
             return _META if tensor.fake_mode.in_kernel_invocation else tensor._fake_device
         if get_eval_frame_callback() is not None:  # compiled code runs: the compiler is to leave the mode alone
             return super().__torch_dispatch__(func, types, args, kwargs or {})
-        if DTensor in types:
+        if DTensor in types or AsyncCollectiveTensor in types:
             return NotImplemented
         with torch._C.DisableTorchFunction():
             return self.dispatch(func, types, args, kwargs)
@@ -117,8 +131,8 @@ class SimulationMode(FakeTensorMode):
     def dispatch(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call an op on fake tensors; ops on DTensors are left to DTensor."""
-        if DTensor in types:
+        """Call an op on fake tensors; ops on DTensors, and on results to be waited for, are left to these."""
+        if DTensor in types or AsyncCollectiveTensor in types:
             return NotImplemented
         if func in _WITHOUT_TENSORS:
             return func(*args)
@@ -157,13 +171,15 @@ class SimulationMode(FakeTensorMode):
         if entry is None or entry is _MISSING:
             if entry is None and key is not None and func.namespace == _FUNCTIONAL:
                 return self._collective(func, args, kwargs)
+            if key is None and func.namespace == _C10D and self._are_plain((*args, *kwargs.values())):
+                return self._filled(func, args, kwargs)
             result = super().dispatch(func, types, args, kwargs)
-            if entry is _MISSING:
+            if key is not None and entry is _MISSING:
                 self._ops[id(func)] = func
-                self._entries[key] = self._entry(func, args, kwargs)  # type: ignore[index] # there is a key
+                self._entries[key] = self._entry(func, args, kwargs, result, key)
             return result
         made = [self._output(each, func, args) for each in entry.output_infos]
-        FakeTensorMode.cache_hits += 1
+        self.hits += 1
         result = tuple(made) if entry.is_output_tuple else made[0]
         if self.cache_crosscheck_enabled:
             with disable_fake_tensor_cache(self):
@@ -181,8 +197,40 @@ class SimulationMode(FakeTensorMode):
             return self.wrap_meta_outputs_with_default_device_logic(result, func, flat, device=None)  # type: ignore[arg-type]
         return self._made(result, device, attributes)
 
-    def _entry(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """torch's entry of what an op returned; None where torch kept none."""
+    def _are_plain(self, args: Iterable[Any]) -> bool:
+        """Whether tensors among these arguments, or in lists of them, are fake ones of this mode without a value."""
+        return all(
+            self._are_plain(arg)
+            if isinstance(arg, (list, tuple))
+            else not isinstance(arg, torch.Tensor)
+            or (type(arg) is FakeTensor and arg.fake_mode is self and _is_plain(arg))
+            for arg in args
+        )
+
+    def _filled(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a collective that writes into fake tensors, and returns these and its work."""
+        with in_kernel_invocation_manager(self):
+            result = func(*args, **kwargs)
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if self._are_plain(made):
+            return result
+        flat: Any = pytree.arg_tree_leaves(*args, **kwargs)
+        return self.wrap_meta_outputs_with_default_device_logic(result, func, flat, device=None)  # type: ignore[arg-type]
+
+    def _entry(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, before: tuple[object, ...]
+    ) -> Any:
+        """The entry of what an op returned, torch's or ours; None where there is none.
+
+        Args:
+            func: the op.
+            args: of its call.
+            kwargs: of its call.
+            result: what it returned.
+            before: its key, as the arguments were then.
+        """
+        if can_have_entry(func):
+            return entry_of(result, args, kwargs) if self._key(func, args, kwargs) == before else None
         try:
             key = self._cache_key(_CacheKeyState(self.shape_env), func, args, kwargs)
         except _BypassDispatchCache:
