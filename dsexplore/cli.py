@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import dsexplore
+from dsexplore.display import plain_text
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.near_names import options_meant
 
@@ -167,7 +168,7 @@ def _report(trace: object, html: Path | None) -> None:
 
     assert isinstance(trace, Trace)
     _check_folder(html)
-    print(trace._repr_mimebundle_()["text/plain"])
+    print(plain_text(trace))
     if html is not None:
         print(f"wrote {trace.to_html(html)}")
 
@@ -186,7 +187,7 @@ def _hang_arguments(parser: argparse.ArgumentParser) -> None:
 def _hang(options: argparse.Namespace) -> None:
     report = dsexplore.explain_hang(options.paths)
     _check_folder(options.html)
-    print(json.dumps(report.to_dict(), indent=2) if options.json else report._repr_mimebundle_()["text/plain"])
+    print(json.dumps(report.to_dict(), indent=2) if options.json else plain_text(report))
     if options.html is not None:
         print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
 
@@ -273,7 +274,7 @@ def _run_script(options: argparse.Namespace) -> int:
             async_tp=options.async_tp,
             attention=options.attention or "flash-2",
         )
-        print(prediction._repr_mimebundle_()["text/plain"])
+        print(plain_text(prediction))
 
     return run(options, show_more=show_prediction)
 

@@ -100,6 +100,11 @@ class Displayable:
         return view.explore(**options)
 
 
+def plain_text(shown: Displayable) -> str:
+    """What a terminal shows of it; what a browser would is not made."""
+    return _view(shown).text()
+
+
 def _view(shown: Displayable) -> View:
     from dsexplore.views import view_of  # views are loaded when something is shown
 

@@ -25,13 +25,8 @@ _PARAMETER = ("name", "global_shape", "dtype", "placements", "mesh", "requires_g
 _MODULE = ("module", "type", "calls")
 
 
-def lines(tables: Tables, explained: Collection[str] = ()) -> Iterator[Line]:
-    """The actions of one rank, line by line, in program order.
-
-    Args:
-        tables: the trace of one rank.
-        explained: names of parameters whose local shapes are left out.
-    """
+def lines(tables: Tables) -> Iterator[Line]:
+    """The actions of one rank, line by line, in program order; lines of parameters end with the local shape."""
     groups = {
         name: (list(ranks), (axis, str(size), _distances(list(ranks))))
         for name, axis, size, ranks in tables.groups.select("group", "axis", "size", "ranks").iter_rows()
@@ -41,19 +36,28 @@ def lines(tables: Tables, explained: Collection[str] = ()) -> Iterator[Line]:
         places = [_place(row["rank"], row["peer"], members), _position(row["root"], members)]
         yield ("event", *(str(row[name]) for name in _EVENT), *group, *places)
     for row in tables.parameters.iter_rows(named=True):
-        local = [] if row["name"] in explained else [str(row["local_shape"])]
-        yield ("parameter", *(str(row[name]) for name in _PARAMETER), *local)
+        yield ("parameter", *(str(row[name]) for name in _PARAMETER), str(row["local_shape"]))
     for row in tables.modules.iter_rows(named=True):
         yield ("module", *(str(row[name]) for name in _MODULE))
 
 
-def digest(tables: Tables, explained: Collection[str] = ()) -> str:
-    """The SHA-256 of `lines`: two ranks that do the same have the same."""
-    found = hashlib.sha256()
-    for line in lines(tables, explained):
-        found.update("\x1f".join(line).encode())
-        found.update(b"\x1e")
-    return found.hexdigest()
+def digests(tables: Tables, explained: Collection[str] = ()) -> tuple[str, str]:
+    """The SHA-256 of `lines`, which two ranks that do the same have in common.
+
+    Args:
+        tables: the trace of one rank.
+        explained: names of parameters whose local shapes the first of the two digests leaves out.
+    """
+    unexplained, whole = hashlib.sha256(), hashlib.sha256()
+    for line in lines(tables):
+        whole.update(_bytes(line))
+        is_explained = line[0] == "parameter" and line[1] in explained
+        unexplained.update(_bytes(line[:-1] if is_explained else line))
+    return unexplained.hexdigest(), whole.hexdigest()
+
+
+def _bytes(line: Line) -> bytes:
+    return "\x1f".join(line).encode() + b"\x1e"
 
 
 def first_difference(one: Tables, other: Tables) -> str:

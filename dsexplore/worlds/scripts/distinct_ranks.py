@@ -111,7 +111,8 @@ class Search:
         for axis in self.axes:
             self._distance += self._coordinates(axis) != axis.coordinate(self._base)
         self._along = {self._base, *self._stages()}
-        self._play([*sorted(self._along), *self._corners(), *self._ends_of_tests(tests), self._middle()])
+        # Those of the last stage, which do the least, come last: no processor is then idle for long.
+        self._play([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
         keys = self._by_axes()
         typical = self._typical(keys)
         matter = self._tests_that_matter(tests, typical)

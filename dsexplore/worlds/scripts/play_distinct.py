@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dsexplore.analysis.likeness import digest, first_difference
+from dsexplore.analysis.likeness import digests, first_difference
 from dsexplore.progress import Work, track
 from dsexplore.trace.represented_ranks import ranks_text
 from dsexplore.trace.trace import Trace
@@ -96,8 +96,8 @@ def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Ou
     tables = played.tables(rank)
     end = next(end for end in played.ends if end.rank == rank)
     shapes, explained = sharded_shapes(tables, rank, names)
-    ended = f"{end.status} {end.traceback}"
-    return Outcome(f"{digest(tables, explained)} {ended}", shapes, f"{digest(tables)} {ended}")
+    digest, whole = (f"{one} {end.status} {end.traceback}" for one in digests(tables, explained))
+    return Outcome(digest, shapes, whole)
 
 
 def _standing_for(played: Players, found: Distinct) -> Trace:

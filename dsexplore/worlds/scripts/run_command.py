@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from dsexplore.display import plain_text
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.trace import Trace
@@ -122,7 +123,7 @@ def _number(status: Any) -> int:
 
 
 def _summarise(trace: Trace, options: argparse.Namespace) -> None:
-    print(trace._repr_mimebundle_()["text/plain"])
+    print(plain_text(trace))
     if options.save is not None:
         print(f"wrote {options.save}")
     if options.html is not None:

@@ -242,8 +242,9 @@ def _visible_state() -> tuple[Any, ...]:
     """The state by which a part of a program could differ from the next one: random numbers, and values read."""
     mode = entered()
     numpy = sys.modules.get("numpy.random")
-    drawn = numpy.get_state()[1:3] if numpy is not None else ()
-    return random.getstate(), [str(part) for part in drawn], mode.inventor.reads if mode is not None else 0
+    key, position = numpy.get_state()[1:3] if numpy is not None else (None, 0)
+    drawn = (bytes(key), position) if key is not None else None
+    return random.getstate(), drawn, mode.inventor.reads if mode is not None else 0
 
 
 def _arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
