@@ -84,7 +84,9 @@ class Groups:
     def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
         # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh, and one
         # with names before ``dim_0``.
-        for mesh in sorted(meshes, key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
+        known = list(meshes)
+        whole = {id(root): root for root in (mesh._get_root_mesh() for mesh in known)}  # of slices such as mesh["dp"]
+        for mesh in sorted([*known, *whole.values()], key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
             for name, axis in mesh_groups(mesh):
                 reference, group = self._groups.get(name, (None, None))
                 if reference is None or group is None or group.axis:

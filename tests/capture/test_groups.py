@@ -125,3 +125,12 @@ def test_ranks_of_a_subgroup(size: int) -> None:
         assert trace.groups["ranks"].item().to_list() == [0, 1]
         assert trace.info.world_size == size
         assert trace.info.mesh == f"dp={size // 2},tp=2"
+
+
+def test_a_slice_of_a_mesh_is_shown_as_the_whole_mesh() -> None:
+    with simulate(world_size=8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        groups = Groups()
+        groups.of(mesh.get_group("dp"))
+        groups.add_mesh(mesh["dp"])
+        assert [(group.axis, group.mesh) for group in groups.described()] == [("dp", "dp=2,tp=4")]

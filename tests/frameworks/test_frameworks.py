@@ -63,6 +63,8 @@ ENDS = 100 * 64 + 65 * 100
 ZERO_WEIGHTS = 64 * 128 + 128 * 128 + 128 * 12
 ZERO = ZERO_WEIGHTS + 128 + 128 + 12
 """Parameters of `scripts/deepspeed_zero.py`, without and with biases."""
+FLOAT8 = 3 * 2 * 64 * 256
+"""Parameters of `scripts/torchao_float8.py`."""
 ACTIVATIONS = 2 * 32 * 2 * 64
 """Bytes of what layers of `scripts/megatron_gpt.py` hand on: 32 tokens of 2 sequences, 64 wide, bf16."""
 MICRO_BATCHES = 2 * 4
@@ -151,6 +153,14 @@ CASES = (
     Case(
         "fsdp2.py",
         expected={"reduce_scatter": 2 * 4 * (3 * LAYER + ENDS), "all_reduce": 2 * 4 * (3 * LAYER + ENDS) // 2},
+    ),
+    # Weights are gathered in float8, forward and backward; their gradients are reduced in fp32.
+    Case(
+        "torchao_float8.py",
+        (),
+        "torchao",
+        only_on_gpus="gloo sends no float8",
+        expected={"all_gather": 3 * 2 * FLOAT8, "reduce_scatter": 3 * 4 * FLOAT8},
     ),
     Case("trainer_ddp.py", (), "transformers", expected={"all_reduce": 3 * 4 * LLAMA}),
     Case(
