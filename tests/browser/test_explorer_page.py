@@ -99,6 +99,22 @@ def test_html_that_is_put_in_anew_keeps_the_elements_that_stay(
     assert page.evaluate(REWRITING, [ExplorerWidget._esm, before, after]) == [after, kept]
 
 
+HOLDING = """
+async (source) => {
+  const { hold } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  const set = [], control = { get value() { return set.at(-1) ?? "all"; }, set value(text) { set.push(text); } };
+  for (const text of ["all", "dp", "dp", "all"]) hold(control, "value", text);
+  return set;
+}
+"""
+
+
+def test_a_control_is_set_only_where_it_holds_something_else(page: Any) -> None:
+    """Chromium looks through all forms of a page whenever a control is set, for some milliseconds each time."""
+    page.goto("about:blank")
+    assert page.evaluate(HOLDING, ExplorerWidget._esm) == ["dp", "all"]
+
+
 DRAWING = """
 async ([source, spec]) => {
   const react = Plotly.react, listeners = {}, state = { spec, spoken: "a figure" };

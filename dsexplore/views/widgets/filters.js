@@ -37,13 +37,18 @@ export function bar({ model, el, clearTree }) {
     model.save_changes();
   }
   function show() {
-    for (const [name, list] of lists) list.selectedIndex = model.get("chosen")[name] || 0;
-    pattern.value = model.get("pattern");
-    implicit.checked = model.get("implicit");
-    sizes.value = model.get("sizes");
+    for (const [name, list] of lists) hold(list, "selectedIndex", model.get("chosen")[name] || 0);
+    hold(pattern, "value", model.get("pattern"));
+    hold(implicit, "checked", model.get("implicit"));
+    hold(sizes, "value", model.get("sizes"));
   }
   show();
   return { names: ["chosen", "pattern", "implicit", "sizes"], show, end() {} };
+}
+
+// Sets what a control holds. Also where that is the same, the browser looks through all forms of the page, to fill them in.
+export function hold(control, name, value) {
+  if (control[name] !== value) control[name] = value;
 }
 
 // A list to choose one of [value, text] from.

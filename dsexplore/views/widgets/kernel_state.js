@@ -16,7 +16,8 @@ export function watchKernel(model, el) {
   let waiting = 0, late = 0, gone = false, heard = Boolean(kernel());
 
   function say(text) {
-    if (line.textContent !== text) line.textContent = text;
+    if (line.textContent === text) return;
+    line.textContent = text;
     el.classList.toggle("dsx-late", Boolean(text));
     for (const part of el.querySelectorAll("[data-follows]")) part.setAttribute("aria-busy", Boolean(text) && !gone);
   }

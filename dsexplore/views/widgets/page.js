@@ -19,7 +19,7 @@ function assemble({ model, store, el, figure }) {
     right.append(kind, place);
     both.append(right);
     // The figure first, while the page is laid out: plotly reads the size of its box.
-    drawn.push(figure({ model, el: place }), part("kind", () => { kind.value = model.get("kind"); }));
+    drawn.push(figure({ model, el: place }), part("kind", () => hold(kind, "value", model.get("kind"))));
   }
   const lanes = folding(model, "timeline", "Timeline"), map = folding(model, "map", "World map");
   const arranged = element("div"), laid = element("div"), drawing = element("div");
@@ -48,7 +48,7 @@ function assemble({ model, store, el, figure }) {
       arrange.replaceChildren(...kinds.map((each) => Object.assign(element("option", "", `lanes: ${each}`), { value: each })));
     }
     arrange.hidden = !kinds.length;
-    arrange.value = kind;
+    hold(arrange, "value", kind);
   };
   const toTree = () => rows.querySelector(".dsx-port").focus({ preventScroll: true });
   const modules = tree({ model, el: rows });
@@ -60,7 +60,7 @@ function assemble({ model, store, el, figure }) {
     // HTML made in Python, where every name in it was escaped.
     part("headline", () => rewrite(headline, model.get("headline"))),
     part("status", () => rewrite(status, model.get("status"))),
-    part("shade", () => { shade.value = model.get("shade"); }),
+    part("shade", () => hold(shade, "value", model.get("shade"))),
     part("map", () => rewrite(drawing, model.get("map"))),
     part("details", () => rewrite(details, model.get("details"))),
     // After what changes elements: text on a canvas has the browser compute the styles of the page first.
