@@ -34,7 +34,7 @@ from typing import Any, Self
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.backends.choose import ENGINES
+from dsexplore.aio.backends.choose import ENGINES, loop_of
 from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.disk import disk_of
 from dsexplore.aio.handle import aio_handle
@@ -75,6 +75,8 @@ class Row:
     rate: Interval
     cpu: Interval
     cpu_ms_per_gib: float
+    loop: str = "Python"
+    """What kept our queue full."""
 
     @classmethod
     def from_json(cls, kept: dict[str, Any]) -> Self:
@@ -100,7 +102,7 @@ class Row:
         return (
             f"{self.theirs:<9} {self.backend:<9} {self.mode:<6} {self.operation:<5} {self.config!s:<62} "
             f"{self.gb_s:6.2f} / {self.their_gb_s:6.2f} GB/s  rate {self.rate!s:<30} "
-            f"CPU {self.cpu!s:<30} {self.cpu_ms_per_gib:6.1f} ms/GiB  {self.verdict}"
+            f"CPU {self.cpu!s:<30} {self.cpu_ms_per_gib:6.1f} ms/GiB  loop in {self.loop}  {self.verdict}"
         )
 
 
@@ -129,6 +131,7 @@ def compare(names: tuple[str, str, str, str], config: AioConfig, ours: Run, thei
         ratio_interval(rates),
         ratio_interval(costs),
         median([cost for _, cost in mine]),
+        loop_of(names[1]),
     )
 
 
