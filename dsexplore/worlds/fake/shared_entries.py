@@ -2,7 +2,8 @@
 
 torch finds out what an op returns on tensors of some shapes once in each process, which takes a millisecond or more. A
 training step has hundreds of such calls, and ranks of a world have mostly the same ones. So the first ranks leave in a
-file what their `SimulationMode` knows, and the others begin with it.
+file what their `SimulationMode` knows, and the others begin with it. The process that these are forked from reads the
+files for all of them (`read`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,24 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dsexplore.atomic import writing
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode, entered
 
 _FILES = "entries-*.pickle"
+_read: dict[str, list[Any]] = {}
+"""The folder that this process, or the one that it was forked from, has read, and what was in its files."""
+
+
+def read(folder: str) -> None:
+    """Read what ranks have left in a folder, for the ranks that are forked from this process."""
+    _read.clear()
+    _read[folder] = _left_in(folder)
+
+
+def _left_in(folder: str) -> list[Any]:
+    return [pickle.loads(file.read_bytes()) for file in Path(folder).glob(_FILES)]
 
 
 @contextmanager
@@ -31,11 +45,11 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
     if mode is None or not folder:
         yield
         return
-    files = list(Path(folder).glob(_FILES))
-    for file in files:
-        mode.learn(pickle.loads(file.read_bytes()))
+    left = _read.get(folder) or _left_in(folder)
+    for known in left:
+        mode.learn(known)
     yield
-    if not files:
+    if not left:
         _leave(mode, Path(folder, _FILES.replace("*", str(rank))))
 
 

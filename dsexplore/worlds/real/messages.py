@@ -51,9 +51,12 @@ class Reap:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import modules, so that ranks forked from now on have them. Answer: how many threads that has started."""
+    """Import modules, and read what simulated ranks left, so that ranks forked from now on have both. Answer: how many
+    threads that has started."""
 
     modules: tuple[str, ...]
+    folder: str = ""
+    """The folder in which simulated ranks left what ops returned; empty for none."""
 
 
 @dataclass(frozen=True)

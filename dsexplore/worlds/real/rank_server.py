@@ -26,6 +26,8 @@ import torch
 
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
+from dsexplore.worlds.cuda import autocast
+from dsexplore.worlds.fake import shared_entries
 from dsexplore.worlds.real.messages import Preload, Reap, receive, send
 from dsexplore.worlds.real.rank_process import become_rank
 
@@ -66,6 +68,10 @@ def serve(sock: socket.socket) -> None:
                 for name in request.modules:
                     with suppress(Exception):  # a rank that needs it meets the error itself
                         importlib.import_module(name)
+                if request.folder:
+                    autocast.cuda_ops()
+                    with suppress(Exception):
+                        shared_entries.read(request.folder)
                 freeze()
                 send(sock, count_threads() - threads)
                 continue

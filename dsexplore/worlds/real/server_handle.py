@@ -110,12 +110,16 @@ def start() -> Server:
         return _running
 
 
-def preload(modules: Sequence[str]) -> None:
-    """Make the server of this process import modules that its ranks are going to need.
+def preload(modules: Sequence[str], folder: str = "") -> None:
+    """Make the server of this process prepare what its ranks are going to need.
 
-    A server in which they have started threads is ended, as a fork of it could hang: the next one has no such modules.
+    A server in which modules have started threads is ended, as a fork of it could hang: the next one has none of it.
+
+    Args:
+        modules: to import.
+        folder: in which simulated ranks left what ops returned; empty for none.
     """
-    if server().request(Preload(tuple(modules))) > 0:
+    if server().request(Preload(tuple(modules), folder)) > 0:
         close()
 
 

@@ -73,7 +73,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     if any(end.status != 0 for end in played.ends):
         return None
     pilot = played.ends[0].found
-    server_handle.preload(pilot.modules)
+    server_handle.preload(pilot.modules, played.folder)
     axes = axes_of(pilot.groups, world.spec, world.size)
     tests = conditions_on_rank(pilot.files, Layout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)

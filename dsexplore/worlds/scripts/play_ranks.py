@@ -115,11 +115,13 @@ class Players:
 
     Attributes:
         ends: how the program ended on each rank so far.
+        folder: what the ranks recorded, and leave for each other.
     """
 
     def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
         self.ends: list[RankEnd] = []
-        self._program, self._setting, self._folder, self._together = program, setting, folder, together
+        self.folder = folder
+        self._program, self._setting, self._together = program, setting, together
         self._begun: list[int] = []
 
     def play(self, ranks: Sequence[int], work: Work) -> None:
@@ -137,7 +139,7 @@ class Players:
 
         def ended(outcome: RankOutcome) -> None:
             rank = ranks[outcome.rank]
-            shared_objects.end(self._folder, rank)
+            shared_objects.end(self.folder, rank)
             failed = RankEnd(rank, 1, outcome.traceback or outcome.error)
             end: RankEnd = outcome.value if outcome.status == "ok" else failed
             if end.is_unlike:
@@ -148,7 +150,7 @@ class Players:
 
         arguments = []
         for rank in ranks:
-            arguments.append((self._program, self._setting, rank, SharedObjects(self._folder, tuple(self._begun))))
+            arguments.append((self._program, self._setting, rank, SharedObjects(self.folder, tuple(self._begun))))
             self._begun.append(rank)
         run_in_turn(
             _play_one,
@@ -161,12 +163,12 @@ class Players:
 
     def tables(self, rank: int) -> Tables:
         """The tables that a rank recorded; empty where it left none."""
-        file = Path(self._folder, rank_file(rank))
+        file = Path(self.folder, rank_file(rank))
         return Trace.load(file).tables if file.exists() else Tables()
 
     def merged(self, ranks: Iterable[int]) -> Trace:
         """The traces of these ranks as one; ranks without a trace are left out."""
-        files = [Path(self._folder, rank_file(rank)) for rank in ranks]
+        files = [Path(self.folder, rank_file(rank)) for rank in ranks]
         traces = [Trace.load(file) for file in files if file.exists()]
         return Trace.merge(traces) if traces else Trace()
 

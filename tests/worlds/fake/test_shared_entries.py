@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
-from dsexplore.worlds.fake.shared_entries import shared_entries
+from dsexplore.worlds.fake.shared_entries import read, shared_entries
 
 
 def described() -> list[Any]:
@@ -55,6 +55,28 @@ def test_later_ranks_ask_torch_for_nothing_that_the_first_one_knew(tmp_path: Pat
         assert described() == first
     assert len(dispatched) < asked / 3, dispatched
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_ranks_begin_with_what_the_process_has_read_that_they_are_forked_from(
+    tmp_path: Path, dispatched: list[str]
+) -> None:
+    read(str(tmp_path))  # nothing yet
+    with fake_mode(), shared_entries(str(tmp_path), 3):
+        first = described()
+    asked = len(dispatched)
+    read(str(tmp_path))
+    (tmp_path / "entries-3.pickle").write_bytes(b"not looked at again")
+    dispatched.clear()
+    with fake_mode(), shared_entries(str(tmp_path), 5):
+        assert described() == first
+    assert len(dispatched) < asked / 3, dispatched
+    another = tmp_path / "another"
+    another.mkdir()
+    read(str(another))
+    dispatched.clear()
+    with fake_mode(), shared_entries(str(another), 0):
+        assert described() == first
+    assert len(dispatched) == asked
 
 
 def test_a_rank_that_is_alone_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
