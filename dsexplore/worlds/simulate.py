@@ -61,6 +61,7 @@ from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
+from dsexplore.worlds.simulated.uneven_gathers import patch_uneven_gathers
 from dsexplore.worlds.simulated.zero_optimizers import patch_zero_optimizers
 from dsexplore.worlds.world_settings import WorldSettings, resolve
 
@@ -268,6 +269,7 @@ class World:
         objects = Objects(patches, self.remarks, received, self.shared_objects)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
         patch_flat_gathers(patches)
+        patch_uneven_gathers(patches, self.target)
         patch_long_lists(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
