@@ -121,6 +121,15 @@ class KernelRecording:
         self._close_segment()
         self.marks.append((label, len(self.segments)))
 
+    def lengthen_step(self) -> None:
+        """The work since the end of the last step was part of that step."""
+        self._meet_collectives()
+        latest = len(self.steps)
+        for number in range(len(self.segments) - 1, -1, -1):
+            if self.segments[number].step != latest:
+                return
+            self.segments[number] = self.segments[number]._replace(step=latest - 1)
+
     def dtensor_op(self) -> None:
         """An op on DTensors is taken apart by the CPU."""
         phase, module = self._where()

@@ -54,6 +54,15 @@ class Recording:
             steps = len(self.steps)
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
-    def step(self) -> None:
-        """Make all later collectives part of the next step."""
-        self.steps.append(len(self.issued))
+    def step(self, longer: bool = False) -> None:
+        """Make all later collectives part of the next step.
+
+        Args:
+            longer: those since the end of the last step, where there is one, become part of it.
+        """
+        if not longer or not self.steps:
+            self.steps.append(len(self.issued))
+            return
+        self.steps[-1] = len(self.issued)
+        if self.kernels is not None:
+            self.kernels.lengthen_step()

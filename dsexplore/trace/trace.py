@@ -34,11 +34,11 @@ class Trace(Displayable):
 
     Args:
         tables: the content; or, while a recording runs, a function that returns the content so far.
-        on_step: called by `step`; only a running recording has one.
+        on_step: called by `step` with its argument; only a running recording has one.
     """
 
     def __init__(
-        self, tables: Tables | Callable[[], Tables] | None = None, on_step: Callable[[], None] | None = None
+        self, tables: Tables | Callable[[], Tables] | None = None, on_step: Callable[[bool], None] | None = None
     ) -> None:
         self._tables = Tables() if tables is None else tables
         self._on_step = on_step
@@ -75,15 +75,18 @@ class Trace(Displayable):
         """Where and how it was recorded."""
         return self.tables.info
 
-    def step(self) -> None:
+    def step(self, *, longer: bool = False) -> None:
         """Mark the end of a training step: later events have the next ``step`` number.
+
+        Args:
+            longer: move the end of the last step to here, as its second optimizer does.
 
         Raises:
             UsageError: the recording has ended.
         """
         if self._on_step is None:
             raise UsageError("trace.step() was called after the recording ended: call it inside the block that records")
-        self._on_step()
+        self._on_step(longer)
 
     def finish(self, tables: Tables) -> None:
         """Hold the final content; called by the recorder when the block ends."""

@@ -23,20 +23,26 @@ class StepCounter:
 
     Args:
         limit: steps after which the program ends; None for no end.
-        on_step: called after each step of the program, which ends with the first optimizer that takes its next step.
+        on_step: called with False when the first optimizer takes the program's next step, which then ends, and with
+            True when another one takes the same step: it ends later.
     """
 
-    def __init__(self, limit: int | None, on_step: Callable[[], None]) -> None:
+    def __init__(self, limit: int | None, on_step: Callable[[bool], None]) -> None:
         self.taken = 0
         self._limit, self._on_step = limit, on_step
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._latest: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        """The program's step that each optimizer last took part in."""
 
     def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has taken a step; torch calls this as its hook."""
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if count > self.taken:
             self.taken = count
-            self._on_step()
+            self._on_step(False)
+        elif count == self.taken and self._latest.get(optimizer, 0) < self.taken:
+            self._on_step(True)
+        self._latest[optimizer] = self.taken
         if self._limit is not None and self._is_enough(count, self._limit):
             raise EnoughSteps
 
@@ -47,11 +53,11 @@ class StepCounter:
 
 
 @contextmanager
-def counted_steps(limit: int | None, on_step: Callable[[], None]) -> Iterator[StepCounter]:
+def counted_steps(limit: int | None, on_step: Callable[[bool], None]) -> Iterator[StepCounter]:
     """Count the optimizer steps of the block, which ends with `EnoughSteps` after ``limit`` of them.
 
-    The first optimizer to take its n-th step ends the program's n-th step. Of several optimizers, those that took as
-    many steps as the others so far still take their last one.
+    The last optimizer to take its n-th step ends the program's n-th step, unless another takes a further one before. Of
+    several optimizers, those that took as many steps as the others so far still take their last one.
     """
     counter = StepCounter(limit, on_step)
     handle = register_optimizer_step_post_hook(counter.stepped)

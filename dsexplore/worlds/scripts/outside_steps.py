@@ -58,7 +58,7 @@ def _said(early: pl.DataFrame) -> str:
     """Worked example: ``before the first module ran, … sent 2 collectives (8 B; train.py:5): …``."""
     return (
         f"before the first module ran, calls outside any module sent {_what(early)}: they belong to the "
-        "start, not to a step, and have the phase other"
+        "start, and have the phase other, so that figures per step count them"
     )
 
 

@@ -16,15 +16,25 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def test_each_step_is_marked_once() -> None:
-    marks: list[None] = []
+    marks: list[bool] = []
     one, other = optimizer(), optimizer()
-    with counted_steps(None, lambda: marks.append(None)) as counter:
+    with counted_steps(None, marks.append) as counter:
         for _ in range(3):
             one.step()
             other.step()
-    assert len(marks) == counter.taken == 3
+    assert marks == [False, True] * 3
+    assert counter.taken == 3
     one.step()
     assert counter.taken == 3
+
+
+def test_an_optimizer_that_begins_when_others_have_ended_makes_no_step_longer() -> None:
+    marks: list[bool] = []
+    one, other = optimizer(), optimizer()
+    with counted_steps(None, marks.append):
+        for each in (one, one, other, other):
+            each.step()
+    assert marks == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,7 @@ def test_ends_after_the_last_of_the_optimizers_that_kept_up(
     steps: list[str] = []
     optimizers = {"first": optimizer(), "second": optimizer()}
     stopped = optimizer()
-    with pytest.raises(EnoughSteps), counted_steps(limit, lambda: None):
+    with pytest.raises(EnoughSteps), counted_steps(limit, lambda _: None):
         if one_more_before:
             stopped.step()
         for _ in range(9):
