@@ -11,7 +11,7 @@ import dsexplore
 from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.plan_difference import plan_difference
-from dsexplore.views.trace.trace_page import trace_html
+from dsexplore.views.trace.trace_html import trace_html
 
 
 def _model():

@@ -10,9 +10,9 @@ import polars as pl
 from dsexplore.analysis.parameter_day import ParameterDay
 from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.units import format_bytes
+from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
-from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.page import html
 from dsexplore.views.parameter_day.parameter_day_view import day_html, shards_of
 from dsexplore.views.sharding.sharding_view import ShardingView

@@ -22,6 +22,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
+from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.figure_panel import TITLES, FigurePanel
 from dsexplore.views.explorer.filters import (
     FACETS,
@@ -35,7 +36,6 @@ from dsexplore.views.explorer.filters import (
 )
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.explorer.picks import PARAMETER, SENTENCE, Picks
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.page import html
@@ -45,7 +45,7 @@ from dsexplore.views.trace.figures import KINDS
 from dsexplore.views.trace.headline_view import live_headline
 from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.time_columns import time_columns
-from dsexplore.views.trace.trace_page import trace_text, twin_html
+from dsexplore.views.trace.trace_html import trace_text, twin_html
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
 
 Change = TypeVar("Change", bound=Callable[..., None])

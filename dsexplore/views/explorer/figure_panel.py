@@ -10,8 +10,8 @@ import polars as pl
 from dsexplore.trace import measured_time
 from dsexplore.trace.tables import Tables
 from dsexplore.views.explorer.chosen import Chosen
+from dsexplore.views.explorer.clicked_marks import Picked, Shown, picked
 from dsexplore.views.explorer.filters import Filters
-from dsexplore.views.explorer.picking import Picked, Shown, picked
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_spec import EMPTY, Spec, finished
 from dsexplore.views.trace.figures import figure_of, module_heatmap, top_of, why_empty

@@ -13,7 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.near_names import did_you_mean
 from dsexplore.trace.select import check_module, check_value
 from dsexplore.trace.tables import Tables
-from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes, Matched
 from dsexplore.views.trace.folding import ranges

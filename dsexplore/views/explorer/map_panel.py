@@ -15,7 +15,7 @@ from dsexplore.cost.predicted_map import times_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace import measured_time
-from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.folding import ranges

@@ -9,8 +9,8 @@ from dsexplore.analysis.parameter_day import parameter_day
 from dsexplore.errors import UsageError
 from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
+from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.map_panel import MapPanel
-from dsexplore.views.explorer.picking import Picked
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 
 PARAMETER = "parameter"

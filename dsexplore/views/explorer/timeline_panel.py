@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from dsexplore.analysis.step_timeline import LaneKind, timeline_of, with_sizes
 from dsexplore.trace.tables import Tables
-from dsexplore.views.explorer.picking import Picked
+from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace.pivot import Mask
 

@@ -10,7 +10,7 @@ from dsexplore.analysis.headline import Headline
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
-from dsexplore.views.trace.trace_page import PAGE_BUDGET, figure_html, trace_html, trace_text
+from dsexplore.views.trace.trace_html import PAGE_BUDGET, figure_html, trace_html, trace_text
 from dsexplore.views.view import View
 
 
