@@ -57,8 +57,8 @@ def _remove(handles: list[RemovableHandle]) -> None:
 def _said(early: pl.DataFrame) -> str:
     """Worked example: ``before the first module ran, … sent 2 collectives (8 B; train.py:5): …``."""
     return (
-        f"before the first module ran, calls outside any module sent {_what(early)}: they belong to the "
-        "start, and have the phase other, so that figures per step count them"
+        f"before the first module ran, calls outside any module sent {_what(early)}: figures per step count them, "
+        "although they belong to the start (their phase is other)"
     )
 
 

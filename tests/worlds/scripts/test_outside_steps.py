@@ -26,7 +26,7 @@ def test_is_noted_with_its_lines(tmp_path: Path, fake: bool) -> None:
     trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu", fake=fake)
     (note,) = trace.info.notes
     assert note.startswith("before the first module ran, calls outside any module sent 2 collectives (40 B; ")
-    assert "train.py:5): they belong to the start, and have the phase other, so that figures per step count" in note
+    assert "train.py:5): figures per step count them, although they belong to the start" in note
     assert trace.events["phase"].to_list() == ["other"] * 3
 
 
