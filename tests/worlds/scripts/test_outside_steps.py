@@ -34,10 +34,10 @@ def test_a_note_names_three_lines_at_most(tmp_path: Path) -> None:
     early = "dist.barrier()\n" * 4 + "model(torch"
     (tmp_path / "train.py").write_text(SCRIPT.replace("model(torch", early, 1))
     (note,) = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes
-    assert "train.py:7 and 2 more lines): they belong" in note
+    assert "train.py:7 and 2 more lines): figures per step" in note
     (tmp_path / "train.py").write_text(SCRIPT.replace("model(torch", early.replace("dist.barrier()\n", "", 1), 1))
     (note,) = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes
-    assert "train.py:7 and 1 more line): they belong" in note
+    assert "train.py:7 and 1 more line): figures per step" in note
 
 
 @pytest.mark.parametrize("line", ["    dist.broadcast(parameter.data, 0)", "model(torch.ones(1, 4))"])
