@@ -115,7 +115,7 @@ class CompiledEngine(Engine):
     @property
     @abstractmethod
     def is_compiled(self) -> bool:
-        """Whether it could be."""
+        """Whether flow.c could be compiled."""
         ...
 
     @abstractmethod

@@ -4,7 +4,7 @@ Between a completion and the next submission the processor's caches are cold, an
 memory again: some 30 µs of processor time per request that the same steps in C do not take. And while C runs, other
 threads have the interpreter's lock.
 
-Where it cannot be had, for whatever reason, the loops in Python go on: `why_not` says why. Reads of 128 KiB by
+Where there is no such library, the loops in Python run instead: `why_not` returns the reason. Reads of 128 KiB by
 linux-aio from a virtual disk of 3 GB/s, ring mode, over fio's (``benchmarks/aio_vs_fio.py``):
 
 ===============  ===========  ==========  =============  ============
@@ -46,7 +46,7 @@ _LONGEST_COMPILATION = 60
 
 
 class Steady(ctypes.Structure):
-    """What C is told of a transfer, and what it has done of it: ``struct steady`` of flow.c."""
+    """A transfer as the loop in C gets it, and how far that has come: ``struct steady`` of flow.c."""
 
     first: int
     end: int
@@ -71,7 +71,7 @@ class Steady(ctypes.Structure):
 
 
 Function = Callable[[Any, Any], None]
-"""Of a `Steady` and an engine's queue, both by reference."""
+"""A function of flow.c; its arguments are a `Steady` and an engine's queue, both by reference."""
 
 
 def function(name: str) -> Function | None:
@@ -93,7 +93,7 @@ def why_not() -> str | None:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    """The library, or why there is none."""
+    """The library, or the reason why there is none."""
     if os.environ.get(SWITCH) == "python":
         return f"{SWITCH} asks for it"
     if not sc.SUPPORTED:
@@ -140,7 +140,7 @@ def _compiler() -> list[str]:
 
 
 def _fingerprint(command: list[str]) -> str:
-    """Of the source, the machine and the compiler."""
+    """A hash of the source, the machine and the compiler."""
     compiler = Path(command[0]).stat()
     parts = (*command, compiler.st_size, compiler.st_mtime_ns, platform.machine(), _SOURCE.read_text())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

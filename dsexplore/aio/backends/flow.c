@@ -1,7 +1,8 @@
 /* The steady part of a transfer: wait, look at what came, start as many again.
 
    compiled_loop.py compiles this file and calls it. The queue stays full: each request that has finished whole is
-   replaced by the next one. Whatever is not plain sailing ends the call with the results left over, for Python. */
+   replaced by the next one. A result that is not whole, a refused submission, a signal and the last request end the
+   call with the results left over, for Python. */
 
 #include <stdint.h>
 #include <stddef.h>
