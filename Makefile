@@ -88,9 +88,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python $(PIP) --editable '.[dev,ranks]'
 	@touch $@
 
-$(VENV)-frameworks/.made: pyproject.toml constraints.txt tests/frameworks/requirements.txt tests/frameworks/torchtitan.txt | $(VENV)/bin/python
+$(VENV)-frameworks/.made: pyproject.toml constraints.txt tests/frameworks/requirements.txt tests/frameworks/torchtitan.txt tests/frameworks/torchao.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)-frameworks
 	$(VENV)-frameworks/bin/python $(PIP) --requirement tests/frameworks/requirements.txt --editable '.[test]'
-	rm -rf $(VENV)-frameworks/for-torchtitan
+	rm -rf $(VENV)-frameworks/for-torchtitan $(VENV)-frameworks/for-torchao
 	$(VENV)-frameworks/bin/python $(PIP) --no-deps --target $(VENV)-frameworks/for-torchtitan --requirement tests/frameworks/torchtitan.txt
+	$(VENV)-frameworks/bin/python $(PIP) --no-deps --target $(VENV)-frameworks/for-torchao --requirement tests/frameworks/torchao.txt
 	@touch $@

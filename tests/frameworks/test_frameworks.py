@@ -24,8 +24,9 @@ import dsexplore
 
 HERE = Path(__file__).parent
 RANKS = 4
-FOR_TORCHTITAN = Path(sys.prefix) / "for-torchtitan"
-"""Packages for torchtitan alone: other frameworks would take the Triton that it imports for a way to run kernels."""
+FOLDERS = {package: Path(sys.prefix) / f"for-{package}" for package in ("torchtitan", "torchao")}
+"""Folders of packages for one framework alone: others would take the Triton of torchtitan, or torchtitan would take
+torchao, for a way to run kernels."""
 TABLE = HERE.parents[1] / "docs" / "frameworks.md"
 TABLE_HEAD = """\
 # Frameworks that run unmodified
@@ -325,7 +326,8 @@ def simulated(case: Case, folder: Path, *options: str, variables: Mapping[str, s
     """The events of rank 0 of four; of torchtitan one step, as torch 2.13 has not what it calls after the first."""
     if case.package == "torchtitan":
         options = (*options, "--steps", "1")
-        variables = {"PYTHONPATH": os.pathsep.join((environment()["PYTHONPATH"], str(FOR_TORCHTITAN)))}
+    if case.package in FOLDERS:
+        variables = {"PYTHONPATH": os.pathsep.join((environment()["PYTHONPATH"], str(FOLDERS[case.package])))}
     file = folder / "simulated.parquet"
     size = ("--mesh", case.mesh) if case.mesh else ("--world-size", str(RANKS))
     run("dsexplore", "run", *size, *options, "-o", str(file), *case.line(folder), variables=variables)
@@ -353,8 +355,8 @@ def counted() -> Iterator[dict[tuple[Case, str], int]]:
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package, of those for torchtitan too."""
-    found = distributions(name=package, path=[*sys.path, str(FOR_TORCHTITAN)])
+    """The version of an installed package, of those for one framework too."""
+    found = distributions(name=package, path=[*sys.path, *map(str, FOLDERS.values())])
     return next(one.version for one in found)
 
 
