@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsexplore.aio.backends.compiled_loop import Steady
+from dsexplore.aio.backends.compiled_loop import Function, Steady
 
 Completions = Iterable[tuple[int, int]]
 """``(index of the request, bytes moved or −errno)`` of each request that has finished."""
@@ -112,17 +113,25 @@ class FlowingEngine(Engine):
 class CompiledEngine(Engine):
     """An engine whose queue is kept full by flow.c, where that could be compiled."""
 
+    _steady: Function | None
+    """The function of flow.c that serves this engine; None where there is none."""
+    _queue: ctypes.Structure
+    """The queue as that function gets it."""
+    _ready: int
+    """Results that can be taken."""
+
     @property
-    @abstractmethod
     def is_compiled(self) -> bool:
         """Whether flow.c could be compiled."""
-        ...
+        return self._steady is not None
 
-    @abstractmethod
     def run(self, steady: Steady) -> int:
         """Replace what finishes, for as long as all goes well: no signal, every request accepted, every result whole.
 
         The queue is full. Ends at ``steady.until``, or when the wait at that moment does. Returns the number of results
         that are left over, to be taken; all that has finished before was whole, and has been replaced.
         """
-        ...
+        assert self._steady is not None
+        self._steady(ctypes.byref(steady), ctypes.byref(self._queue))
+        self._ready = steady.ready or self.wait(steady.minimum)
+        return self._ready

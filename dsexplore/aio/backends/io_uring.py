@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import CompiledEngine, Completions, Requests
-from dsexplore.aio.backends.compiled_loop import Steady
 
 _READ, _WRITE, _READ_FIXED, _WRITE_FIXED = 22, 23, 4, 5
 _COOP_TASKRUN, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 8, 1 << 12, 1 << 13
@@ -193,16 +192,6 @@ class IoUring(CompiledEngine):
             if entered < 0 and ctypes.get_errno() not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 raise sc.error("io_uring_enter")
         self._ready = (words[self._cq_tail] - head) & _MASK
-        return self._ready
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._steady is not None
-
-    def run(self, steady: Steady) -> int:
-        assert self._steady is not None
-        self._steady(ctypes.byref(steady), ctypes.byref(self._queue))
-        self._ready = steady.ready or self.wait(steady.minimum)
         return self._ready
 
     def take(self) -> Completions:

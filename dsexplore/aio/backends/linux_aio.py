@@ -21,7 +21,6 @@ import numpy as np
 from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.backends.base import LAP, CompiledEngine, Completions, FlowingEngine, Requests
-from dsexplore.aio.backends.compiled_loop import Steady
 
 _PREAD, _PWRITE = 0, 1
 _SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
@@ -150,16 +149,6 @@ class LinuxAio(FlowingEngine, CompiledEngine):
             accepted = self._submit_again(first, got)
         self.in_flight += accepted
         return first + accepted, self.in_flight - self._ready
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._steady is not None
-
-    def run(self, steady: Steady) -> int:
-        assert self._steady is not None
-        self._steady(ctypes.byref(steady), ctypes.byref(self._queue))
-        self._ready = steady.ready or self.wait(steady.minimum)
-        return self._ready
 
     def take(self) -> Completions:
         ready, self._ready = self._ready, 0
