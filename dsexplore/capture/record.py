@@ -61,7 +61,7 @@ def record(
     _check(stack_depth, save, timeout)
     recorder = in_use()
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
-    trace = Trace(lambda: recorder.tables(recording), recording.step)
+    trace = Trace(lambda: recorder.tables(recording), recording)
     inner = any(type(each) is Recording for each in recorder.recordings)  # the comms log's is another kind
     recorder.open(recording)
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.modules import Modules
+from dsexplore.errors import UsageError
 from dsexplore.progress import Work
 
 if TYPE_CHECKING:
@@ -54,15 +55,18 @@ class Recording:
             steps = len(self.steps)
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
-    def step(self, longer: bool = False) -> None:
-        """Make all later collectives part of the next step.
+    def step(self) -> None:
+        """Make all later collectives part of the next step."""
+        self.steps.append(len(self.issued))
 
-        Args:
-            longer: those since the end of the last step, where there is one, become part of it.
+    def lengthen_step(self) -> None:
+        """Make the collectives since the end of the last step part of it.
+
+        Raises:
+            UsageError: no step has ended.
         """
-        if not longer or not self.steps:
-            self.steps.append(len(self.issued))
-            return
+        if not self.steps:
+            raise UsageError("trace.lengthen_step() was called before a step had ended: call trace.step() first")
         self.steps[-1] = len(self.issued)
         if self.kernels is not None:
             self.kernels.lengthen_step()

@@ -19,6 +19,7 @@ from dsexplore.trace.exports import write_csv, write_perfetto
 from dsexplore.trace.merge import merge_as_they_come, merge_modules
 from dsexplore.trace.passes import run_pass
 from dsexplore.trace.select import check_names, select
+from dsexplore.trace.step_marks import StepMarks
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
 from dsexplore.trace.totals import totals
@@ -34,14 +35,12 @@ class Trace(Displayable):
 
     Args:
         tables: the content; or, while a recording runs, a function that returns the content so far.
-        on_step: called by `step` with its argument; only a running recording has one.
+        steps: marks the steps of the recording; None where none runs.
     """
 
-    def __init__(
-        self, tables: Tables | Callable[[], Tables] | None = None, on_step: Callable[[bool], None] | None = None
-    ) -> None:
+    def __init__(self, tables: Tables | Callable[[], Tables] | None = None, steps: StepMarks | None = None) -> None:
         self._tables = Tables() if tables is None else tables
-        self._on_step = on_step
+        self._steps = steps
         self.results: Mapping[int, Any] = {}
         """By rank, the value of the last expression of a cell on real ranks; elsewhere empty, and never saved."""
 
@@ -75,23 +74,33 @@ class Trace(Displayable):
         """Where and how it was recorded."""
         return self.tables.info
 
-    def step(self, *, longer: bool = False) -> None:
+    def step(self) -> None:
         """Mark the end of a training step: later events have the next ``step`` number.
-
-        Args:
-            longer: move the end of the last step to here, as its second optimizer does.
 
         Raises:
             UsageError: the recording has ended.
         """
-        if self._on_step is None:
-            raise UsageError("trace.step() was called after the recording ended: call it inside the block that records")
-        self._on_step(longer)
+        self._marks("step").step()
+
+    def lengthen_step(self) -> None:
+        """Move the end of the last step to here: that of a second optimizer, say, which takes the same step.
+
+        Raises:
+            UsageError: the recording has ended, or no step has.
+        """
+        self._marks("lengthen_step").lengthen_step()
+
+    def _marks(self, method: str) -> StepMarks:
+        if self._steps is None:
+            raise UsageError(
+                f"trace.{method}() was called after the recording ended: call it inside the block that records"
+            )
+        return self._steps
 
     def finish(self, tables: Tables) -> None:
         """Hold the final content; called by the recorder when the block ends."""
         self._tables = tables
-        self._on_step = None
+        self._steps = None
 
     def __len__(self) -> int:
         """The number of events."""

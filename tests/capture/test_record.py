@@ -69,6 +69,26 @@ def test_inner_recordings_number_their_own_events_and_calls() -> None:
     assert (outer.modules["calls"].item(), inner.modules["calls"].item()) == (3, 1)
 
 
+def test_a_lengthened_step_takes_what_came_after_its_end() -> None:
+    with simulate(2), record() as trace:
+        with pytest.raises(UsageError, match=r"lengthen_step\(\) was called before a step had ended: call trace.step"):
+            trace.lengthen_step()
+        dist.all_reduce(torch.ones(1))
+        trace.step()
+        dist.all_reduce(torch.ones(2))
+        trace.lengthen_step()
+        dist.all_reduce(torch.ones(3))
+    assert list(trace.events.select("step", "message_bytes").iter_rows()) == [(0, 4), (0, 8), (1, 12)]
+
+
+def test_steps_are_marked_while_the_recording_runs() -> None:
+    with record() as trace:
+        pass
+    for mark in (trace.step, trace.lengthen_step):
+        with pytest.raises(UsageError, match=rf"trace\.{mark.__name__}\(\) was called after the recording ended"):
+            mark()
+
+
 def test_the_deepest_stack_that_is_wanted_is_read_for_all_and_each_keeps_its_own() -> None:
     def send() -> None:
         dist.all_reduce(torch.ones(1))

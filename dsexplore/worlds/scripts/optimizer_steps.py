@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dsexplore.trace.step_marks import StepMarks
 
 
 class EnoughSteps(BaseException):
@@ -23,13 +25,12 @@ class StepCounter:
 
     Args:
         limit: steps after which the program ends; None for no end.
-        on_step: called with False when the first optimizer takes the program's next step, which then ends, and with
-            True when another one takes the same step: it ends later.
+        steps: ends the program's next step when the first optimizer takes it, and lengthens it when another one does.
     """
 
-    def __init__(self, limit: int | None, on_step: Callable[[bool], None]) -> None:
+    def __init__(self, limit: int | None, steps: StepMarks) -> None:
         self.taken = 0
-        self._limit, self._on_step = limit, on_step
+        self._limit, self._steps = limit, steps
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._latest: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         """The program's step that each optimizer last took part in."""
@@ -39,9 +40,9 @@ class StepCounter:
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if count > self.taken:
             self.taken = count
-            self._on_step(False)
+            self._steps.step()
         elif count == self.taken and self._latest.get(optimizer, 0) < self.taken:
-            self._on_step(True)
+            self._steps.lengthen_step()
         self._latest[optimizer] = self.taken
         if self._limit is not None and self._is_enough(count, self._limit):
             raise EnoughSteps
@@ -53,13 +54,13 @@ class StepCounter:
 
 
 @contextmanager
-def counted_steps(limit: int | None, on_step: Callable[[bool], None]) -> Iterator[StepCounter]:
+def counted_steps(limit: int | None, steps: StepMarks) -> Iterator[StepCounter]:
     """Count the optimizer steps of the block, which ends with `EnoughSteps` after ``limit`` of them.
 
     The last optimizer to take its n-th step ends the program's n-th step, unless another takes a further one before. Of
     several optimizers, those that took as many steps as the others so far still take their last one.
     """
-    counter = StepCounter(limit, on_step)
+    counter = StepCounter(limit, steps)
     handle = register_optimizer_step_post_hook(counter.stepped)
     try:
         yield counter

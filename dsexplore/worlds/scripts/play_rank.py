@@ -193,7 +193,7 @@ def _repeats(remarks: Remarks) -> AbstractContextManager[None]:
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
     """Run the program to its end, or to that many optimizer steps."""
-    with own_start_up(trace, remarks), counted_steps(limit, lambda longer: trace.step(longer=longer)) as counter:
+    with own_start_up(trace, remarks), counted_steps(limit, trace) as counter:
         try:
             execute()
         except EnoughSteps:

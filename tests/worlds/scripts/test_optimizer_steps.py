@@ -15,26 +15,36 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([weight])
 
 
+class Marks(list[str]):
+    """The calls of `StepMarks`, in order."""
+
+    def step(self) -> None:
+        self.append("step")
+
+    def lengthen_step(self) -> None:
+        self.append("lengthen_step")
+
+
 def test_each_step_is_marked_once() -> None:
-    marks: list[bool] = []
+    marks = Marks()
     one, other = optimizer(), optimizer()
-    with counted_steps(None, marks.append) as counter:
+    with counted_steps(None, marks) as counter:
         for _ in range(3):
             one.step()
             other.step()
-    assert marks == [False, True] * 3
+    assert marks == ["step", "lengthen_step"] * 3
     assert counter.taken == 3
     one.step()
     assert counter.taken == 3
 
 
 def test_an_optimizer_that_begins_when_others_have_ended_makes_no_step_longer() -> None:
-    marks: list[bool] = []
+    marks = Marks()
     one, other = optimizer(), optimizer()
-    with counted_steps(None, marks.append):
+    with counted_steps(None, marks):
         for each in (one, one, other, other):
             each.step()
-    assert marks == [False, False]
+    assert marks == ["step", "step"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,7 @@ def test_ends_after_the_last_of_the_optimizers_that_kept_up(
     steps: list[str] = []
     optimizers = {"first": optimizer(), "second": optimizer()}
     stopped = optimizer()
-    with pytest.raises(EnoughSteps), counted_steps(limit, lambda _: None):
+    with pytest.raises(EnoughSteps), counted_steps(limit, Marks()):
         if one_more_before:
             stopped.step()
         for _ in range(9):

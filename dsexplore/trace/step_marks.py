@@ -1,0 +1,19 @@
+"""`StepMarks`: the means by which a `Trace` marks the steps of the recording that it shows, whatever records it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class StepMarks(Protocol):
+    """The ends of a recording's training steps."""
+
+    def step(self) -> None:
+        """Make all later events part of the next step."""
+
+    def lengthen_step(self) -> None:
+        """Make the events since the end of the last step part of it.
+
+        Raises:
+            UsageError: no step has ended.
+        """
