@@ -66,8 +66,16 @@ def tables_of(
             notes=(*recording.notes, *recording.further_notes(len(issued))),
         ),
     )
+    if recording.ends_with_step:
+        tables = _of_steps(tables, len(steps))
     recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
     return tables if recording.trains else _of_inference(tables)
+
+
+def _of_steps(tables: Tables, count: int) -> Tables:
+    """The same tables with what belongs to the first ``count`` steps."""
+    parts = ("events", "kernels", "memory")
+    return replace(tables, **{name: getattr(tables, name).filter(pl.col("step") < count) for name in parts})
 
 
 def _of_inference(tables: Tables) -> Tables:

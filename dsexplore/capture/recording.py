@@ -39,6 +39,8 @@ class Recording:
     """All collectives, in program order."""
     steps: list[int] = field(default_factory=list)
     """How many collectives had been issued at each `Trace.step`."""
+    ends_with_step: bool = False
+    """Whether what came after the end of the last step is left out."""
     notes: list[str] = field(default_factory=list)
     """See `TraceInfo.notes`."""
     kernels: KernelRecording | None = None
@@ -70,3 +72,7 @@ class Recording:
         self.steps[-1] = len(self.issued)
         if self.kernels is not None:
             self.kernels.lengthen_step()
+
+    def end_with_step(self) -> None:
+        """Leave out what comes after the end of the last step."""
+        self.ends_with_step = True

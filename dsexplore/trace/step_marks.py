@@ -17,3 +17,6 @@ class StepMarks(Protocol):
         Raises:
             UsageError: no step has ended.
         """
+
+    def end_with_step(self) -> None:
+        """Leave out events after the end of the last step: those of one that a program has begun and is not to end."""

@@ -90,6 +90,14 @@ class Trace(Displayable):
         """
         self._marks("lengthen_step").lengthen_step()
 
+    def end_with_step(self) -> None:
+        """Leave out what comes after the end of the last step: events of one that the program is not to end, say.
+
+        Raises:
+            UsageError: the recording has ended.
+        """
+        self._marks("end_with_step").end_with_step()
+
     def _marks(self, method: str) -> StepMarks:
         if self._steps is None:
             raise UsageError(

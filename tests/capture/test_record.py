@@ -81,10 +81,22 @@ def test_a_lengthened_step_takes_what_came_after_its_end() -> None:
     assert list(trace.events.select("step", "message_bytes").iter_rows()) == [(0, 4), (0, 8), (1, 12)]
 
 
+def test_a_recording_that_ends_with_its_step_leaves_out_what_came_after() -> None:
+    with simulate(2), record(costs=True) as trace:
+        dist.all_reduce(torch.ones(1) @ torch.ones(1))
+        trace.step()
+        dist.all_reduce(torch.ones(2, 2) @ torch.ones(2))
+        trace.end_with_step()
+        assert trace.events["message_bytes"].to_list() == [4]
+    assert trace.events["message_bytes"].to_list() == [4]
+    assert trace.tables.kernels["step"].unique().to_list() == [0]
+    assert trace.tables.memory["step"].unique().to_list() == [0]
+
+
 def test_steps_are_marked_while_the_recording_runs() -> None:
     with record() as trace:
         pass
-    for mark in (trace.step, trace.lengthen_step):
+    for mark in (trace.step, trace.lengthen_step, trace.end_with_step):
         with pytest.raises(UsageError, match=rf"trace\.{mark.__name__}\(\) was called after the recording ended"):
             mark()
 

@@ -24,6 +24,9 @@ class Marks(list[str]):
     def lengthen_step(self) -> None:
         self.append("lengthen_step")
 
+    def end_with_step(self) -> None:
+        self.append("end_with_step")
+
 
 def test_each_step_is_marked_once() -> None:
     marks = Marks()
@@ -38,35 +41,44 @@ def test_each_step_is_marked_once() -> None:
     assert counter.taken == 3
 
 
-def test_an_optimizer_that_begins_when_others_have_ended_makes_no_step_longer() -> None:
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("aab aab", ["step", "step", "lengthen_step"] * 2),  # b is an outer optimizer, or that of a GAN's generator
+        ("aab ab aab", ["step", "step", "lengthen_step", "step", "lengthen_step", "step", "step", "lengthen_step"]),
+        ("aaa bbb", ["step"] * 3 + ["lengthen_step"] + ["step"] * 2),  # another model is trained after the first
+        ("ab ba", ["step", "lengthen_step"] * 2),
+    ],
+)
+def test_an_optimizer_steps_once_in_each_step_at_most(order: str, expected: list[str]) -> None:
     marks = Marks()
-    one, other = optimizer(), optimizer()
+    optimizers = {"a": optimizer(), "b": optimizer()}
     with counted_steps(None, marks):
-        for each in (one, one, other, other):
-            each.step()
-    assert marks == ["step", "step"]
+        for name in order.replace(" ", ""):
+            optimizers[name].step()
+    assert marks == expected
 
 
 @pytest.mark.parametrize(
-    ("limit", "one_more_before", "expected"),
+    ("limit", "order", "expected"),
     [
-        (1, False, ["first"]),
-        (2, False, ["first", "second", "first", "second"]),
-        (3, False, ["first", "second"] * 3),
-        (2, True, ["first", "second", "first", "second", "first"]),  # one that stopped stepping is not waited for long
+        (1, "aa", "a"),
+        (1, "abab", "ab"),
+        (2, "ababab", "abab"),
+        (3, "abababab", "ababab"),
+        (2, "cabababab", "cababa"),  # c stopped stepping: what comes until a steps again is left out
+        (3, "aaabaaab", "aaab"),
     ],
 )
-def test_ends_after_the_last_of_the_optimizers_that_kept_up(
-    limit: int, one_more_before: bool, expected: list[str]
-) -> None:
-    steps: list[str] = []
-    optimizers = {"first": optimizer(), "second": optimizer()}
-    stopped = optimizer()
-    with pytest.raises(EnoughSteps), counted_steps(limit, Marks()):
-        if one_more_before:
-            stopped.step()
-        for _ in range(9):
-            for name, each in optimizers.items():
-                steps.append(name)
-                each.step()
-    assert steps == expected
+def test_ends_when_all_optimizers_stepped_or_one_steps_again(limit: int, order: str, expected: str) -> None:
+    begun, marks = "", Marks()
+    earlier = optimizer()
+    with pytest.raises(EnoughSteps), counted_steps(limit, marks) as counter:
+        optimizers = {name: optimizer() for name in set(order)}
+        for name in order:
+            begun += name
+            optimizers[name].step()
+    assert begun == expected
+    assert counter.taken == limit
+    assert ("end_with_step" in marks) is (begun == "cababa")
+    assert isinstance(earlier, torch.optim.Optimizer)  # still there: the program did not wait for it

@@ -40,7 +40,39 @@ def traced(folder: Path, script: str, *, steps: int | None = None, costs: bool =
     return dsexplore.run(folder / "train.py", world_size=4, device="cpu", steps=steps, fake=costs, costs=costs)
 
 
-@pytest.mark.parametrize("steps", [None, 2])
+OUTER = """\
+import copy, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+outer_model = copy.deepcopy(model)
+inner = torch.optim.SGD(model.parameters())
+outer = torch.optim.SGD(outer_model.parameters())
+for step in range(1, 7):
+    loss = model(torch.ones(1, 4)).sum()
+    dist.all_reduce(loss.detach().clone())
+    loss.backward()
+    inner.step()
+    if step % 3 == 0:
+        for old, new in zip(outer_model.parameters(), model.parameters()):
+            old.grad = old.data - new.data
+            dist.all_reduce(old.grad)
+        outer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(None, [0, 1, 2, 2, 2, 3, 4, 5, 5, 5]), (1, [0]), (3, [0, 1, 2, 2, 2]), (4, [0, 1, 2, 2, 2, 3])],
+)
+def test_a_step_has_what_an_outer_optimizer_sends_after_it(
+    tmp_path: Path, steps: int | None, expected: list[int]
+) -> None:
+    trace = traced(tmp_path, OUTER, steps=steps)
+    assert trace.events["step"].to_list() == expected
+    assert not any("after the last optimizer step" in note for note in trace.info.notes)
+
+
+@pytest.mark.parametrize("steps", [None, 1, 2])
 def test_a_step_has_what_all_optimizers_of_it_send(tmp_path: Path, steps: int | None) -> None:
     trace = traced(tmp_path, ALTERNATING, steps=steps)
     sent = trace.where(phase="backward").events
