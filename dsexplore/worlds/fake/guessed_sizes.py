@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.fake.known_values import guess_of, has_guess, known_of, set_guess
+from dsexplore.worlds.fake.known_values import guess_of, has_guess, known_of, set_guess, set_known
 from dsexplore.worlds.fake.real_integers import RealIntegers
 
 _aten = torch.ops.aten
@@ -31,8 +31,10 @@ def _nonzero(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]
     known = known_of(tensor)
     if known is not None:
         with unset_fake_temporarily():
-            count = int(known.count_nonzero())
-        return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)
+            places = known.nonzero()
+        result = tensor.new_empty(places.shape, dtype=torch.int64)
+        set_known(result, places)
+        return result
     share = guess_of(tensor).mean if tensor.dtype == torch.bool or has_guess(tensor) else 0.5
     count = inventor.size(min(max(share, 0.0), 1.0) * tensor.numel())
     return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)

@@ -1,6 +1,7 @@
 """Known and guessed values of fake tensors: what follows from the ops that made a tensor.
 
-* Tensors whose values were given (``torch.tensor``, ``arange``, ``linspace``, ``randperm``) keep them, through views;
+* Tensors whose values were given (``torch.tensor``, ``arange``, ``linspace``, ``randperm``) keep them, through views
+  and, where they are few, arithmetic: ``(arange(8).view(2, 4) == rank).nonzero()`` says where a rank stands;
 * of others a `Guess` says what a typical element is: 1.0 where nothing is known, the fill value of ``zeros`` or
   ``full``; every value is finite; the choices of ``topk``, ``argmax`` or ``randint`` are spread evenly, so that
   comparing them with one of E experts holds for 1 element of E.
@@ -15,12 +16,15 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
 _aten = torch.ops.aten
 _KNOWN = "_dsexplore_known"
 _GUESS = "_dsexplore_guess"
 _LARGEST_KNOWN = 1 << 24
 """Elements of a tensor whose values are kept: the order of a large data set."""
+_LARGEST_COMPUTED = 1 << 16
+"""Elements of a tensor whose values are computed: a grid of ranks, or the lengths of a batch."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ def known_of(tensor: Any) -> torch.Tensor | None:
     """The values of a fake tensor, where they were given."""
     found: torch.Tensor | None = getattr(tensor, _KNOWN, None)
     return found
+
+
+def set_known(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Say what the values of a fake tensor are."""
+    setattr(tensor, _KNOWN, values)
 
 
 def guess_of(tensor: Any) -> Guess:
@@ -110,6 +119,33 @@ def _given_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     if result.numel() <= _LARGEST_KNOWN:
         with unset_fake_temporarily():
             setattr(result, _KNOWN, func(*args, **{**kwargs, "device": "cpu"}))
+
+
+def _or_computed(rule: Rule | None) -> Rule:
+    """The rule, if any, for results whose values are not computed."""
+
+    def either(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        values = _computed_values(func, args, kwargs) if result.numel() <= _LARGEST_COMPUTED else None
+        if values is not None:
+            set_known(result, values)
+        elif rule is not None:
+            rule(func, args, kwargs, result)
+
+    return either
+
+
+def _computed_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """What an op returns, where the values of all its tensors are known, and they are few."""
+    if known_of(args[0]) is None:
+        return None
+    leaves, structure = pytree.tree_flatten([*args])
+    known = [known_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    for leaf, values in zip(leaves, known, strict=True):
+        if isinstance(leaf, torch.Tensor) and (values is None or values.numel() > _LARGEST_COMPUTED):
+            return None
+    with unset_fake_temporarily():
+        made: torch.Tensor = func(*pytree.tree_unflatten(known, structure), **kwargs)
+    return made
 
 
 def _filled(place: int) -> Rule:
@@ -333,3 +369,12 @@ _RULES: dict[Any, Rule] = {
     torch.ops.c10d.alltoall_base_.default: _exchanged,
     _aten.cat.default: _joined,
 }
+_COMPUTED = (
+    *_overloads("logical_not", "bitwise_not", "logical_and", "bitwise_and", "logical_or", "bitwise_or", "where"),
+    *_overloads("mul", "add", "sub", "div", "floor_divide", "remainder", "abs", "neg", "maximum", "minimum", "clamp"),
+    *_overloads("mean", "any", "all", "sum", "prod", "cumsum", "flip", "roll"),
+    *(_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default),
+    *(_aten.argmax.default, _aten.argmin.default),
+    *(_aten.index.Tensor, _aten.index_select.default, _aten.gather.default),
+)
+_RULES |= {op: _or_computed(_RULES.get(op)) for op in _COMPUTED}

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import dsexplore
 from dsexplore import cli
 from dsexplore.worlds.fake.invented_values import READ, SIZED
+from dsexplore.worlds.fake.known_values import known_of
 from dsexplore.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
@@ -38,6 +39,28 @@ def numbers() -> torch.Tensor:
 def fake_gpu() -> Iterator[None]:
     with simulate(4, fake=True, device="cuda"):
         yield
+
+
+def test_where_a_rank_stands_in_a_grid_is_known() -> None:
+    with dsexplore.commtrace(world_size=24, rank=17, fake=True, device="cuda") as trace:
+        grid = torch.arange(24).view(2, 3, 1, 4)
+        assert (grid == dist.get_rank()).nonzero().flatten().tolist() == [1, 1, 0, 1]
+        dp, pp, cp, tp = (int(place) for place in torch.where(grid == 17))
+        assert grid[dp, pp, cp, :].tolist() == [16, 17, 18, 19]
+        assert grid[:, pp, :, tp].flatten().tolist() == [5, 17]
+        ranks = torch.tensor([3, 1, 2], device="cuda")
+        assert (ranks * 8 + 1).tolist() == [25, 9, 17]
+        assert (torch.arange(8) // 4 % 2).tolist() == [0] * 4 + [1] * 4
+        assert (ranks.max().item(), ranks.sum().item(), ranks.cumsum(0).tolist()) == (3, 6, [3, 4, 6])
+        assert ranks[torch.tensor([2, 0])].tolist() == [2, 3]
+    assert not [note for note in trace.info.notes if note.startswith((READ, SIZED))]
+
+
+def test_values_of_large_tensors_are_not_computed(fake: None) -> None:
+    many = torch.arange(1 << 17)
+    assert known_of(many[:4] + 1) is not None
+    assert known_of(many + 1) is None
+    assert known_of(many[:1024, None] + many[:1024]) is None
 
 
 @pytest.mark.usefixtures("fake_gpu")
