@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.plain_groups import axes_of_ranks, axis_of_description
+from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of_description
 from dsexplore.capture.timing import timing_of
 from dsexplore.mesh_text import axis_names, mesh_text
 from dsexplore.trace.schema import Timing
@@ -38,6 +38,8 @@ class Group:
     """The global rank of this process."""
     said_axis: str = ""
     """The axis that the description says by itself."""
+    axis_of_peer: Mapping[int, str] = field(default_factory=dict)
+    """For a group along no axis: by global rank, the one mesh axis along which that rank differs from this one."""
 
 
 @dataclass
@@ -131,6 +133,8 @@ def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
         if not group.axis:
             found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
             group.axis = found.pop() if len(found) == 1 else ""
+        if not group.axis:
+            group.axis_of_peer = axes_of_peers(named)
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:

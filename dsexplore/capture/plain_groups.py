@@ -7,7 +7,8 @@ Two things name it, and nothing is guessed:
 * else its ranks, where they are those of exactly one axis of a mesh, or of exactly one choice of several axes: with
   ``--mesh dp=2,cp=2,tp=2``, ranks 0 and 4 are ``dp``, and ranks 0, 2, 4, 6 are ``dp_cp``.
 
-Ranks name neither a group of one rank, nor one of the whole world that is no single axis.
+Ranks name neither a group of one rank, nor one of the whole world that is no single axis. A message within such a group
+has the axis along which its two ranks differ, where they differ along one.
 """
 
 from __future__ import annotations
@@ -96,6 +97,22 @@ def axes_of_ranks(ranks: Sequence[int], along: Mapping[str, Sequence[int]], own_
         if prod(len(axes[name]) for name in chosen) == len(ranks)
         and _differing_along([axes[name] for name in chosen], own_rank) == wanted
     }
+
+
+def axes_of_peers(meshes: Iterable[Mapping[str, Sequence[int]]]) -> dict[int, str]:
+    """The axis on which each rank lies that shares an axis with this process; none where meshes name two.
+
+    A program that sends to the next stage of its pipeline within the group of all ranks sends along ``pp``.
+
+    Args:
+        meshes: of each mesh, the ranks of its groups that this process is in, by axis.
+    """
+    names: dict[int, set[str]] = {}
+    for along in meshes:
+        for name, ranks in along.items():
+            for rank in ranks:
+                names.setdefault(rank, set()).add(name)
+    return {rank: name for rank, (name, *others) in names.items() if not others}
 
 
 def _differing_along(axes: Sequence[Sequence[int]], own_rank: int) -> set[int]:

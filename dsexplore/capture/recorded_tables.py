@@ -224,7 +224,7 @@ def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
         "phase": [origin.phase for origin in origins],
         "trigger": [names[id(origin.trigger)] if origin.trigger else "" for origin in origins],
         "owner": [names[id(origin.owner)] if origin.owner else "" for origin in origins],
-        "axis": [group.axis if group else "" for group in groups],
+        "axis": [_axis(*kind) for kind in kinds],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
         "message_bytes": [sent for _, sent, *_ in messages],
@@ -239,6 +239,15 @@ def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
         **_parties(kinds),
     }
     return pl.DataFrame(columns, schema={name: schema.EVENTS[name] for name in columns})
+
+
+def _axis(one: Issued, position: int) -> str:
+    """The axis of the collective's group; of a message in a group along none, the one between its two ranks."""
+    group, parties = one.group, one.parties
+    if group is None or group.axis or parties is None or position >= len(parties.peers):
+        return group.axis if group is not None else ""
+    peer = _global_rank(one, parties.peers[position])
+    return group.axis_of_peer.get(peer, "") if peer is not None else ""
 
 
 def _parties(kinds: Sequence[Kind]) -> dict[str, pl.Series]:

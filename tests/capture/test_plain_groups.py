@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from dsexplore.capture.plain_groups import axes_of_ranks, axis_of_description
+from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of_description
 from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 
@@ -135,3 +135,20 @@ def test_the_order_of_an_irregular_mesh_is_not_added_up() -> None:
     along = {"a": (0, 1, 5), "b": (0, 3), "c": (0, 9)}
     assert axes_of_ranks((0, 1, 3, 4, 5, 8), along, 0) == set()
     assert axes_of_ranks((0, 1, 5), along, 0) == {"a"}
+
+
+@pytest.mark.parametrize(("peer", "axis"), [(1, "pp"), (7, "dp"), (2, "tp"), (0, "")])
+def test_a_message_in_the_group_of_all_ranks_has_the_axis_between_its_two(peer: int, axis: str) -> None:
+    with simulate(mesh="dp=2,pp=2,tp=2", rank=3), record() as trace:
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, torch.ones(1), peer), dist.P2POp(dist.irecv, torch.ones(1), peer)]
+        ):
+            work.wait()
+        dist.send(torch.ones(1), peer)
+        dist.all_reduce(torch.ones(1))
+    assert trace.events["axis"].to_list() == [axis, axis, axis, ""]
+
+
+def test_a_rank_on_an_axis_that_two_meshes_name_differently_is_on_none() -> None:
+    meshes = [{"a": (0, 2), "b": (0, 1)}, {"c": (0, 2), "b": (0, 1)}]
+    assert axes_of_peers(meshes) == {1: "b"}
