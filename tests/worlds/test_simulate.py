@@ -146,6 +146,8 @@ class TestScriptsThatSetUpThemselves:
             group = dist.new_group([0, 1, 2], backend="gloo")
             assert (dist.get_backend(group), group.size()) == ("gloo", 3)
             assert dist.get_backend(dist.new_group(None, None, "NCCL")) == dist.Backend.NCCL
+            both = dist.new_group(backend="cpu:gloo,cuda:NCCL")
+            assert dist.get_backend(both) == "cpu:gloo,cuda:nccl"  # as torch reports it, not "custom"
             assert dist.get_backend() == "fake"
             with dsexplore.commtrace() as trace:
                 dist.all_reduce(torch.ones(2), group=group)

@@ -93,6 +93,9 @@ def _plain(key: str) -> str:
 def patch_calls(patches: Patches, remarks: Remarks) -> None:
     """Make calls that wait for another rank return as if it had answered."""
     patches.function(dist.monitored_barrier, _take_monitored_barrier)
+    patches.attribute(
+        dist.ProcessGroup, "monitored_barrier", _take_monitored_barrier_of_group(dist.ProcessGroup.monitored_barrier)
+    )
     patches.function(dist.recv, lambda original: _take_recv(original, remarks))
     patches.function(dist.split_group, _take_split_group)
     patches.attribute(Join, "_get_num_nonjoined_procs", _say_joined(Join._get_num_nonjoined_procs, remarks))
@@ -107,6 +110,18 @@ def _take_monitored_barrier(original: Callable[..., None]) -> Callable[..., None
             dist.barrier(group=group)
         else:
             original(*args, **kwargs)  # raises, as on a cluster
+
+    return monitored_barrier
+
+
+def _take_monitored_barrier_of_group(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def monitored_barrier(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> None:
+        backend = dist.get_backend(group)
+        if "gloo" in backend or backend == "fake":  # also of a group with NCCL for GPUs
+            dist.barrier(group=group)
+        else:
+            original(group, *args, **kwargs)  # raises, as on a cluster
 
     return monitored_barrier
 

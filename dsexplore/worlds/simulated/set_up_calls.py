@@ -105,7 +105,7 @@ class SetUpCalls:
             )
         self._is_set_up = self.was_initialised = True
         if backend is not None:
-            self._backends[_name(None)] = _as_reported(backend)
+            self._backends[_name(None)] = str(backend).lower()
 
     def _take_destroy(self, original: Callable[..., None]) -> Callable[..., None]:
         self.destroy = original
@@ -159,7 +159,7 @@ class SetUpCalls:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             group = original(**{**given, "backend": None, "pg_options": None})
             if given.get("backend") is not None and isinstance(group, dist.ProcessGroup):
-                self._backends[_name(group)] = _as_reported(given["backend"])
+                self._backends[_name(group)] = str(given["backend"]).lower()
             return group
 
         return new_group
@@ -169,11 +169,6 @@ def _caller() -> str:
     """The module that called the function that calls this one, past the jump that `Patches.function` makes."""
     name = sys._getframe(3).f_globals.get("__name__", "")
     return str(name)
-
-
-def _as_reported(backend: str) -> str:
-    """The result of ``get_backend`` for a group that was made with a backend: one of several is ``custom``."""
-    return "custom" if ":" in str(backend) else str(backend).lower()
 
 
 def _name(group: dist.ProcessGroup | None) -> str:

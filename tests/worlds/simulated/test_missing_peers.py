@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,6 +28,17 @@ def test_a_monitored_barrier_is_a_barrier_on_gloo_and_torchs_error_on_others() -
         with pytest.raises(ValueError, match="only implemented for GLOO"):
             dist.monitored_barrier()
     assert trace.events["op"].to_list() == ["barrier"]
+
+
+def test_a_groups_own_monitored_barrier_is_a_barrier_where_the_group_has_gloo() -> None:
+    """Lightning lets rank 0 prepare data first with that of a group whose timeout is 10,000 days."""
+    with simulate(4), dsexplore.commtrace() as trace:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.group.WORLD.monitored_barrier()
+        dist.new_group(backend="gloo", timeout=timedelta(days=10_000)).monitored_barrier()
+        with pytest.raises(RuntimeError, match="does not support monitoredBarrier"):
+            dist.new_group(backend="nccl").monitored_barrier()
+    assert trace.events["op"].to_list() == ["barrier", "barrier"]
 
 
 @pytest.mark.filterwarnings("ignore:recv without a source")
