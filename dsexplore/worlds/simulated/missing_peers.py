@@ -93,9 +93,8 @@ def _plain(key: str) -> str:
 def patch_calls(patches: Patches, remarks: Remarks) -> None:
     """Make calls that wait for another rank return as if it had answered."""
     patches.function(dist.monitored_barrier, _take_monitored_barrier)
-    patches.attribute(
-        dist.ProcessGroup, "monitored_barrier", _take_monitored_barrier_of_group(dist.ProcessGroup.monitored_barrier)
-    )
+    of_group = dist.ProcessGroup.monitored_barrier  # type: ignore[attr-defined] # torch's stub lacks it
+    patches.attribute(dist.ProcessGroup, "monitored_barrier", _take_monitored_barrier_of_group(of_group))
     patches.function(dist.recv, lambda original: _take_recv(original, remarks))
     patches.function(dist.split_group, _take_split_group)
     patches.attribute(Join, "_get_num_nonjoined_procs", _say_joined(Join._get_num_nonjoined_procs, remarks))
