@@ -62,6 +62,10 @@ class Chosen:
         mask = self.passed.without(part)
         return mask & self.codes.inside(rows) if rows else mask
 
+    def whole(self, rows: list[int]) -> Mask | None:
+        """The (module, axis, phase) whose events pass, inside some modules; None where it takes more to tell them."""
+        return self.passed.sums.whole_inside(self.codes.spans(rows))
+
     @property
     def mask(self) -> Mask:
         """The chosen events."""

@@ -24,16 +24,7 @@ from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.figure_panel import TITLES, FigurePanel
-from dsexplore.views.explorer.filters import (
-    FACETS,
-    Filters,
-    Passed,
-    check_filters,
-    choices,
-    chosen,
-    known_names,
-    lists,
-)
+from dsexplore.views.explorer.filters import FACETS, Filters, Passed, check_filters, choices, chosen, known_names, lists
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.picks import PARAMETER, SENTENCE, Picks
@@ -375,7 +366,8 @@ class Explorer:
         if map_panel.PART in self.widget.opened:
             axis = self._chosen.passed.filters.facets.get("axis")
             outlined = axis if isinstance(axis, str) and axis else None
-            self.widget.map = self._map.html(self._around(map_panel.PART), outlined)
+            whole = self._chosen.whole(self._figure.rows)
+            self.widget.map = self._map.html(self._around(map_panel.PART), outlined, whole)
 
     def _around(self, part: str) -> Mask:
         """The events that a part shows: of the modules that the figure shows, not of the row that a mark selects."""

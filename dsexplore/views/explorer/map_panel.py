@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,8 @@ from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.folding import ranges
-from dsexplore.views.trace.pivot import Mask
+from dsexplore.views.trace.pivot import Codes, Mask
+from dsexplore.views.trace.pivot import Sizes as Bytes
 from dsexplore.views.world_map.node_boxes import node_boxes
 from dsexplore.views.world_map.world_map_view import Look, map_html
 
@@ -32,6 +33,20 @@ _NO_SECONDS = (
     f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(cluster=…) predicts '
     "them.</p>"
 )
+
+
+@dataclass(frozen=True)
+class _AddedUp:
+    """Events added up by (module, axis, phase) and by the links that they go over."""
+
+    entry: Codes
+    """(k,) the index of the (module, axis, phase) in the pivot."""
+    flow: Codes
+    """(k,) the line of the links."""
+    counts: Codes
+    """(k,)"""
+    bytes: Bytes
+    """(k,)"""
 
 
 class MapPanel:
@@ -50,6 +65,7 @@ class MapPanel:
         self._per_node = 8 if prediction is None else prediction.ranks_per_node
         self._shown: WorldMap | None = None
         self._tops: dict[str, float] = {}
+        self._sums: dict[str, _AddedUp] = {}
         self._ranks: tuple[int, ...] = ()
         self._link: tuple[str, str] | None = None
 
@@ -95,7 +111,7 @@ class MapPanel:
             raise UsageError(f"shade={shade!r}: the map of this trace is shaded by {', '.join(known)}")
         self._shade = shade
 
-    def _running(self, kept: Mask) -> FlowSeconds | None:
+    def _running(self, mask: Mask) -> FlowSeconds | None:
         """The seconds of some events; None where bytes shade the map."""
         if self._shade == BYTES:
             return None
@@ -104,25 +120,58 @@ class MapPanel:
             self._times[self._shade] = times_of(predicted) if predicted else measured_times(self._codes.tables)
         times = self._times[self._shade]
         assert times is not None  # `shades` offers none without
-        rows = np.flatnonzero(kept)
+        rows = np.flatnonzero(mask & self._in_steps)
         return FlowSeconds(self._codes.tables, times, self._named, rows, self._flows.line[rows])
 
-    def world(self, mask: Mask) -> WorldMap:
-        """The map of some events."""
-        kept = mask & self._in_steps
-        events, size = self._flows.totals(kept, self._codes.sizes)
+    def _added_up(self) -> _AddedUp | None:
+        """The events of steps added up, of the bytes that are shown; None where that could be as many as the events."""
+        kind, pivot, flows = self._codes.kind_of_sizes, self._codes.total.pivot, len(self._flows.rows)
+        if kind not in self._sums and len(pivot.owner) * flows <= len(self._codes):
+            at = np.flatnonzero(self._in_steps)
+            key, size = pivot.of_event[at] * flows + self._flows.line[at], self._codes.sizes[at]
+            count = np.bincount(key)
+            held = np.flatnonzero(count)
+            entry, flow = np.divmod(held, flows)
+            sums = np.bincount(key, size).astype(np.float64)
+            self._sums[kind] = _AddedUp(entry, flow, count[held], sums[held])
+        return self._sums.get(kind)
+
+    def _sent(self, mask: Mask, whole: Mask | None) -> tuple[Codes, Codes]:
+        """How many events go over each of `_flows`, and their bytes; the arguments are those of `world`."""
+        added = None if whole is None else self._added_up()
+        if added is None or whole is None:
+            return self._flows.totals(mask & self._in_steps, self._codes.sizes)
+        kept, flows = whole[added.entry], len(self._flows.rows)
+        count, size = (np.bincount(added.flow, of * kept, flows) for of in (added.counts, added.bytes))
+        return count.astype(np.int64), size.astype(np.int64)
+
+    def world(self, mask: Mask, whole: Mask | None = None) -> WorldMap:
+        """The map of some events.
+
+        Args:
+            mask: (events,)
+            whole: the (module, axis, phase) that these events are all of, where they are; see `Sums.whole`. It takes
+                some 3 ms less with 1,000,000 events of which a quarter is shown.
+        """
+        events, size = self._sent(mask, whole)
         totals = self._named.hstack([pl.Series("events", events), pl.Series("bytes", size)])
         sent = totals[np.flatnonzero(events)]
         made = map_of(self._codes.tables, sent, self._per_node, self._steps, self._senders)
         sizes: Sizes = "wire" if self._codes.kind_of_sizes == "wire" else "message"
-        return replace(made, sizes=sizes, running=self._running(kept))
+        return replace(made, sizes=sizes, running=self._running(mask))
 
-    def html(self, mask: Mask, axis: str | None) -> str:
-        """The map as HTML whose ranks and links can be clicked; ``axis``: the one whose groups are outlined."""
+    def html(self, mask: Mask, axis: str | None, whole: Mask | None = None) -> str:
+        """The map as HTML whose ranks and links can be clicked.
+
+        Args:
+            mask: see `world`.
+            axis: the one whose groups are outlined.
+            whole: see `world`.
+        """
         unit = self._codes.kind_of_sizes if self._shade == BYTES else self._shade
         if unit not in self._tops:
             self._tops[unit] = float(self.world(self._codes.every).to_shades().max(initial=0.0))
-        world = replace(self.world(mask), axis=axis)
+        world = replace(self.world(mask, whole), axis=axis)
         self._shown, links = world, [(each.axis, each.level) for each in world.levels]
         link = links.index(self._link) if self._link in links else -1
         look = Look(self._tops[unit], True, self._ranks, link, self._codes.tree.axes)

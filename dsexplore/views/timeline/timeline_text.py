@@ -94,28 +94,30 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     """
     if not len(at):
         return []
-    spans = timeline.spans[at.tolist()]
+    spans = timeline.spans.select("name", "mark", "bytes", "begin", "end", "row")[at]
     events = timeline.tables.events
     rows = spans["row"].to_list()
     known = [row for row in rows if row is not None]
     columns = {name: iter(events[name].gather(known).to_list()) for name in _EVENT} if known else {}
-    plain = _once(lambda text: html.plain(text, 90))
     words, timed = WORDS[timeline.sizes], timeline.order in ("measured", "predicted")
+    plain = _once(lambda text: html.plain(text, 90))
+    sized = _once(lambda size: "" if size is None else f"{format_bytes(size)} {words}")
     texts = []
-    for name, mark, size, begin, end, row in spans.select("name", "mark", "bytes", "begin", "end", "row").iter_rows():
-        parts = [name, mark, f"{format_bytes(size)} {words}" if size is not None else ""]
+    for name, mark, size, begin, end, row in spans.iter_rows():
+        parts = [plain(name), plain(mark), sized(size)]
         if row is not None:
             owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
-            parts += [owner, cause, "" if peer is None else f"peer rank {peer}", source.partition(" ← ")[0]]
+            from_peer = "" if peer is None else f"peer rank {peer}"
+            parts += [plain(owner), plain(cause), from_peer, plain(source.partition(" ← ")[0])]
         since = place(timeline, begin)
         parts.append(f"at {since}, for {format_seconds(end - begin)}" if timed else f"at {since}")
-        texts.append(" · ".join(plain(part) for part in dict.fromkeys(parts) if part))
+        texts.append(" · ".join(part for part in dict.fromkeys(parts) if part))
     return texts
 
 
-def _once(make: Callable[[str], str]) -> Callable[[str], str]:
-    """The same function, that makes each text once: names repeat from span to span."""
-    made: dict[str, str] = {}
+def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:
+    """The same function, that makes each text once: names and sizes repeat from span to span."""
+    made: dict[Any, str] = {}
 
     def text(given: Any) -> str:
         if given not in made:

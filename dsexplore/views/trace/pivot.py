@@ -58,6 +58,18 @@ class Sums:
     """(m,)"""
     bytes: Sizes
     """(m,) wire or message bytes."""
+    whole: Mask | None = None
+    """(m,) which of them pass with all their events, where the others pass with none; None of any other filter."""
+
+    def whole_inside(self, spans: list[tuple[int, int]]) -> Mask | None:
+        """Of `whole` the modules in some spans of rows, or all where there are no spans."""
+        if self.whole is None or not spans:
+            return self.whole
+        found = np.zeros(len(self.whole), bool)
+        for span in spans:
+            part = self.pivot.within(*span)
+            found[part] = self.whole[part]
+        return found
 
     def total(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
         """(count, bytes) of the modules in some spans of rows."""
@@ -66,7 +78,7 @@ class Sums:
 
     def only(self, kept: Mask) -> Sums:
         """The sums of some (module, axis, phase), and zero for the others; ``kept``: (m,)."""
-        return Sums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0))
+        return Sums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0), kept)
 
 
 def find_pivot(
