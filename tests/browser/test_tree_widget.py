@@ -196,6 +196,34 @@ def test_a_thousand_rows_are_few_elements(draw: Callable[..., Any], trace_of_nam
     page.wait_for_function("() => [...document.querySelectorAll('.dsx-name > bdi')].at(-1).innerText === 'm4999'")
 
 
+FILLING = """
+async () => {
+  const read = model.get("values"), values = new Float32Array(read.buffer.slice(0)), many = model.get("labels").length;
+  let set = 0;
+  new MutationObserver((found) => { set += found.length; }).observe(document.querySelector(".dsx-body"),
+    { subtree: true, attributes: true, attributeFilter: ["style"] });
+  const fill = async (of) => {
+    set = 0;
+    model.set("values", new DataView(values.map((value, at) => value * of(at % many)).buffer));
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    return [set > 0, ...[...document.querySelectorAll(".dsx-body .thin i:first-child")].slice(0, 2)
+      .map((part) => Math.round(100 * part.offsetWidth / part.parentNode.offsetWidth))];
+  };
+  return [await fill((row) => 1 + row % 3), await fill((row) => (row ? 1 : many - 1))];
+}
+"""
+
+
+def test_a_bar_is_set_only_where_it_would_look_different(
+    draw: Callable[..., Any], trace_of_names: Callable[..., Trace]
+) -> None:
+    """The browser takes milliseconds to style and lay out the bars in sight; among many modules none need change."""
+    trace = trace_of_names([f"m{i}" for i in range(1000)])
+    page = draw(Trace(replace(trace.tables, events=trace.events.with_columns(axis=pl.lit("dp")))))
+    small = page.evaluate("Math.round(100 / document.querySelector('.dsx-body .thin').offsetWidth)")
+    assert page.evaluate(FILLING) == [[False, small, small], [True, 50, small]]
+
+
 def test_an_empty_tree_and_a_dark_page(draw: Callable[..., Any], shot: Any) -> None:
     page = draw(Trace(Tables()), dark=True)
     assert "0 of 0 modules" in page.inner_text(".dsx-count")

@@ -127,11 +127,12 @@ class Tree {
     this.whole = 0;
     if (this.bar > 0) for (let i = 0; i < rows.count; i = rows.end(i)) if (!rows.hidden(i)) this.whole += rows.value(this.bar - 1, i);
   }
-  // The bar of a row: a part per axis, as shares of what all rows together send.
+  // The bar of a row: a part per axis, as shares of what all rows together send. Shares are rounded up to quarters of a
+  // percent, less than the pixel that a part takes at least: among many modules most bars then stay as they are.
   bars(cell, i) {
     const shares = [];
-    for (let axis = 0; axis < this.model.get("axes"); axis++) shares.push(100 * this.rows.value(this.bar + 1 + axis, i) / (this.whole || 1));
-    const drawn = shares.map((share) => share.toFixed(2)).join(" ");
+    for (let axis = 0; axis < this.model.get("axes"); axis++) shares.push(Math.ceil(400 * this.rows.value(this.bar + 1 + axis, i) / (this.whole || 1)) / 4);
+    const drawn = shares.join(" ");
     if (cell.dataset.shares === drawn) return;
     cell.dataset.shares = drawn;
     if (!shares.some(Boolean)) { cell.replaceChildren(); return; }
