@@ -142,11 +142,11 @@ def boxes(
         shown: (spans,) which of them are drawn; None for all.
     """
     part = spans.slice_of(window)
-    kept = spans.end[part] > window[0]
+    kept = np.ones(part.stop - part.start, bool) if shown is None else shown[part].copy()
+    before = max(part.start, int(np.searchsorted(spans.begin, window[0], "right")))  # spans from there begin inside
+    kept[: before - part.start] &= spans.end[part.start : before] > window[0]
     if spans.shape[0] == MOST_LANES:
         kept &= spans.lane[part] < MOST_LANES
-    if shown is not None:
-        kept &= shown[part]
     if np.count_nonzero(kept) <= most:
         return _one_by_one(spans, np.flatnonzero(kept) + part.start, window)
     return _in_columns(spans, window, columns, kept)

@@ -206,10 +206,12 @@ class EventCodes:
         """Sums by row of the module tree."""
         n, axes, phases = len(self.tree), len(self.tree.axes), len(self.facets["phase"].labels)
         axis, phase = self._columns_of
-        in_steps = ~self._is_outside[sums.pivot.phase]
-        per_axis = np.bincount(axis, sums.bytes * in_steps, axes * n).reshape(axes, n)
-        per_phase = np.bincount(phase, sums.bytes, phases * n).reshape(phases, n)
-        count, own = np.bincount(sums.pivot.owner, sums.counts * in_steps, n), per_axis.sum(axis=0)
+        at, size = sums.held, sums.bytes.take(sums.held)
+        in_steps = ~self._is_outside[sums.pivot.phase.take(at)]
+        per_axis = np.bincount(axis.take(at), size * in_steps, axes * n).reshape(axes, n)
+        per_phase = np.bincount(phase.take(at), size, phases * n).reshape(phases, n)
+        count = np.bincount(sums.pivot.owner.take(at), sums.counts.take(at) * in_steps, n)
+        own = per_axis.sum(axis=0)
         below = self.tree.with_children(np.vstack([count, own, per_axis, per_phase]))
         return Columns(below[0], below[1], own, below[2 : 2 + axes], below[2 + axes :])
 
@@ -225,9 +227,9 @@ class EventCodes:
         """Bytes by place in the model and axis, of some modules or of all, `OUTSIDE_STEPS` in columns of their own."""
         names = self._places.labels
         axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]
-        parts = [sums.pivot.within(*span) for span in self.spans(rows)] if rows is not None else [slice(None)]
-        at, counts, sizes = (np.concatenate([v[p] for p in parts]) for v in (self._cell, sums.counts, sums.bytes))
-        count, total = np.bincount(at, counts, minlength=1), np.bincount(at, sizes, minlength=1)
+        at = sums.held if rows is None else sums.held_inside(self.spans(rows))
+        cell = self._cell.take(at)
+        count, total = (np.bincount(cell, values.take(at), 1) for values in (sums.counts, sums.bytes))
         held = np.flatnonzero(count).tolist()
         return grid({(names[i // len(axes)], axes[i % len(axes)]): float(total[i]) for i in held})
 

@@ -8,6 +8,7 @@ preorder, a subtree is a slice of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,16 @@ class Sums:
     """(m,) wire or message bytes."""
     whole: Mask | None = None
     """(m,) which of them pass with all their events, where the others pass with none; None of any other filter."""
+
+    @cached_property
+    def held(self) -> Codes:
+        """The indices of (module, axis, phase) with events, sorted."""
+        return np.flatnonzero(self.counts)
+
+    def held_inside(self, spans: list[tuple[int, int]]) -> Codes:
+        """Those of `held` of the modules in some spans of rows."""
+        parts = [self.pivot.within(*span) for span in spans]
+        return np.concatenate([self.held[slice(*np.searchsorted(self.held, (p.start, p.stop)))] for p in parts])
 
     def whole_inside(self, spans: list[tuple[int, int]]) -> Mask | None:
         """Of `whole` the modules in some spans of rows, or all where there are no spans."""

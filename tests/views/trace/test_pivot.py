@@ -29,5 +29,8 @@ def test_sums_add_up(most: int, events: list[tuple[int, int, int, int, bool]], f
     assert [found[place] for place in pivot.of_event] == list(zip(owner, axis, phase, strict=True))
     frame = pl.DataFrame({"owner": owner, "axis": axis, "size": sizes, "kept": mask})
     inside = frame.filter("kept", pl.col("owner").is_between(first, first + length, closed="left"))
+    kept = set(zip(owner[mask], axis[mask], phase[mask], strict=True))
+    held = [one for one in sorted(kept) if first <= one[0] < first + length]
+    assert [found[place] for place in sums.held_inside([(first, first + length)])] == held
     assert sums.total([(first, first + length)]) == (inside.height, int(inside["size"].sum()))
     assert (sums.counts.sum(), sums.bytes.sum()) == (mask.sum(), sizes[mask].sum())
