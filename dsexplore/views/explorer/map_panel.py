@@ -141,8 +141,9 @@ class MapPanel:
         added = None if whole is None else self._added_up()
         if added is None or whole is None:
             return self._flows.totals(mask & self._in_steps, self._codes.sizes)
-        kept, flows = whole[added.entry], len(self._flows.rows)
-        count, size = (np.bincount(added.flow, of * kept, flows) for of in (added.counts, added.bytes))
+        kept, flows = np.flatnonzero(whole.take(added.entry)), len(self._flows.rows)
+        flow = added.flow.take(kept)
+        count, size = (np.bincount(flow, of.take(kept), flows) for of in (added.counts, added.bytes))
         return count.astype(np.int64), size.astype(np.int64)
 
     def world(self, mask: Mask, whole: Mask | None = None) -> WorldMap:
