@@ -141,9 +141,9 @@ class MapPanel:
         added = None if whole is None else self._added_up()
         if added is None or whole is None:
             return self._flows.totals(mask & self._in_steps, self._codes.sizes)
-        kept, flows = np.flatnonzero(whole.take(added.entry)), len(self._flows.rows)
-        flow = added.flow.take(kept)
-        count, size = (np.bincount(flow, of.take(kept), flows) for of in (added.counts, added.bytes))
+        kept, flows = whole.take(added.entry), len(self._flows.rows)
+        at = slice(None) if kept.all() else np.flatnonzero(kept)  # all need not be gathered
+        count, size = (np.bincount(added.flow[at], of[at], flows) for of in (added.counts, added.bytes))
         return count.astype(np.int64), size.astype(np.int64)
 
     def world(self, mask: Mask, whole: Mask | None = None) -> WorldMap:
