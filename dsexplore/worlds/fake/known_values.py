@@ -41,8 +41,10 @@ class Guess:
 
 
 def known_of(tensor: Any) -> torch.Tensor | None:
-    """The values of a fake tensor, where they were given."""
+    """The values of a fake tensor, where they were given; of a small real one, made in another thread, its own."""
     found: torch.Tensor | None = getattr(tensor, _KNOWN, None)
+    if found is None and type(tensor) is torch.Tensor and not tensor.is_meta and tensor.numel() <= _LARGEST_COMPUTED:
+        return tensor
     return found
 
 
@@ -302,7 +304,7 @@ def _exchanged(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _res
 
 
 def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """``cat`` of tensors that are all known."""
+    """``cat`` or ``stack`` of tensors that are all known."""
     parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
     if all(part is not None for part in parts) and result.numel() <= _LARGEST_KNOWN:
         with unset_fake_temporarily():
@@ -367,12 +369,12 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_overloads("histc"), _counted),
     **dict.fromkeys([torch.ops.c10d._allgather_base_.default, torch.ops.c10d.allgather_.default], _gathered),
     torch.ops.c10d.alltoall_base_.default: _exchanged,
-    _aten.cat.default: _joined,
+    **dict.fromkeys([_aten.cat.default, _aten.stack.default], _joined),
 }
 _COMPUTED = (
     *_overloads("logical_not", "bitwise_not", "logical_and", "bitwise_and", "logical_or", "bitwise_or", "where"),
     *_overloads("mul", "add", "sub", "div", "floor_divide", "remainder", "abs", "neg", "maximum", "minimum", "clamp"),
-    *_overloads("mean", "any", "all", "sum", "prod", "cumsum", "flip", "roll"),
+    *_overloads("mean", "any", "all", "sum", "prod", "cumsum", "flip", "roll", "constant_pad_nd"),
     *(_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default),
     *(_aten.argmax.default, _aten.argmin.default),
     *(_aten.index.Tensor, _aten.index_select.default, _aten.gather.default),

@@ -47,7 +47,7 @@ class StepCounter:
         """An optimizer is about to step; torch calls this as its hook."""
         if self.taken and self.taken == self._limit and self._has_stepped(optimizer):
             self._steps.end_with_step()
-            raise EnoughSteps
+            raise self._enough()
 
     def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has taken a step; torch calls this as its hook."""
@@ -61,7 +61,11 @@ class StepCounter:
         self._latest[optimizer] = self.taken
         self._awaited.discard(optimizer)
         if self.taken == self._limit and not self._awaited:
-            raise EnoughSteps
+            raise self._enough()
+
+    def _enough(self) -> EnoughSteps:
+        """The end of the program, in words: a program that logs whatever ends it shows them."""
+        return EnoughSteps(f"dsexplore ends the script after its optimizer step {self.taken}, as asked")
 
     def _has_stepped(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer took part in the program's latest step; true of all before the first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,23 @@ def test_where_a_rank_stands_in_a_grid_is_known() -> None:
         assert (ranks.max().item(), ranks.sum().item(), ranks.cumsum(0).tolist()) == (3, 6, [3, 4, 6])
         assert ranks[torch.tensor([2, 0])].tolist() == [2, 3]
     assert not [note for note in trace.info.notes if note.startswith((READ, SIZED))]
+
+
+def test_tokens_that_a_program_gave_are_known_when_padded_and_stacked(fake: None) -> None:
+    """OLMo-core's collator refuses tokens that are not in its vocabulary."""
+    rows = [torch.tensor(np.arange(2, count)) for count in (7, 9)]
+    batch = torch.stack([F.pad(row, (0, 7 - len(row)), value=1) for row in rows])
+    assert batch.tolist() == [[2, 3, 4, 5, 6, 1, 1], [2, 3, 4, 5, 6, 7, 8]]
+    assert not ((batch < 0) | (batch >= 9)).any()
+    assert ((batch < 0) | (batch >= 8)).any()
+
+
+def test_tokens_that_another_thread_read_are_known(fake: None) -> None:
+    """A mode of fake tensors is entered in one thread alone."""
+    with ThreadPoolExecutor() as threads:
+        rows = list(threads.map(lambda start: torch.tensor([start, 5]), [3, 4]))
+    batch = torch.stack([F.pad(row, (0, 1)) for row in rows])
+    assert batch.tolist() == [[3, 5, 0], [4, 5, 0]]
 
 
 def test_values_of_large_tensors_are_not_computed(fake: None) -> None:

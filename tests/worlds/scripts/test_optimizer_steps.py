@@ -73,7 +73,8 @@ def test_an_optimizer_steps_once_in_each_step_at_most(order: str, expected: list
 def test_ends_when_all_optimizers_stepped_or_one_steps_again(limit: int, order: str, expected: str) -> None:
     begun, marks = "", Marks()
     earlier = optimizer()
-    with pytest.raises(EnoughSteps), counted_steps(limit, marks) as counter:
+    words = f"ends the script after its optimizer step {limit}, as asked"
+    with pytest.raises(EnoughSteps, match=words), counted_steps(limit, marks) as counter:
         optimizers = {name: optimizer() for name in set(order)}
         for name in order:
             begun += name
