@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,7 +135,12 @@ def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
             found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
             group.axis = found.pop() if len(found) == 1 else ""
         if not group.axis:
-            group.axis_of_peer = axes_of_peers(named)
+            group.axis_of_peer = axes_of_peers(along for along in named if _holds(group, along))
+
+
+def _holds(group: Group, along: Mapping[str, Sequence[int]]) -> bool:
+    """Whether all ranks that share an axis with this process are in a group."""
+    return set(group.ranks).issuperset(rank for ranks in along.values() for rank in ranks)
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:

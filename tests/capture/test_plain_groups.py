@@ -160,6 +160,14 @@ def test_a_message_in_the_group_of_all_ranks_has_the_axis_between_its_two(peer: 
     assert trace.events["axis"].to_list() == [axis, axis, axis, ""]
 
 
+def test_a_message_in_a_part_of_an_axis_is_on_none_as_the_groups_collectives_are() -> None:
+    with simulate(4), record() as trace:
+        group = dist.new_group([0, 2])
+        dist.send(torch.ones(1), 2, group=group)
+        dist.all_reduce(torch.ones(1), group=group)
+    assert trace.events["axis"].to_list() == ["", ""]
+
+
 def test_a_rank_on_an_axis_that_two_meshes_name_differently_is_on_none() -> None:
     meshes = [{"a": (0, 2), "b": (0, 1)}, {"c": (0, 2), "b": (0, 1)}]
     assert axes_of_peers(meshes) == {1: "b"}
