@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _WITHOUT_CUDA = (
     "not compiled with CUDA",
     "not linked with support for cuda",
@@ -9,6 +11,8 @@ _WITHOUT_CUDA = (
     "NVIDIA driver",
 )
 """Parts of what torch raises where a program asks for CUDA and there is none."""
+_OF_GPUS = re.compile(r"Could not run '(aten::\w+)' with arguments from the 'CPU' backend")
+"""What torch raises where an op has kernels for GPUs alone."""
 _EXTENSIONS = frozenset(
     {"apex", "deep_ep", "deep_gemm", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers"}
 )
@@ -28,6 +32,12 @@ def remedy_for(error: BaseException, *, device: str, rank: int, is_alone: bool) 
         return (
             "the script asks for a GPU, and in this world there is none: leave out --gpu cpu (device='cpu'), or give "
             "the script its own options for training on CPUs"
+        )
+    kernel = _OF_GPUS.match(str(error)) if isinstance(error, NotImplementedError) and device == "cuda" else None
+    if kernel:
+        return (
+            f"the script calls {kernel[1]} itself, which has no kernel for the CPU that stands in for GPUs: run it "
+            "with --fake (fake=True), which needs shapes alone"
         )
     missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if missing == "triton":

@@ -47,3 +47,14 @@ def test_a_package_for_gpus(tmp_path: Path, module: str, remedy: str) -> None:
     code = f"raise ModuleNotFoundError('No module named {module}', name='{module}')"
     assert any(remedy in note for note in notes_of(tmp_path, code, ModuleNotFoundError))
     assert not any(remedy in note for note in notes_of(tmp_path, "import nobodys_package", ModuleNotFoundError))
+
+
+def test_an_op_with_kernels_for_gpus_alone(tmp_path: Path) -> None:
+    """Libraries of ring attention call torch's attention kernels by name."""
+    code = (
+        'q = torch.ones(1, 2, 8, 4, device="cuda")\n'
+        "torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)\n"
+    )
+    notes = notes_of(tmp_path, code, NotImplementedError, device="cuda")
+    assert any("calls aten::_scaled_dot_product_efficient_attention itself" in note for note in notes)
+    dsexplore.run(tmp_path / "train.py", world_size=4, device="cuda", fake=True)
