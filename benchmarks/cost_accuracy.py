@@ -304,7 +304,8 @@ def _taken(sweep: CommSweep) -> list[SweepPoint]:
 
 
 def _between_rounds(point: SweepPoint) -> tuple[float, float, None]:
-    return min(point.rounds[::2]), min(point.rounds[1::2]), None
+    even, odd = (replace(point, rounds=point.rounds[first::2]).seconds for first in (0, 1))
+    return even, odd, None
 
 
 def _predicted(sweep: CommSweep, known: Callable[[SweepPoint], bool]) -> list[tuple[float, float, bool]]:

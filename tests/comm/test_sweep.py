@@ -148,9 +148,20 @@ def test_what_cannot_be_swept_is_refused(
         td.destroy_process_group()
 
 
-def test_the_time_of_a_point_is_that_of_the_quietest_round() -> None:
-    assert SweepPoint("send", 8, False, (9.0, 1.0, 3.0), 3, 0).seconds == 1.0
-    assert SweepPoint("send", 8, False, (4.0,), 3, 0).seconds == 4.0
+@pytest.mark.parametrize(
+    ("rounds", "seconds"),
+    [
+        ((4.0,), 4.0),
+        ((9.0, 1.0, 3.0), 1.0),
+        ((9.0, 1.0, 3.0, 8.0, 7.0, 6.0, 5.0), 1.0),
+        ((9, 8, 7, 1, 6, 2, 5), 1),
+        ((9, 8, 7, 1, 6, 2, 5, 4), 1.5),
+    ],
+)
+def test_the_time_of_a_point_is_that_of_the_quietest_quarter_of_its_rounds(
+    rounds: tuple[float, ...], seconds: float
+) -> None:
+    assert SweepPoint("send", 8, False, rounds, 3, 0).seconds == seconds
 
 
 def test_the_table_is_that_of_nccl_tests() -> None:
