@@ -58,9 +58,16 @@ class Costs(NamedTuple):
 
     def seconds(self, work: Work, size: float) -> float:
         """The time of a collective, in seconds."""
+        return self.start_seconds(work) + self.byte_seconds(work, size)
+
+    def start_seconds(self, work: Work) -> float:
+        """The part of the time that a collective of no bytes takes too, in seconds."""
+        return self.overhead + work.steps * self.latency
+
+    def byte_seconds(self, work: Work, size: float) -> float:
+        """The part of the time that the bytes take, in seconds."""
         moved = work.moved * size
-        unit = statistics.median(interpolated(*curve, moved) for curve in self.units)
-        return self.overhead + work.steps * self.latency + moved * unit
+        return moved * statistics.median(interpolated(*curve, moved) for curve in self.units)
 
 
 def work(op: str, ranks: int) -> Work:
@@ -102,7 +109,7 @@ def waiting_seconds(cluster: Cluster, op: str, ranks: int) -> float:
     """Seconds of a collective in which a rank waits for messages: those that it takes without any bytes."""
     tables = nearest_tables(cluster, ranks)
     costs = measured_costs(cluster, tables) if tables else file_costs(cluster)
-    return costs.seconds(work(op, ranks), 0)
+    return costs.start_seconds(work(op, ranks))
 
 
 def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
@@ -114,25 +121,35 @@ def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
 
 
 def _latencies(cluster: Cluster, tables: Sequence[Measured]) -> tuple[float, float]:
-    """Overhead and latency of a step, by least squares of relative errors; the file's ratio where ops are too alike."""
-    points = [(work(table.op, table.ranks_per_node).steps, _shortest(table)) for table in tables]
+    """Overhead and latency of a step, neither below 0, by least squares of relative errors.
+
+    Where ranks outnumber the processors, an op of many steps may take longer than their number says, so that the best
+    overhead would be negative: then the steps take all the time. The file's ratio holds where ops are too alike.
+    """
+    points = [
+        (work(table.op, table.ranks_per_node).steps, shortest_seconds(table) or table.seconds[0]) for table in tables
+    ]
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)
     mean_steps = sum(w * steps for w, (steps, _) in zip(weights, points, strict=True)) / total
     mean_seconds = sum(w * seconds for w, (_, seconds) in zip(weights, points, strict=True)) / total
     spread = sum(w * (steps - mean_steps) ** 2 for w, (steps, _) in zip(weights, points, strict=True))
+    slope = 0.0
     if spread > 1e-6 * total:
         slope = sum(w * (s - mean_steps) * t for w, (s, t) in zip(weights, points, strict=True)) / spread
-        if 0 < slope * mean_steps < mean_seconds:
-            return mean_seconds - slope * mean_steps, slope
-    scale = mean_seconds / (cluster.collective_overhead + cluster.node.latency * mean_steps)
-    return cluster.collective_overhead * scale, cluster.node.latency * scale
+    if slope <= 0:
+        scale = mean_seconds / (cluster.collective_overhead + cluster.node.latency * mean_steps)
+        return cluster.collective_overhead * scale, cluster.node.latency * scale
+    if slope * mean_steps < mean_seconds:
+        return mean_seconds - slope * mean_steps, slope
+    squares = sum(w * steps**2 for w, (steps, _) in zip(weights, points, strict=True))
+    return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
 
 
-def _shortest(table: Measured) -> float:
-    """Seconds of a collective of hardly any bytes."""
+def shortest_seconds(table: Measured) -> float | None:
+    """Seconds of a collective of hardly any bytes; None where the table has none so short."""
     short = [t for size, t in zip(table.message_bytes, table.seconds, strict=True) if size <= SHORT]
-    return statistics.median(short or table.seconds[:1])
+    return statistics.median(short) if short else None
 
 
 def _units(tables: Sequence[Measured], overhead: float, latency: float, large: float) -> Iterator[UnitCurve]:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsexplore.cost.cluster import Cluster, Measured
 from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
-from dsexplore.cost.host_ranks import measured_costs, nearest_tables, work
+from dsexplore.cost.host_ranks import (
+    LARGE,
+    STARTED,
+    Costs,
+    Work,
+    measured_costs,
+    nearest_tables,
+    shortest_seconds,
+    work,
+)
 from dsexplore.cost.interpolation import interpolated
 
 FADING = 8.0
@@ -79,17 +88,32 @@ def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
     nearest, costs = tables[0].ranks_per_node, measured_costs(cluster, tables)
     measured = sorted({float(size) for table in tables for size in table.message_bytes})
     sizes = sorted({*measured, *(2.0**power for power in range(3, 41))})
-    factors = [costs.seconds(work(op, group.ranks), size) / mechanism_time(cluster, op, size, group) for size in sizes]
+    done = work(op, group.ranks)
+    seconds = [costs.seconds(done, size) for size in sizes]
     distance = abs(math.log2(nearest / group.ranks)) + 1 / 3
     own = next((table for table in tables if table.op == op and nearest == group.ranks), None)
     if own is not None:
-        seconds = [costs.seconds(work(op, nearest), size) for size in own.message_bytes]
-        ratios = [true / predicted for true, predicted in zip(own.seconds, seconds, strict=True)]
-        factors = [
-            factor * interpolated(own.message_bytes, ratios, size) for factor, size in zip(factors, sizes, strict=True)
-        ]
+        seconds = _own_seconds(own, done, costs, sizes)
         distance, measured = 0.0, [float(size) for size in own.message_bytes]
-    return Evidence(tuple(sizes), tuple(factors), distance, 1.0, (measured[0], measured[-1]), fades=False)
+    factors = tuple(true / mechanism_time(cluster, op, size, group) for true, size in zip(seconds, sizes, strict=True))
+    return Evidence(tuple(sizes), factors, distance, 1.0, (measured[0], measured[-1]), fades=False)
+
+
+def _own_seconds(own: Measured, done: Work, costs: Costs, sizes: Iterable[float]) -> list[float]:
+    """Seconds by message bytes, by an op's own times, and where these end by its own start and the costs of bytes.
+
+    Where the longest of them is mostly the start, it says nothing of the bytes of larger ones.
+    """
+    start = shortest_seconds(own) or costs.start_seconds(done)
+    points = {
+        float(size): true / (start + costs.byte_seconds(done, size))
+        for size, true in zip(own.message_bytes, own.seconds, strict=True)
+    }
+    if own.seconds[-1] <= STARTED * start:
+        points[max(own.message_bytes[-1] * 2, LARGE / done.moved)] = 1.0
+    return [
+        interpolated([*points], [*points.values()], size) * (start + costs.byte_seconds(done, size)) for size in sizes
+    ]
 
 
 def _candidates(cluster: Cluster, op: str, group: Group) -> Iterator[Evidence]:

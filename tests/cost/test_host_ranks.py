@@ -70,6 +70,33 @@ def test_noise_does_not_make_steps_cheaper_than_nothing() -> None:
     assert costs.latency > 0
 
 
+def slow_steps(op: str, size: float) -> float:
+    """The time on a machine whose four ranks share processors: the more steps an op has, the longer each takes."""
+    steps, moved = work(op, 4)
+    return steps**1.3 * LATENCY + moved * size * UNIT
+
+
+def shared_machine(*ops: str, sizes: tuple[int, ...] = SIZES) -> Cluster:
+    """That machine, with measured times of some ops."""
+    tables = (Measured(op, 1, 4, sizes, tuple(slow_steps(op, size) for size in sizes), "", "") for op in ops)
+    return replace(Cluster.load("gloo-local"), measured=tuple(tables))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_steps_take_all_the_time_where_more_of_them_take_longer_each(op: str) -> None:
+    cluster = shared_machine(*(other for other in OPS if other != op))
+    assert measured_costs(cluster, cluster.measured).overhead == 0
+    assert collective_time(op, 512, 4, cluster=cluster).expected == pytest.approx(slow_steps(op, 512), rel=0.35)
+
+
+def test_an_op_with_slow_steps_has_no_slow_bytes() -> None:
+    short = shared_machine(*OPS, sizes=SIZES[:8])
+    bytes_of_file = measured_costs(short, short.measured).byte_seconds(work("all_reduce", 4), 1 << 24)
+    start = work("all_reduce", 4).steps ** 1.3 * LATENCY
+    found = collective_time("all_reduce", 1 << 24, 4, cluster=short).expected
+    assert found == pytest.approx(start + bytes_of_file, rel=0.05)
+
+
 def test_all_ops_grow_with_ranks() -> None:
     for op in OPS:
         works = [work(op, ranks) for ranks in (2, 3, 4, 8, 64)]
