@@ -42,7 +42,7 @@ MECHANISM = Uncertainty(0.20, 0.30, "from latencies and bandwidths alone")
 NETWORK = Uncertainty(0.30, 0.50, "over a network that nobody measured")
 SHARED = Uncertainty(0.20, 0.25, "measured on such a machine, whose cores other programs use too")
 SHARED_RELATED = Uncertainty(0.30, 0.45, "from measured times of other ops, on cores that other programs use too")
-HOST = Uncertainty(0.50, 1.00, "between processes of a machine that nobody measured")
+HOST = Uncertainty(0.50, 7.00, "between processes of a machine that nobody measured, on fewer processors perhaps")
 PCIE = Uncertainty(0.55, 3.00, "over PCIe, with and without peer access between the GPUs, which differ five times")
 LAUNCH = 7e-6
 """Seconds for each of a node's ranks in which one process launches a collective of all of them, at most: 3.4 to 8 µs on

@@ -152,7 +152,7 @@ def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -
     assert found.expected < 20e-6
     assert found.high == pytest.approx(56e-6)
     one_machine = collective_time("all_gather", 512, 4, cluster="gloo-local")
-    assert one_machine.high == pytest.approx(2 * one_machine.expected)
+    assert one_machine.high == pytest.approx(8 * one_machine.expected)
 
 
 def test_pcie_has_a_range_for_paths_with_and_without_peer_access() -> None:
