@@ -23,6 +23,7 @@ FLOORS = (
         "mesh_text",
         "model_names",
         "near_names",
+        "paused_collector",
         "placement_text",
         "progress",
         "saved_json",

@@ -14,11 +14,11 @@ from dsexplore.analysis.hangs.hang_report import HangReport, report_of
 from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.errors import UsageError
+from dsexplore.paused_collector import no_collection
 from dsexplore.trace import files
 from dsexplore.trace.importers.debug_server import is_address, read_debug_server
 from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
-from dsexplore.trace.importers.paused_collector import no_collection
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 

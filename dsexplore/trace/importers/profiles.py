@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsexplore.errors import TraceFileError
+from dsexplore.paused_collector import no_collection
 from dsexplore.progress import track
 from dsexplore.trace.importers.dump_ranks import is_named_by_rank, rank_in_name, ranks_of_files
-from dsexplore.trace.importers.paused_collector import no_collection
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_groups import world_size_of_profile
 from dsexplore.trace.importers.profiler_tables import tables_of_profile

@@ -144,5 +144,6 @@ def main(descriptor: int) -> None:
     plan_tables()
     record_nothing()
     freeze()
+    gc.enable()  # the handle starts this program without: what is imported stays
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)

@@ -27,7 +27,10 @@ class Server:
         self._lock = threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._socket, theirs = socket.socketpair()
-        start = f"import sys; sys.path[:] = {sys.path!r}; from {_PROGRAM} import main; main({theirs.fileno()})"
+        start = (
+            f"import gc, sys; gc.disable(); sys.path[:] = {sys.path!r}; "  # what is imported stays
+            f"from {_PROGRAM} import main; main({theirs.fileno()})"
+        )
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", start],

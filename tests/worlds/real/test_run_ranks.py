@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -248,6 +249,11 @@ def test_ranks_get_the_callers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp
 
     run = run_ranks(program, 1, backend=None, environment={"EXTRA": "given"})
     assert run.values == [["seen", "given", "0", "1", "127.0.0.1", str(tmp_path)]]
+
+
+def test_ranks_collect_garbage() -> None:
+    """Their server imports torch without."""
+    assert run_ranks(gc.isenabled, 2).values == [True, True]
 
 
 def test_the_system_chooses_the_port_at_which_ranks_meet() -> None:

@@ -1,0 +1,30 @@
+"""A pause of the garbage collector ends as it began."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from dsexplore.paused_collector import no_collection
+
+
+@pytest.fixture(params=[True, False])
+def is_enabled(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the collector runs before the pause."""
+    (gc.enable if request.param else gc.disable)()
+    yield request.param
+    gc.enable()
+
+
+def test_the_collector_runs_after_the_pause_where_it_ran_before(is_enabled: bool) -> None:
+    with no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled() is is_enabled
+
+
+def test_an_error_ends_the_pause(is_enabled: bool) -> None:
+    with pytest.raises(ArithmeticError), no_collection():
+        raise ArithmeticError
+    assert gc.isenabled() is is_enabled
