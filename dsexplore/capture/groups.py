@@ -126,8 +126,7 @@ def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
     """A group that a program made without a mesh gets the axis that its description says, or else its ranks."""
     if not groups:
         return
-    known = [(mesh.mesh_dim_names, along) for mesh in meshes if (along := _ranks_along(mesh))]
-    named = [along for names, along in known if names] or [along for _, along in known]
+    named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
     axes = {axis for along in named for axis in along}
     for group in groups:
         group.axis = group.description if group.description in axes else group.said_axis

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 def is_running(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or read
         return False
 
 
