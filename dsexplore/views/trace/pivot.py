@@ -68,7 +68,7 @@ class Sums:
         return np.flatnonzero(self.counts)
 
     def held_inside(self, spans: list[tuple[int, int]]) -> Codes:
-        """Those of `held` of the modules in some spans of rows."""
+        """The indices of `held` that belong to the modules in some spans of rows."""
         parts = [self.pivot.within(*span) for span in spans]
         return np.concatenate([self.held[slice(*np.searchsorted(self.held, (p.start, p.stop)))] for p in parts])
 
