@@ -28,6 +28,7 @@ from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import server_handle as server_module
 from dsexplore.worlds.real.messages import Cell
+from tests.running_processes import is_running
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -80,13 +81,6 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     yield opened
     opened.ok("%unload_ext dsexplore")
     InteractiveShell.clear_instance()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or read
-        return False
 
 
 def test_a_cell_runs_on_new_ranks_and_brings_back_values_output_and_trace(notebook: Notebook) -> None:

@@ -120,7 +120,7 @@ def _listed(result: Any) -> list[Any]:
 def _given_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     if result.numel() <= _LARGEST_KNOWN:
         with unset_fake_temporarily():
-            setattr(result, _KNOWN, func(*args, **{**kwargs, "device": "cpu"}))
+            set_known(result, func(*args, **{**kwargs, "device": "cpu"}))
 
 
 def _or_computed(rule: Rule | None) -> Rule:
@@ -176,7 +176,7 @@ def _lifted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result:
     """``torch.tensor`` of numbers: a real tensor becomes a fake one."""
     if not isinstance(args[0], FakeTensor) and args[0].numel() <= _LARGEST_KNOWN:
         with unset_fake_temporarily():
-            setattr(result, _KNOWN, args[0].clone())
+            set_known(result, args[0].clone())
 
 
 def _taken(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
@@ -242,7 +242,7 @@ def _compared(name: str) -> Rule:
         known = known_of(one), known_of(other) if isinstance(other, torch.Tensor) else other
         if known[0] is not None and known[1] is not None and result.numel() <= _LARGEST_KNOWN:
             with unset_fake_temporarily():
-                setattr(result, _KNOWN, func(*known))
+                set_known(result, func(*known))
             return
         first, second = guess_of(one), guess_of(other)
         choices = max(first.choices, second.choices)
@@ -292,7 +292,7 @@ def _gathered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _resu
                 gathered = known.reshape(-1).repeat(output.numel() // known.numel())
             whole = output._base  # gathers are issued on flat views
             for each in (output, *([whole] if whole is not None and whole.numel() == output.numel() else [])):
-                setattr(each, _KNOWN, gathered.reshape(each.shape))
+                set_known(each, gathered.reshape(each.shape))
 
 
 def _exchanged(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
@@ -308,7 +308,7 @@ def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
     if all(part is not None for part in parts) and result.numel() <= _LARGEST_KNOWN:
         with unset_fake_temporarily():
-            setattr(result, _KNOWN, func(parts, *args[1:], **kwargs))
+            set_known(result, func(parts, *args[1:], **kwargs))
 
 
 def _counted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:

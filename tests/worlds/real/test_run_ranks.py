@@ -18,15 +18,9 @@ import pytest
 from dsexplore import RanksFailedError, UsageError, run_ranks
 from dsexplore.worlds.real import rank_handle
 from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
+from tests.running_processes import is_running
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or read
-        return False
 
 
 def test_values_come_back_by_rank_from_one_world() -> None:
