@@ -1,7 +1,8 @@
 """The CUDA device that a script believes a tensor to be on: remembered on the tensor itself.
 
 All memory is the CPU's. A tensor that the script made on, or moved to, ``cuda`` carries that device in an attribute;
-a tensor without one is on the CPU for the script too. A DTensor is on the device of its mesh.
+a tensor without one is on the CPU for the script too. A DTensor is on the device of its mesh, or on ``meta`` as long as
+it has no memory.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def device_of(tensor: Tensor, current: int) -> torch.device | None:
         current: index of the current CUDA device, for DTensors: a mesh has none.
     """
     if isinstance(tensor, DTensor):
-        if tensor.device_mesh.device_type != "cuda":
+        if tensor.device_mesh.device_type != "cuda" or tensor.is_meta:
             return None
         return torch.device("cuda", current)
     device: torch.device | None = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]

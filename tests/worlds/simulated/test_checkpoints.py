@@ -54,6 +54,20 @@ def test_broadcast_from_rank_0(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_broadcast_from_rank_0_fills_a_model_without_memory_on_gpus(rank: int) -> None:
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    with simulate(2, rank=rank, device="cuda") as mesh:
+        full = nn.Linear(8, 8).state_dict() if rank == 0 else {}
+        with torch.device("meta"):
+            model = sharded(mesh)
+        assert model.weight.device == torch.device("meta")
+        assert not model.weight.is_cuda
+        set_model_state_dict(model, full, options=options)
+        assert model.weight.is_cuda
+        model(torch.randn(2, 8, device="cuda")).sum().backward()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_value_of_the_coordinator_is_what_this_rank_would_send(rank: int) -> None:
     with simulate(4, rank=rank):
         wrapper = _DistWrapper(None, use_dist=True, coordinator_rank=0)
