@@ -108,13 +108,24 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 def moved_bytes(tensor: torch.Tensor) -> int:
     """Bytes that reading or writing a tensor moves; an expanded one is read once."""
+    strides = tensor.stride()
+    if 0 not in strides:
+        return tensor.numel() * tensor.element_size()
     size = 1
-    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+    for length, stride in zip(tensor.shape, strides, strict=True):
         size *= length if stride or length == 0 else 1
     return size * tensor.element_size()
 
 
-def cost_of(func: Any, role: int, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> OpCost:
+def cost_of(
+    func: Any,
+    role: int,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+    sources: Sequence[torch.Tensor],
+    returned: Sequence[torch.Tensor],
+) -> OpCost:
     """FLOPs and bytes of one op that has run.
 
     Args:
@@ -123,11 +134,11 @@ def cost_of(func: Any, role: int, args: Sequence[Any], kwargs: dict[str, Any], r
         args: its arguments.
         kwargs: likewise.
         result: what it returned.
+        sources: the tensors among its arguments.
+        returned: the tensors in the result.
     """
     name = getattr(func, "_opname", str(func))
     into = written_arguments(func, args, kwargs)
-    returned = list(tensors_in([result]))
-    sources = list(tensors_in([*args, *kwargs.values()]))
     if role == ATTENTION:
         return _attention(func, name, args, kwargs, sources, returned)
     written = sum(map(moved_bytes, into or returned))

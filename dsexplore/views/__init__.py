@@ -31,7 +31,7 @@ VIEWS = {
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",
     "dsexplore.cost.calibrate:Calibration": "dsexplore.views.comm_sweep.comm_sweep_view:CalibrationView",
     "dsexplore.cost.prediction:Prediction": "dsexplore.views.cost.prediction_view:PredictionView",
-    "dsexplore.cost.compare_meshes:MeshComparison": "dsexplore.views.cost.mesh_choice_view:MeshComparisonView",
+    "dsexplore.cost.mesh_comparison:MeshComparison": "dsexplore.views.cost.mesh_choice_view:MeshComparisonView",
     "dsexplore.comm.straggler:StragglerReport": "dsexplore.views.log.straggler_view:StragglerView",
     "dsexplore.comm.summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }

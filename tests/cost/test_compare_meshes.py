@@ -19,7 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 import dsexplore
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
-from dsexplore.cost.compare_meshes import MeshComparison, compare_meshes, factorisations, moved_constants
+from dsexplore.cost.compare_meshes import compare_meshes, factorisations
+from dsexplore.cost.mesh_comparison import MeshComparison, moved_constants
+from dsexplore.cost.prediction import predict
 from dsexplore.errors import UsageError
 from dsexplore.views import view_of
 from dsexplore.worlds import demo
@@ -75,6 +77,20 @@ def test_what_was_traced_is_not_traced_again(
     again = compare_meshes(build, 8, "dgx-a100", axes=("dp", "tp"), cache=cache)
     assert [one.mesh for one in again.ranking] != []
     assert again.best.step.expected > compared.best.step.expected
+
+
+@pytest.mark.processes
+def test_a_mesh_is_predicted_once_and_while_others_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[int] = []
+
+    def noted(*args: Any) -> Any:
+        traced.append(len(list(tmp_path.iterdir())))
+        return predict(*args)
+
+    monkeypatch.setattr("dsexplore.cost.compare_meshes.predict", noted)
+    again = compare_meshes(build, 8, axes=("dp", "tp"), cache=tmp_path, processes=1)
+    assert len(traced) == len(again.ranking) == 3
+    assert traced[0] < 4
 
 
 @pytest.mark.processes

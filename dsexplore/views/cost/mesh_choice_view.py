@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dsexplore.cost.compare_meshes import MeshCandidate, MeshComparison
+from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar

@@ -59,6 +59,7 @@ _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device
 _MISSING = object()
 _VIEW = torch.ops.aten.view.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_ATEN = "aten"
 _FUNCTIONAL = "_c10d_functional"
 """The namespace of collectives that return new tensors: torch remembers none, as each is to be called."""
 _C10D = "c10d"
@@ -66,6 +67,9 @@ _C10D = "c10d"
 _make_subclass = torch.Tensor._make_subclass
 
 
+_found: dict[tuple[object, ...], tuple[Any, Any]] = {}
+"""What ops of ATen returned in the worlds of this process, by their key: the op and torch's entry. The next world
+begins with these, as torch's own cache goes on from mode to mode."""
 _entered: SimulationMode | None = None
 
 
@@ -107,8 +111,9 @@ class SimulationMode(FakeTensorMode):
         self.integers = RealIntegers()
         self.hits = 0
         self._attributes: dict[torch.device, dict[str, Any]] = {}
-        self._entries: dict[tuple[object, ...], Any] = {}
-        self._ops: dict[int, Any] = {}  # by the number that stands for them in keys
+        self._entries: dict[tuple[object, ...], Any] = {key: entry for key, (_, entry) in _found.items()}
+        self._ops: dict[int, Any] = {id(func): func for func, _ in _found.values()}
+        """By the number that stands for them in keys."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -176,7 +181,9 @@ class SimulationMode(FakeTensorMode):
             result = super().dispatch(func, types, args, kwargs)
             if key is not None and entry is _MISSING:
                 self._ops[id(func)] = func
-                self._entries[key] = self._entry(func, args, kwargs, result, key)
+                self._entries[key] = entry = self._entry(func, args, kwargs, result, key)
+                if entry is not None and func.namespace == _ATEN:
+                    _found[key] = func, entry
             return result
         made = [self._output(each, func, args) for each in entry.output_infos]
         self.hits += 1
@@ -243,7 +250,7 @@ class SimulationMode(FakeTensorMode):
         known = []
         for (number, *rest), entry in self._entries.items():
             func = self._ops[number]  # type: ignore[index] # keys begin with it
-            if entry is not None and func.namespace == "aten":
+            if entry is not None and func.namespace == _ATEN:
                 known.append((str(func), tuple(rest), entry))
         return known
 
@@ -306,7 +313,7 @@ class SimulationMode(FakeTensorMode):
                 metadata.stride,
                 dtype=metadata.dtype,
                 layout=metadata.layout,
-                device="meta",
+                device=_META,
                 requires_grad=metadata.requires_grad,
             )
             if entry.view_idx is not None:

@@ -6,7 +6,7 @@ are looked through once, and torch's function then sees one tensor of each value
 
 Torch also works out, for each tensor of the list, all ways to shard it. For a fused optimizer the ways are
 worked out here once for parameters of the same shape and placements, of which alike layers have as many as there are
-layers.
+layers. What such an op returns, torch finds out by a call of it on fake tensors of all lists; it returns nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,26 @@ from typing import Any
 
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._ops import utils as sharding_utils
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from dsexplore.worlds.patches import Patches
 
 _FUNCTION, _WAYS = "_propagate_use_strided_shard_flag", "expand_to_full_mesh_op_strategy"
+_RESULT = "_propagate_tensor_meta_non_cached"
 _FUSED = ("aten::_fused_ada", "aten::_fused_sgd")
 """How the names of fused optimizers' ops begin, whose results are written into their arguments."""
 
 
 def patch_long_lists(patches: Patches) -> None:
-    """Make torch look through the tensors of an op once, and work out ways to shard once for those that are alike;
-    versions of torch without these functions are left as they are."""
-    for owner, name, build in ((_sharding_prop, _FUNCTION, _once_per_op), (sharding_utils, _WAYS, _once_per_kind)):
+    """Make torch look through the tensors of an op once, work out ways to shard once for those that are alike, and call
+    no fused optimizer to learn what it returns; versions of torch without these functions are left as they are."""
+    replaced: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+        (_sharding_prop, _FUNCTION, _once_per_op),
+        (sharding_utils, _WAYS, _once_per_kind),
+        (ShardingPropagator, _RESULT, _not_of_fused),
+    )
+    for owner, name, build in replaced:
         original = getattr(owner, name, None)
         if original is not None:
             patches.attribute(owner, name, build(original))
@@ -75,3 +82,11 @@ def _once_per_kind(original: Callable[..., Any]) -> Callable[..., Any]:
         return known[key]
 
     return expand
+
+
+def _not_of_fused(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @wraps(original)
+    def propagate(propagator: Any, op_schema: Any) -> Any:
+        return None if op_schema.op.name().startswith(_FUSED) else original(propagator, op_schema)
+
+    return propagate

@@ -130,6 +130,7 @@ def test_a_fused_step_is_not_looked_at_tensor_by_tensor(
         asked.append(func)
         return of_torch(mode, func, *others)
 
+    monkeypatch.setattr(fake_dispatch, "_found", {})
     with SimulationMode(allow_non_fake_inputs=True):
         parameters = [nn.Parameter(torch.ones(4, 3)) for _ in range(3)]
         for one in parameters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dsexplore.worlds.fake import fake_dispatch
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.shared_entries import read, shared_entries
 
@@ -33,7 +35,8 @@ def described() -> list[Any]:
 
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ops that torch's own mode was asked for."""
+    """The ops that torch's own mode was asked for, in a process that has had no world before."""
+    monkeypatch.setattr(fake_dispatch, "_found", {})
     found: list[str] = []
     original = FakeTensorMode.dispatch
 
@@ -45,12 +48,21 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_later_ranks_ask_torch_for_nothing_that_the_first_one_knew(tmp_path: Path, dispatched: list[str]) -> None:
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forget what the worlds of this process have found, as another process would not know it."""
+    return lambda: monkeypatch.setattr(fake_dispatch, "_found", {})
+
+
+def test_later_ranks_ask_torch_for_nothing_that_the_first_one_knew(
+    tmp_path: Path, dispatched: list[str], forgotten: Callable[[], None]
+) -> None:
     with fake_mode(), shared_entries(str(tmp_path), 3):
         first = described()
     asked = len(dispatched)
     assert [file.name for file in tmp_path.iterdir()] == ["entries-3.pickle"]
     dispatched.clear()
+    forgotten()
     with fake_mode(), shared_entries(str(tmp_path), 5):
         assert described() == first
     assert len(dispatched) < asked / 3, dispatched
@@ -58,7 +70,7 @@ def test_later_ranks_ask_torch_for_nothing_that_the_first_one_knew(tmp_path: Pat
 
 
 def test_ranks_begin_with_what_the_process_has_read_that_they_are_forked_from(
-    tmp_path: Path, dispatched: list[str]
+    tmp_path: Path, dispatched: list[str], forgotten: Callable[[], None]
 ) -> None:
     read(str(tmp_path))  # nothing yet
     with fake_mode(), shared_entries(str(tmp_path), 3):
@@ -67,6 +79,7 @@ def test_ranks_begin_with_what_the_process_has_read_that_they_are_forked_from(
     read(str(tmp_path))
     (tmp_path / "entries-3.pickle").write_bytes(b"not looked at again")
     dispatched.clear()
+    forgotten()
     with fake_mode(), shared_entries(str(tmp_path), 5):
         assert described() == first
     assert len(dispatched) < asked / 3, dispatched
@@ -74,6 +87,7 @@ def test_ranks_begin_with_what_the_process_has_read_that_they_are_forked_from(
     another.mkdir()
     read(str(another))
     dispatched.clear()
+    forgotten()
     with fake_mode(), shared_entries(str(another), 0):
         assert described() == first
     assert len(dispatched) == asked
@@ -96,3 +110,13 @@ def test_what_cannot_be_pickled_is_not_left(tmp_path: Path, monkeypatch: pytest.
     with fake_mode(), shared_entries(str(tmp_path), 0):
         described()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_later_world_of_a_process_asks_torch_for_nothing_that_an_earlier_one_knew(dispatched: list[str]) -> None:
+    with fake_mode():
+        first = described()
+    asked = len(dispatched)
+    dispatched.clear()
+    with fake_mode():
+        assert described() == first
+    assert len(dispatched) < asked / 3, dispatched

@@ -1,0 +1,181 @@
+"""`MeshComparison`: the meshes that the ranks of one program can form, by what a step would take on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+
+from dsexplore.cost.cluster import Cluster, Link, Measured
+from dsexplore.cost.prediction import Prediction
+from dsexplore.cost.range import Range
+from dsexplore.display import Displayable
+from dsexplore.errors import UsageError
+
+_COMPARED = 3
+"""How many of the fastest meshes are looked at for ties."""
+
+
+@dataclass(frozen=True)
+class MeshCandidate:
+    """One mesh: what was predicted for it, or why not.
+
+    Attributes:
+        sizes: of the axes, outermost first.
+        prediction: None where it was not traced.
+        dropped: why it is out; empty for one that can be taken.
+    """
+
+    sizes: Mapping[str, int]
+    prediction: Prediction | None
+    dropped: str = ""
+
+    @property
+    def mesh(self) -> str:
+        """The mesh as text: ``"pp=2,dp=4,tp=8"``."""
+        return text_of(self.sizes)
+
+
+class MeshComparison(Displayable):
+    """The meshes of one program on one cluster, the fastest first; made by `compare_meshes`.
+
+    Attributes:
+        cluster: the cluster that the meshes are compared on.
+        candidates: the meshes that fit, by expected time; then the meshes that were dropped.
+        notes: what a reader must know.
+    """
+
+    def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
+        self.cluster = cluster
+        taken = [one for one in candidates if not one.dropped]
+        out = [one for one in candidates if one.dropped]
+        self.candidates = (*sorted(taken, key=_expected), *sorted(out, key=lambda one: one.mesh))
+        self.notes = tuple(notes)
+
+    @property
+    def ranking(self) -> list[MeshCandidate]:
+        """The meshes that fit, the fastest first."""
+        return [one for one in self.candidates if not one.dropped]
+
+    @property
+    def best(self) -> Prediction:
+        """The prediction of the fastest that fits.
+
+        Raises:
+            UsageError: none fits.
+        """
+        if not self.ranking:
+            raise UsageError(f"no mesh fits on {self.cluster.name}: see .to_frame() for why each was dropped")
+        prediction = self.ranking[0].prediction
+        assert prediction is not None
+        return prediction
+
+    @cached_property
+    def tied(self) -> list[list[str]]:
+        """Groups of meshes among the three fastest, and those beside them, whose order is not certain.
+
+        Two neighbours in the ranking are tied where they would change places if a constant of the cluster were 10 %
+        lower or higher. Meshes in no group keep their order.
+        """
+        groups: list[list[str]] = []
+        ranking = self.ranking[: _COMPARED + 1]
+        for before, after in pairwise(ranking):
+            if not _may_turn(before, after):
+                continue
+            if groups and groups[-1][-1] == before.mesh:
+                groups[-1].append(after.mesh)
+            else:
+                groups.append([before.mesh, after.mesh])
+        return groups
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per mesh: ``mesh``, ``step``, ``low``, ``high``, ``compute``, ``exposed``, ``idle`` in seconds,
+        ``memory`` in bytes, ``tied`` with the next faster or slower, ``dropped``: why it is out."""
+        tied = {mesh for group in self.tied for mesh in group}
+        rows = [(one.mesh, *_numbers(one.prediction), one.mesh in tied, one.dropped) for one in self.candidates]
+        times = dict.fromkeys(("step", "low", "high", "compute", "exposed", "idle"), pl.Float64)
+        columns = {"mesh": pl.String, **times, "memory": pl.Int64, "tied": pl.Boolean, "dropped": pl.String}
+        return pl.DataFrame(rows, schema=columns, orient="row")
+
+    def __getitem__(self, mesh: str) -> Prediction:
+        """The prediction of a mesh.
+
+        Raises:
+            UsageError: a mesh that was not compared or not traced.
+        """
+        for one in self.candidates:
+            if one.mesh == mesh and one.prediction is not None:
+                return one.prediction
+        raise UsageError(f"{mesh!r} was not predicted: there is {', '.join(one.mesh for one in self.candidates)}")
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+
+def text_of(sizes: Mapping[str, int]) -> str:
+    """A mesh as text: ``"pp=2,dp=4,tp=8"``."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def _expected(one: MeshCandidate) -> float:
+    return one.prediction.expected_step if one.prediction is not None else float("inf")
+
+
+def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
+    if prediction is None:
+        return (None,) * 7
+    step: Range = prediction.step
+    parts = (prediction.compute.expected, prediction.exposed.expected, prediction.idle.expected)
+    return (step.expected, step.low, step.high, *parts, prediction.memory)
+
+
+_WRONG = 0.10
+"""By how much each constant of a cluster may be wrong."""
+
+
+def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
+    """Whether the slower of two meshes is the faster once one constant of the cluster, or all, are off by 10 %."""
+    one, two = first.prediction, other.prediction
+    assert one is not None
+    assert two is not None
+    gap = two.expected_step - one.expected_step
+    pairs = ((one.compute, two.compute), (one.exposed, two.exposed), (one.idle, two.idle))
+    reach = _WRONG * sum(abs(a.expected - b.expected) for a, b in pairs)
+    if gap <= reach:
+        return True
+    if gap > 3 * reach + _WRONG * gap:
+        return False  # far beyond what parts that move apart by a tenth can make up
+    return any(
+        one.what_if(cluster=cluster).expected_step >= two.what_if(cluster=cluster).expected_step
+        for cluster in moved_constants(one.cluster)
+    )
+
+
+def moved_constants(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with one constant after the other 10 % lower, and 10 % higher; measured times go with their link."""
+    for factor in (1 - _WRONG, 1 + _WRONG):
+        yield replace(cluster, compute=replace(cluster.compute, achievable=cluster.compute.achievable * factor))
+        yield replace(cluster, memory=replace(cluster.memory, achievable=cluster.memory.achievable * factor))
+        yield replace(cluster, launch_overhead=cluster.launch_overhead * factor)
+        yield replace(cluster, collective_overhead=cluster.collective_overhead * factor)
+        near, far = _moved_tables(cluster, factor)
+        reduction = cluster.reduction and replace(cluster.reduction, bandwidth=cluster.reduction.bandwidth * factor)
+        yield replace(cluster, node=_moved(cluster.node, factor), reduction=reduction, measured=near)
+        if cluster.network is not None:
+            yield replace(cluster, network=_moved(cluster.network, factor), measured=far)
+
+
+def _moved_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
+    """The measured times where links of a node are faster by that factor, and where those between nodes are."""
+    faster = [replace(one, seconds=tuple(time / factor for time in one.seconds)) for one in cluster.measured]
+    pairs = list(zip(cluster.measured, faster, strict=True))
+    near = tuple(moved if one.nodes == 1 else one for one, moved in pairs)
+    return near, tuple(moved if one.nodes > 1 else one for one, moved in pairs)
+
+
+def _moved(link: Link, factor: float) -> Link:
+    return replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)
