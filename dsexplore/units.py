@@ -6,6 +6,7 @@ KiB, MiB, GiB are powers of 1024; kB, MB, GB are powers of 1000. The two are nev
 import re
 from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
+from functools import lru_cache
 
 _TENTH = Decimal("0.1")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -18,7 +19,11 @@ _FACTORS = {
 
 def format_bytes(count: float) -> str:
     """A size as text, ``1536`` → ``"1.5 KiB"``: below 1024 of a unit, one digit after the point unless that is 0."""
-    size = float(count)
+    return _format_bytes(float(count))
+
+
+@lru_cache(maxsize=4096)  # tables and maps hold the same sizes many times
+def _format_bytes(size: float) -> str:
     for unit in _BINARY:
         if abs(size) < 1023.95 or unit == _BINARY[-1]:
             break

@@ -100,7 +100,7 @@ class Explorer:
         self._headline = Headline(self._trace.tables)
         self._prediction = self._trace.predict(cluster) if cluster is not None else None
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
-        self._lanes = TimelinePanel(self._trace.tables, sizes)
+        self._lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind)
         self._map = MapPanel(self._codes, self._prediction)
         self._figure = FigurePanel(self._codes)
         self._quiet = False
@@ -125,6 +125,8 @@ class Explorer:
         self._describe()
         self._follow()
         self._codes.prepare()
+        if timeline_panel.PART in opened:
+            self._lanes.prepare()
 
     def __repr__(self) -> str:
         title = self._chosen.title
@@ -374,7 +376,8 @@ class Explorer:
         return self._chosen.around(part, self._figure.rows)
 
     def _draw_timeline(self) -> None:
-        self.widget.timeline = self._lanes.drawn(self._around(timeline_panel.PART))
+        kinds = None if self._figure.rows else self._chosen.passed.kinds
+        self.widget.timeline = self._lanes.drawn(self._around(timeline_panel.PART), kinds)
         self._describe_range()
 
     def _describe(self) -> None:

@@ -78,6 +78,13 @@ class Passed:
         sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums
 
+    @property
+    def kinds(self) -> Mask | None:
+        """The kinds of event (`EventCodes.kind`) that pass with all of their events; None where it is otherwise."""
+        filters = self.filters
+        by_event = filters.implicit or filters.picks or filters.module
+        return None if by_event else self._codes.kinds_of(filters.facets)
+
 
 def known_names(tables: Tables) -> Tables:
     """A trace with each name of its events once: all that a filter's names are compared with."""

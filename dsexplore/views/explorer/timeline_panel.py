@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from dsexplore.analysis.step_timeline import LaneKind, timeline_of, with_sizes
 from dsexplore.trace.tables import Tables
 from dsexplore.views.explorer.clicked_marks import Picked
@@ -22,10 +25,11 @@ class TimelinePanel:
     Args:
         tables: the trace.
         sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+        kind: (events,) of each, as in `EventCodes.kind`.
     """
 
-    def __init__(self, tables: Tables, sizes: str) -> None:
-        self._tables, self._sizes = tables, sizes
+    def __init__(self, tables: Tables, sizes: str, kind: npt.NDArray[np.int32] | None = None) -> None:
+        self._tables, self._sizes, self._kind = tables, sizes, kind
         self._made: TimelineState | None = None
         self._lanes: str | None = None
 
@@ -34,7 +38,7 @@ class TimelinePanel:
         """The state of the drawing; made when it is first needed."""
         if self._made is None:
             made = timeline_of(self._tables, self._lanes, None, self._sizes)  # type: ignore[arg-type]  # of get_args
-            self._made = TimelineState(made, _COLUMNS, _MOST)
+            self._made = TimelineState(made, _COLUMNS, _MOST, self._kind)
         return self._made
 
     def use(self, sizes: str) -> None:
@@ -51,12 +55,16 @@ class TimelinePanel:
 
     def _remake(self, timeline: Any) -> None:
         before = self.state
-        self._made = TimelineState(timeline, _COLUMNS, _MOST)
+        self._made = TimelineState(timeline, _COLUMNS, _MOST, self._kind)
         self._made.window, self._made.chosen = before.window, before.chosen
 
-    def drawn(self, mask: Mask) -> dict[str, Any]:
-        """The value that the browser draws, of the events in the mask."""
-        self.state.show_events(None if mask.all() else mask)
+    def prepare(self) -> None:
+        """Compute now what the first filter would wait for."""
+        self.state.prepare()
+
+    def drawn(self, mask: Mask, kinds: Mask | None = None) -> dict[str, Any]:
+        """The value that the browser draws, of the events in the mask; ``kinds``: see `TimelineState.show_events`."""
+        self.state.show_events(None if mask.all() else mask, kinds)
         return {**self.state.drawn(), "kinds": list(LANES), "kind": self._lanes or self._first_kind}
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
@@ -27,11 +28,18 @@ class TimelineState:
         timeline: what is drawn.
         columns: into which spans are added up where they are many.
         most: spans that are drawn one by one.
+        kind: (events,) a small number of each: events of one kind are mostly shown or hidden together.
     """
 
-    def __init__(self, timeline: Timeline, columns: int = 960, most: int = 1500) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        columns: int = 960,
+        most: int = 1500,
+        kind: npt.NDArray[np.integer[Any]] | None = None,
+    ) -> None:
         self.timeline = timeline
-        self.spans = Coded(timeline)
+        self.spans = Coded(timeline, kind)
         self.whole = self.window = extent(timeline)
         self.chosen: tuple[float, float] | None = None
         """The range that is chosen, in the unit of the timeline."""
@@ -39,6 +47,8 @@ class TimelineState:
         """(spans,) those that are drawn; None for all."""
         self._kept: Mask | None = None
         """(events,) the same of events."""
+        self._kinds: Mask | None = None
+        """(kinds,) the kinds that these events are all of; None where they are not."""
         self.boxes: Boxes
         self._columns, self._most = columns, most
         self._fixed = {
@@ -48,6 +58,11 @@ class TimelineState:
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
         }
+
+    def prepare(self) -> None:
+        """Compute now what the first filter would wait for."""
+        if self.spans.kind is not None and self.spans.in_order:
+            self.spans.added_up(self.whole, self._columns)
 
     def zoom(self, begin: float, end: float) -> None:
         """Set the window, inside the whole and no narrower than can be drawn."""
@@ -107,9 +122,14 @@ class TimelineState:
         """A range of the timeline in words: ``from 1.2 ms to 3 ms``."""
         return f"from {place(self.timeline, begin)} to {place(self.timeline, end)}"
 
-    def show_events(self, mask: Mask | None) -> None:
-        """Draw only some of the events, and what is no event; None for all."""
-        self._kept = mask
+    def show_events(self, mask: Mask | None, kinds: Mask | None = None) -> None:
+        """Draw only some of the events, and what is no event.
+
+        Args:
+            mask: (events,) None for all.
+            kinds: (kinds,) those that the mask has, each with all of its events; None where it is otherwise.
+        """
+        self._kept, self._kinds = mask, kinds if self.spans.in_order and mask is not None else None
         if mask is None or self.spans.in_order:
             self.shown = mask
         else:
@@ -117,7 +137,9 @@ class TimelineState:
 
     def drawn(self) -> dict[str, Any]:
         """The data that the browser draws: the value of the trait ``timeline``."""
-        found = boxes(self.spans, self.window, self._columns, self._most, self.shown)
+        # Each new window is added up anew, which pays where one is looked at under several filters.
+        kinds = self._kinds if self.window == self.whole else None
+        found = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
         self.boxes = found
         first, last = self.window
         ticks = [tick / (_TICKS - 1) for tick in range(_TICKS)]

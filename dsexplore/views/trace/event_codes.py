@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace import measured_time
@@ -183,6 +184,22 @@ class EventCodes:
     def sums(self, mask: Mask) -> Sums:
         """Count and bytes of some events by module, axis and phase."""
         return self._pivot.sums(mask, self.sizes)
+
+    @cached_property
+    def kind(self) -> npt.NDArray[np.int32]:
+        """(events,) the axis and the phase of each, as one number."""
+        axis, phase = self.facets["axis"], self.facets["phase"]
+        kind: npt.NDArray[np.int32] = axis.codes.astype(np.int32) * len(phase.labels) + phase.codes.astype(np.int32)
+        return kind
+
+    def kinds_of(self, filters: Mapping[str, Any]) -> Mask | None:
+        """The numbers of `kind` that pass a filter by axis and phase; None for any other filter."""
+        if not {"axis", "phase"} >= filters.keys():
+            return None
+        labels = {name: self.facets[name].labels for name in ("axis", "phase")}
+        axis, phase = (Facet(of, np.arange(len(of))).test(filters.get(name, of)) for name, of in labels.items())
+        passing: Mask = np.outer(axis, phase).ravel()
+        return passing
 
     def sums_of(self, filters: Mapping[str, Any], matched: Matched | None) -> Sums | None:
         """The sums of a filter by module, axis and phase alone, read off `total`; None for any other filter.

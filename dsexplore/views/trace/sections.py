@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import polars as pl
 
@@ -10,7 +11,7 @@ from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import PHASES
 from dsexplore.views.trace import drawings, tally
-from dsexplore.views.trace.event_codes import Causes, EventCodes
+from dsexplore.views.trace.event_codes import CAUSE, Causes, EventCodes
 from dsexplore.views.trace.lanes import lanes
 
 MOST_CAUSES = 20
@@ -55,24 +56,28 @@ def causes_part(found: Causes, opened: bool, clickable: bool = False) -> str:
 
 
 def _causes_html(found: Causes, clickable: bool) -> str:
-    rows = [
-        (
-            html.parted(row["module"], _CAUSE_NAME),
-            html.parted(row["cause"] or "–", _CAUSE_NAME),
-            html.name(row["op"], 40),
-            html.name(row["axis"] or "–", 40),
-            html.escape(row["phase"]),
-            f"{row['count']:,}",
-            format_bytes(row["bytes"]),
-            html.parted(row["source"].partition(" ← ")[0] or "–", _CAUSE_NAME),
-        )
-        for row in found.shown.iter_rows(named=True)
-    ]
+    rows = []
+    for row in found.shown.iter_rows(named=True):
+        names = _names_of_cause(*(row[column] for column in CAUSE))
+        rows.append((*names[:-1], f"{row['count']:,}", format_bytes(row["bytes"]), names[-1]))
     marks = [f' data-cause="{line}" tabindex="0"' for line in found.shown["line"]] if clickable else ()
     head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
     hidden = found.lines - found.shown.height
     more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden > 0 else ""
     return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
+
+
+@lru_cache(maxsize=4096)  # a filter changes the numbers of a line, and its names never
+def _names_of_cause(module: str, op: str, axis: str, phase: str, cause: str, source: str) -> tuple[str, ...]:
+    """The cells of a line of the table of causes that are no numbers: module, cause, op, axis, phase, source."""
+    return (
+        html.parted(module, _CAUSE_NAME),
+        html.parted(cause or "–", _CAUSE_NAME),
+        html.name(op, 40),
+        html.name(axis or "–", 40),
+        html.escape(phase),
+        html.parted(source.partition(" ← ")[0] or "–", _CAUSE_NAME),
+    )
 
 
 def _places(codes: EventCodes) -> tuple[str, str]:

@@ -47,8 +47,6 @@ class TreeWidget(anywidget.AnyWidget):
     def set_values(self, columns: npt.NDArray[np.float64]) -> None:
         """Show other numbers in the same rows; of equal columns only one is sent, and none that is all zero."""
         places: dict[bytes, int] = {bytes(4 * columns.shape[1]): -1}
-        for column in np.ascontiguousarray(columns, np.float32):
-            places.setdefault(column.tobytes(), len(places) - 1)
+        found = [places.setdefault(column.tobytes(), len(places) - 1) for column in columns.astype(np.float32)]
         with self.hold_sync():
-            self.columns = [places[column.tobytes()] for column in np.ascontiguousarray(columns, np.float32)]
-            self.values = b"".join(content for content, place in places.items() if place >= 0)
+            self.columns, self.values = found, b"".join(content for content, place in places.items() if place >= 0)

@@ -63,6 +63,19 @@ def test_a_window_has_what_overlaps_it(rows: list[tuple[str, int, int, str, int]
     assert len(found) == sum(begin < first + width and begin + length > first for _, begin, length, _, _ in rows)
 
 
+@given(spans_lists, st.data(), st.integers(1, 50), st.integers(-10, 400), st.integers(1, 600))
+def test_columns_are_the_same_of_kinds_as_of_spans(
+    rows: list[tuple[str, int, int, str, int]], data: st.DataObject, columns: int, first: int, width: int
+) -> None:
+    kind = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
+    kinds = np.array(data.draw(st.lists(st.booleans(), min_size=4, max_size=4)))
+    timeline, window = of(rows), (float(first), float(first + width))
+    of_spans = boxes(Coded(timeline), window, columns, -1, kinds[kind])
+    of_kinds = boxes(Coded(timeline, kind), window, columns, -1, kinds[kind], kinds)
+    for name, column in vars(of_spans).items():
+        assert np.array_equal(column, getattr(of_kinds, name)), name
+
+
 def test_a_column_has_the_mark_of_most_bytes() -> None:
     found = boxes(Coded(of([("a", 0, 1, "x", 5), ("a", 1, 1, "y", 3), ("a", 2, 1, "y", 4)])), (0, 3), 1, 0)
     assert (found.mark.tolist(), found.count.tolist(), found.bytes.tolist()) == ([1], [3], [12])
