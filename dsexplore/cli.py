@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     known: list[str] = []
     for name, command in COMMANDS.items():
-        chosen = commands.add_parser(name, help=command.help, description=command.help)
+        # Shortened options would be looked for among a script's own arguments, too, and some mean two of ours.
+        chosen = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         if given[:1] == [name]:  # the others' modules stay unloaded
             command.add_arguments(chosen)
             known += chosen._option_string_actions

@@ -32,6 +32,12 @@ class Patches:
         else:
             self._stack.callback(setattr, owner, name, own)
 
+    def inherited(self, owner: type, name: str) -> None:
+        """Make a class have what its base classes hold under a name, in place of its own."""
+        own = vars(owner)[name]
+        delattr(owner, name)
+        self._stack.callback(setattr, owner, name, own)
+
     def item(self, mapping: dict[str, Any], key: str, value: Any) -> None:
         """Set ``mapping[key]`` of a key that is there already."""
         self._stack.callback(mapping.__setitem__, key, mapping[key])

@@ -35,7 +35,6 @@ from torch.storage import TypedStorage, UntypedStorage
 from torch.utils.data import DataLoader
 
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.fake.known_values import known_of
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 
@@ -229,11 +228,7 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
         return made if dtype is None else made.astype(dtype, copy=False)
 
     def as_list(self: torch.Tensor) -> Any:
-        known = known_of(self)
-        if known is None:
-            return listed(self)
-        with unset_fake_temporarily():
-            return listed(known)
+        return inventor.values(self) if isinstance(self, FakeTensor) else listed(self)
 
     for name, function in (
         ("__format__", formatted),
@@ -242,6 +237,7 @@ def patch_reading(patches: Patches, inventor: Inventor) -> None:
         ("tolist", as_list),
     ):
         patches.attribute(torch.Tensor, name, function)
+    patches.inherited(FakeTensor, "tolist")  # torch's own reads element by element: minutes for the order of a data set
     patches.attribute(FakeTensor, "data_ptr", _address)
     patches.attribute(TypedStorage, "_getitem", _element(inventor, TypedStorage._getitem))
     patches.attribute(UntypedStorage, "__getitem__", _element(inventor, UntypedStorage.__getitem__))

@@ -10,6 +10,7 @@ What is invented follows from what made the tensor, as far as the rules of `know
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.worlds.fake.endless_loops import ENDED, Reads
-from dsexplore.worlds.fake.known_values import guess_of, known_of
+from dsexplore.worlds.fake.known_values import guess_of, known_of, whole_numbers
 from dsexplore.worlds.remarks import Remarks, user_frames
 
 _aten = torch.ops.aten
@@ -57,6 +58,22 @@ class Inventor:
         if tensor.is_complex():
             return complex(mean)
         return float(mean) if tensor.is_floating_point() else round(mean)
+
+    def values(self, tensor: torch.Tensor) -> Any:
+        """The list, or the lists of lists, that ``tensor.tolist()`` returns; it counts as one read."""
+        known = known_of(tensor)
+        if known is not None:
+            with unset_fake_temporarily():
+                return known.tolist()
+        value = self.value(tensor)
+        if not tensor.dim():
+            return value
+        *rows, length = tensor.shape
+        is_given = self._given(self._remarks.line()) is not None
+        made: list[Any] = [value] * length if is_given or type(value) is not int else whole_numbers(tensor, length)
+        for count in reversed(rows):
+            made = [copy.deepcopy(made) for _ in range(count)]
+        return made
 
     def size(self, expected: float) -> int:
         """How many elements there are where values decide, given how many are expected."""

@@ -108,9 +108,20 @@ def _same(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     for index, each in enumerate(parts):
         if one_by_one and each.dim() == 0:  # whole numbers whose sum is right
             place = index if len(parts) > 1 else int(args[2]) if len(args) > 2 else 0
-            set_guess(each, math.floor(found.mean * (place + 1) + 1e-9) - math.floor(found.mean * place + 1e-9))
+            set_guess(each, _whole_number(found.mean, place))
         else:
             setattr(each, _GUESS, found)
+
+
+def _whole_number(mean: float, place: int) -> int:
+    """The element at a place of a row of whole numbers that has this mean; the sum of any first ones is right."""
+    return math.floor(mean * (place + 1) + 1e-9) - math.floor(mean * place + 1e-9)
+
+
+def whole_numbers(tensor: torch.Tensor, count: int) -> list[int]:
+    """So many whole numbers in a row, as elements of a tensor that nothing else is known of."""
+    mean = guess_of(tensor).mean
+    return [_whole_number(mean, place) for place in range(count)]
 
 
 def _listed(result: Any) -> list[Any]:

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import dsexplore
 from dsexplore import cli
+from dsexplore.worlds.fake import endless_loops
 from dsexplore.worlds.fake.invented_values import READ, SIZED
 from dsexplore.worlds.fake.known_values import known_of
 from dsexplore.worlds.simulate import simulate
@@ -132,6 +134,18 @@ def test_lists_are_read_in_scripts_for_cpus_too(tmp_path: Path) -> None:
     dsexplore.run(tmp_path / "train.py", world_size=2, fake=True, device="cpu")
 
 
+class Ops(TorchDispatchMode):
+    """The names of the ops that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name().split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.usefixtures("fake")
 class TestReads:
     @pytest.mark.parametrize(
@@ -186,6 +200,17 @@ class TestReads:
     def test_iterating_gives_each_value(self) -> None:
         assert [x.item() for x in torch.linspace(0, 3, 4)] == [0, 1, 2, 3]
         assert sorted(torch.randperm(20).tolist()) == list(range(20))
+
+    def test_a_long_list_is_one_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(endless_loops, "MOST", 20)
+        ops = Ops()
+        with ops:
+            assert len(torch.randperm(100).tolist()) == 100
+            assert torch.rand(50).tolist() == [1.0] * 50
+            assert (torch.rand(2, 30) > 0.5).tolist() == [[True] * 30] * 2
+            assert torch.rand(3, 0).tolist() == [[]] * 3
+            assert torch.full((40,), 2).mul_(torch.randint(9, (1,))).tolist() == [1] * 40
+        assert not {"aten::unbind", "aten::_local_scalar_dense"} & ops.names
 
     def test_a_gradient_scaler_steps_and_keeps_its_scale(self) -> None:
         model = nn.Linear(4, 4)

@@ -120,6 +120,15 @@ class TestEnds:
         assert ran.status == 2
         assert ran.err.splitlines()[-1] == "train.py: error: the following arguments are required: --data"
 
+    def test_the_scripts_own_arguments_are_no_shortened_options(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        own = ["--n", "3", "--r=1", "--m", "x"]  # each begins several of dsexplore's
+        path = script(tmp_path, "print(sys.argv[1:])")
+        ran = Ran(capsys, "--world-size", "4", path, *own)
+        assert ran.status == 0
+        assert str(own) in ran.out
+
     def test_code_of_another_rank_is_there_when_that_rank_is_played(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
