@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dsexplore.trace.step_marks import StepMarks
+from dsexplore.worlds.scripts.return_watch import ReturnWatch
 
 
 class EnoughSteps(BaseException):
@@ -28,6 +32,10 @@ class StepCounter:
     longer. So two optimizers that take turns take the same steps, and one that steps after every third step of another,
     as an outer optimizer or a GAN's generator does, steps in each third.
 
+    A step lasts until the function named ``step`` returns that the optimizer was called from, if there is one: what
+    DeepSpeed's and Megatron's optimizers, which are none to torch, send after the one that they hold belongs to it. A
+    step by which torch makes an optimizer's state, to load a checkpoint into it, is none of the program's.
+
     Args:
         limit: steps after which the program ends; None for no end.
         steps: ends the program's next step when the first optimizer takes it, and lengthens it when another one does.
@@ -42,6 +50,8 @@ class StepCounter:
         """Optimizers that are not the program's."""
         self._awaited: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """The optimizers that may still step in the program's last step."""
+        self._watch: ReturnWatch | None = None
+        """Tells when the function of the program's latest step returns, while that runs."""
 
     def begins(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer is about to step; torch calls this as its hook."""
@@ -51,6 +61,9 @@ class StepCounter:
 
     def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has taken a step; torch calls this as its hook."""
+        callers = list(_callers())
+        if any(frame.f_code is _init_optim_state.__code__ for frame in callers):
+            return
         if self._has_stepped(optimizer):
             self.taken += 1
             self._steps.step()
@@ -60,8 +73,34 @@ class StepCounter:
             self._steps.lengthen_step()
         self._latest[optimizer] = self.taken
         self._awaited.discard(optimizer)
+        around = [frame for frame in callers if frame.f_code.co_name == "step"]
+        if not around or not self._watches(around[-1]):
+            self._end()
+
+    def _watches(self, frame: FrameType) -> bool:
+        """Make the step last until a frame returns; False where that cannot be seen."""
+        if self._watch is not None and self._watch.frame is frame:
+            return True
+        self.close()
+        self._watch = ReturnWatch(frame, self._returns)
+        return self._watch.begin()
+
+    def _returns(self) -> None:
+        """The function of the program's step returns."""
+        self._watch = None
+        self._steps.lengthen_step()
+        self._end()
+
+    def _end(self) -> None:
+        """End the program if no optimizer is to step any more."""
         if self.taken == self._limit and not self._awaited:
             raise self._enough()
+
+    def close(self) -> None:
+        """Watch no function any longer."""
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     def _enough(self) -> EnoughSteps:
         """The end of the program, in words: a program that logs whatever ends it shows them."""
@@ -70,6 +109,14 @@ class StepCounter:
     def _has_stepped(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer took part in the program's latest step; true of all before the first."""
         return self._latest.get(optimizer, 0) == self.taken
+
+
+def _callers() -> Iterator[FrameType]:
+    """The frames of the calls in progress, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _optimizers() -> list[Optimizer]:
@@ -104,5 +151,6 @@ def counted_steps(limit: int | None, steps: StepMarks) -> Iterator[StepCounter]:
     try:
         yield counter
     finally:
+        counter.close()
         for handle in handles:
             handle.remove()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
 
@@ -83,3 +86,66 @@ def test_ends_when_all_optimizers_stepped_or_one_steps_again(limit: int, order: 
     assert counter.taken == limit
     assert ("end_with_step" in marks) is (begun == "cababa")
     assert isinstance(earlier, torch.optim.Optimizer)  # still there: the program did not wait for it
+
+
+class Holder:
+    """An optimizer that torch does not know, as DeepSpeed's and Megatron's: it goes on after the one that it holds."""
+
+    def __init__(self, *held: torch.optim.Optimizer) -> None:
+        self.held, self.ends, self.fails = held, 0, False
+
+    def step(self) -> None:
+        for each in self.held:
+            each.step()
+        try:
+            raise KeyError
+        except KeyError:
+            self.ends += 1
+        if self.fails:
+            raise OSError("the disk is full")
+
+
+def test_a_step_lasts_until_the_optimizer_around_it_is_done() -> None:
+    marks, holder = Marks(), Holder(optimizer(), optimizer())
+    with counted_steps(None, marks):
+        holder.step()
+        assert marks == ["step", "lengthen_step", "lengthen_step"]
+        holder.step()
+        assert sys.gettrace() is None
+        holder.fails = True
+        with pytest.raises(OSError, match="full"):
+            holder.step()
+    assert marks == ["step", "lengthen_step", "lengthen_step"] * 2 + ["step", "lengthen_step"]
+    assert sys.gettrace() is None
+
+
+def test_the_optimizer_around_the_last_step_comes_to_its_end() -> None:
+    with pytest.raises(EnoughSteps), counted_steps(2, Marks()):
+        holder = Holder(optimizer())
+        for _ in range(5):
+            holder.step()
+    assert holder.ends == 2
+    assert sys.gettrace() is None
+
+
+def test_a_debugger_keeps_the_thread_that_it_traces() -> None:
+    def debugger(*_: object) -> None: ...
+
+    marks, holder = Marks(), Holder(optimizer())
+    sys.settrace(debugger)
+    try:
+        with pytest.raises(EnoughSteps), counted_steps(1, marks):
+            holder.step()
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(None)
+    assert marks == ["step"]
+
+
+def test_a_step_that_makes_an_optimizers_state_is_none_of_the_programs() -> None:
+    marks, model = Marks(), nn.Linear(2, 2)
+    made = torch.optim.AdamW(model.parameters())
+    with counted_steps(1, marks) as counter:
+        assert get_optimizer_state_dict(model, made)["state"]
+    assert not marks
+    assert not counter.taken
