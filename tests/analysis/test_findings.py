@@ -83,6 +83,12 @@ def test_what_the_optimizer_may_reduce_once_is_sought_in_the_optimizer_alone() -
     assert "optimizer_reduces" not in rules
 
 
+def test_of_a_redistribute_without_a_known_cause_none_is_said() -> None:
+    tables = planted.trace_of("implicit_redistributes", True).tables
+    unknown = dsexplore.Trace(replace(tables, events=tables.events.with_columns(cause=pl.lit(""))))
+    assert unknown.findings()[0].why.endswith("that the program did not ask for")
+
+
 def test_findings_are_a_table_and_text() -> None:
     found = planted.trace_of("small_fsdp", True).findings()
     frame = found.to_frame()

@@ -83,6 +83,9 @@ async ([source, before, after]) => {
     ("before", "after", "kept"),
     [
         ("<p>one</p>", "<p>two</p>", ["p"]),
+        ("<b>one</b>", "<b>one</b><i>two</i><u>three</u>", ["b"]),
+        ('<p id="a">one</p>', '<p class="b" title="c">one</p>', ["p"]),
+        ("<p>one</p>two<i>three</i>four", "two<p>one</p>", []),
         ('<p class="a" title="x">one</p>', '<p class="b">one</p>', ["p"]),
         ("<p>one <b>two</b></p>", "<p>one</p><i>three</i>", ["p"]),
         ("<p>one</p><b>two</b>", "<ul><li>one</li></ul><b>two</b>", ["b"]),

@@ -24,7 +24,9 @@ async ([source, spec]) => {
   module.default.render({ model, el: document.body });
 }
 """
-CELLS = """() => [...document.querySelectorAll(".dsx-heat")].map((e) => [e.textContent, e.style.background !== ""])"""
+CELLS = (
+    """() => [...document.querySelectorAll(".dsx-heat")].map((e) => [e.textContent, e.style.backgroundColor !== ""])"""
+)
 
 
 def spec_of(values: list[list[float]], columns: list[str], top: float = 0.0) -> Spec:

@@ -178,3 +178,30 @@ def test_names_are_data(page: Any, tmp_path: Path, trace_of_names: Any) -> None:
     assert page.evaluate("window.pwned") is None
     assert page.locator("#dsx-explorer img").count() == 0
     assert page.errors == []
+
+
+LAID_OUT = """
+async () => {
+  const { get } = Object.getOwnPropertyDescriptor(HTMLElement.prototype, "offsetHeight"), texts = [];
+  Object.defineProperty(HTMLElement.prototype, "offsetHeight", { configurable: true, get() {
+    if (this.matches(".dsx-explorer")) texts.push(document.querySelector(".dsx-status").textContent);
+    return get.call(this);
+  } });
+  const list = document.querySelector("select[aria-label=phase]");
+  list.selectedIndex = 1;
+  list.dispatchEvent(new Event("change"));
+  await new Promise((done) => setTimeout(done, 200));
+  return texts;
+}
+"""
+
+
+def test_a_choice_is_laid_out_once_when_all_parts_show_it(page: Any, tmp_path: Path, make_layered: Any) -> None:
+    """The browser lays the page out while it waits for the screen's next frame."""
+    trace = make_layered(8, odd=3)
+    show(page, trace, tmp_path)
+    explorer = trace.explore()
+    explorer.filter(phase="forward")
+    texts = page.evaluate(LAID_OUT)
+    assert len(texts) == 1
+    assert texts[0].startswith(explorer._chosen.summary)

@@ -178,9 +178,11 @@ def test_rows_that_stay_in_sight_keep_their_elements(
     page = draw(make_layered(4, odd=2))
     shown = names(page)
     page.evaluate("document.querySelectorAll('.dsx-body .dsx-row').forEach((row) => { row.kept = true; })")
+    page.evaluate("document.querySelector('.dsx-body .dsx-cell').firstChild.kept = true")
     page.click(".dsx-body .dsx-row >> nth=2")
     page.evaluate("model.set('columns', model.get('columns').map(() => -1))")
     page.wait_for_function("() => document.querySelector('.dsx-body .dsx-cell').textContent === '–'")
+    assert page.evaluate("document.querySelector('.dsx-body .dsx-cell').firstChild.kept")  # its text node too
     assert page.get_attribute(".dsx-body .dsx-row >> nth=2", "aria-selected") == "true"
     page.click(".dsx-body .dsx-twist >> nth=2")
     page.click(".dsx-body .dsx-twist >> nth=2")

@@ -29,7 +29,8 @@ def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _why(group: Group) -> str:
-    return f"{group.calls} of at most {format_bytes(group.each)} that the program did not ask for: {group.causes[0]}"
+    cause = f": {group.causes[0]}" if group.causes[0] else ""
+    return f"{group.calls} of at most {format_bytes(group.each)} that the program did not ask for{cause}"
 
 
 def _change(group: Group) -> str:

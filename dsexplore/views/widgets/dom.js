@@ -35,8 +35,12 @@ function put(target, name, value) {
   if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
 }
 
+// An element's text. Its text node stays: the browser makes no new box for it, and only lays it out.
 function write(target, text) {
-  if (target.textContent !== text) target.textContent = text;
+  const only = target.firstChild;
+  if (!text || !only || only.nodeType !== Node.TEXT_NODE || only.nextSibling) {
+    if (target.textContent !== text) target.textContent = text;
+  } else if (only.data !== text) only.data = text;
 }
 
 function copyText(text, near) {

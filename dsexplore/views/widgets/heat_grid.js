@@ -43,7 +43,7 @@ export function heatGrid(choose) {
     write(cell, empty ? "" : ((trace.text || [])[r] || [])[c] || "");
     const [[, from], [, to]] = trace.colorscale, share = (100 * (z - trace.zmin)) / (trace.zmax - trace.zmin || 1);
     const colour = empty ? "" : `color-mix(in srgb,${to} ${share.toFixed(2)}%,${from})`;
-    if (cell.dataset.drawn !== colour) cell.style.background = cell.dataset.drawn = colour;
+    if (cell.dataset.drawn !== colour) cell.style.backgroundColor = cell.dataset.drawn = colour;
     if (empty) cell.removeAttribute("data-at");
     else put(cell, "data-at", `${r},${c}`);
   }

@@ -69,6 +69,7 @@ function assemble({ model, store, el, figure }) {
       const open = model.get("opened");
       for (const [name, place] of [["timeline", lanes], ["map", map]]) if (place.open !== open.includes(name)) place.open = open.includes(name);
     }),
+    settled(el),
   ];
   // What a click, or Enter, on an element with one of these attributes asks for.
   const ASKED = {
@@ -131,6 +132,11 @@ function part(name, show) {
   return { names: [name], show, end() {} };
 }
 
+// The last part: has the browser lay out the page now, while it waits for the screen's next frame, and not within it.
+function settled(el) {
+  return { names: ["values", "spec", "timeline", "map", "details", "status"], show: () => void el.offsetHeight, end() {} };
+}
+
 // Replaces the HTML of an element, and keeps the elements that stay: the browser styles and lays out only new ones.
 export function rewrite(place, html) {
   const made = document.createElement("template");
@@ -139,16 +145,28 @@ export function rewrite(place, html) {
 }
 
 function liken(have, want) {
-  const old = [...have.childNodes], wanted = [...want.childNodes];
-  wanted.forEach((node, i) => {
-    if (!old[i]) have.append(node);
-    else if (old[i].nodeName !== node.nodeName) old[i].replaceWith(node);
-    else if (node.nodeType !== Node.ELEMENT_NODE) { if (old[i].data !== node.data) old[i].data = node.data; }
-    else if (!old[i].isEqualNode(node)) {
-      for (const name of old[i].getAttributeNames()) if (!node.hasAttribute(name)) old[i].removeAttribute(name);
-      for (const name of node.getAttributeNames()) put(old[i], name, node.getAttribute(name));
-      liken(old[i], node);
+  let old = have.firstChild;
+  for (let node = want.firstChild, next; node; node = next) {
+    next = node.nextSibling;
+    const after = old && old.nextSibling;
+    if (!old) have.append(node);
+    else if (old.nodeName !== node.nodeName) old.replaceWith(node);
+    else if (node.nodeType !== Node.ELEMENT_NODE) { if (old.data !== node.data) old.data = node.data; }
+    else if (!old.isEqualNode(node)) {
+      likenAttributes(old, node.attributes);
+      liken(old, node);
     }
-  });
-  for (const node of old.slice(wanted.length)) node.remove();
+    old = after;
+  }
+  while (old) {
+    const after = old.nextSibling;
+    old.remove();
+    old = after;
+  }
+}
+
+function likenAttributes(old, wanted) {
+  for (const { name, value } of wanted) put(old, name, value);
+  if (old.attributes.length === wanted.length) return;
+  for (const name of old.getAttributeNames()) if (!wanted.getNamedItem(name)) old.removeAttribute(name);
 }
