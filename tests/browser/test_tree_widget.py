@@ -248,6 +248,17 @@ def test_nothing_is_clipped(
     shot(page, f"tree_{width}_{'dark' if dark else 'light'}")
 
 
+def test_the_names_of_all_phases_are_whole_in_the_head(
+    draw: Callable[..., Any], make_timed: Callable[..., Trace]
+) -> None:
+    page = draw(make_timed(4, 2))
+    heads = "[...document.querySelectorAll('.dsx-head .dsx-cell:not([hidden]) button')]"
+    assert "recompute" in page.evaluate(f"{heads}.map((head) => head.textContent)")
+    assert (
+        page.evaluate(f"{heads}.filter((head) => head.scrollWidth > head.clientWidth).map((h) => h.textContent)") == []
+    )
+
+
 def test_where_a_line_is_short_the_type_gives_way_and_not_the_placements(
     draw: Callable[..., Any], make_layered: Callable[..., Trace], page: Any
 ) -> None:
