@@ -52,7 +52,7 @@ from dsexplore.worlds.simulated.fsdp1_optimizers import patch_fsdp1_optimizers
 from dsexplore.worlds.simulated.futures import patch_futures
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.simulated.long_lists import patch_long_lists
-from dsexplore.worlds.simulated.missing_peers import SimulatedStore, patch_calls
+from dsexplore.worlds.simulated.missing_peers import patch_calls
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 from dsexplore.worlds.simulated.own_groups import patch_mesh_groups
@@ -60,6 +60,7 @@ from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
+from dsexplore.worlds.simulated.simulated_stores import SimulatedStore, patch_stores
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
 from dsexplore.worlds.simulated.uneven_gathers import patch_uneven_gathers
 from dsexplore.worlds.simulated.zero_optimizers import patch_zero_optimizers
@@ -274,6 +275,7 @@ class World:
         patch_futures(patches)
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)
+        patch_stores(patches)
         patch_reads_of_received(patches, received, self.remarks)
         patch_checkpoints(patches, objects, self.remarks)
         patch_fsdp1_optimizers(patches)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
-from dsexplore.errors import UsageError
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 
@@ -19,75 +17,6 @@ JOINED = (
     "Join asks how many ranks still have inputs, and no process plays the others: here all of them end with this rank; "
     "on a real cluster a rank that ends sooner takes part in the collectives of the others until they end"
 )
-
-
-class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's stub lacks it
-    """The store of a process group whose other ranks set nothing: it has what this rank sets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: Any) -> None:
-        """Store a value under a key."""
-        self._values[key] = value if isinstance(value, bytes) else str(value).encode()
-
-    def get(self, key: str) -> bytes:
-        """A value that this rank has set.
-
-        Raises:
-            UsageError: this rank has set none, so another would have to.
-        """
-        if key not in self._values:
-            raise UsageError(
-                f"store.get({_plain(key)!r}) waits for what another rank sets, and no process plays the others: set it "
-                f"on rank {dist.get_rank()} too, or play the rank that sets it (--rank R)"
-            )
-        return self._values[key]
-
-    def add(self, key: str, value: int) -> int:
-        """Add to the number under a key, and return the sum: of what this rank alone has added."""
-        total = int(self._values.get(key, b"0")) + int(value)
-        self._values[key] = str(total).encode()
-        return total
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Replace a value where it is the expected one, or where there is none and ``expected`` is empty; return the
-        value after that."""
-        expected, desired = (one if isinstance(one, bytes) else str(one).encode() for one in (expected, desired))
-        if self._values.get(key, b"") == expected:
-            self._values[key] = desired
-        found: bytes = self._values.get(key, expected)
-        return found
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether this rank has set all of these keys."""
-        return all(key in self._values for key in keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return at once, as if the other ranks had set the keys."""
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a value; return whether there was one."""
-        return self._values.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        """The number of keys in the store."""
-        return len(self._values)
-
-    deleteKey, getNumKeys = delete_key, num_keys  # how torch's C++ calls them
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Do nothing: no call of this store waits."""
-
-    def clone(self) -> SimulatedStore:
-        """The same store: there is one process."""
-        return self
-
-
-def _plain(key: str) -> str:
-    """The key as the program wrote it, without what torch puts in front."""
-    return key.rpartition("/")[2]
 
 
 def patch_calls(patches: Patches, remarks: Remarks) -> None:

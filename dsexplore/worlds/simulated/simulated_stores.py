@@ -1,0 +1,143 @@
+"""Stores that the ranks of a job share, in a simulated world where one rank alone writes and reads."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsexplore.errors import UsageError
+from dsexplore.worlds.patches import Patches
+
+_FREE_PORT = 29_400
+"""The port of a store that asks for any free one."""
+
+
+class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's stub lacks it
+    """The store of a process group whose other ranks set nothing: it has what this rank sets.
+
+    Args:
+        values: those of another store at the same place.
+    """
+
+    def __init__(self, values: dict[str, bytes] | None = None) -> None:
+        super().__init__()
+        self._values: dict[str, bytes] = {} if values is None else values
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value under a key."""
+        self._values[key] = value if isinstance(value, bytes) else str(value).encode()
+
+    def get(self, key: str) -> bytes:
+        """A value that this rank has set.
+
+        Raises:
+            UsageError: this rank has set none, so another would have to.
+        """
+        if key not in self._values:
+            raise UsageError(
+                f"store.get({_plain(key)!r}) waits for what another rank sets, and no process plays the others: set it "
+                f"on rank {dist.get_rank()} too, or play the rank that sets it (--rank R)"
+            )
+        return self._values[key]
+
+    def add(self, key: str, value: int) -> int:
+        """Add to the number under a key, and return the sum: of what this rank alone has added."""
+        total = int(self._values.get(key, b"0")) + int(value)
+        self._values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Replace a value where it is the expected one, or where there is none and ``expected`` is empty; return the
+        value after that."""
+        expected, desired = (one if isinstance(one, bytes) else str(one).encode() for one in (expected, desired))
+        if self._values.get(key, b"") == expected:
+            self._values[key] = desired
+        found: bytes = self._values.get(key, expected)
+        return found
+
+    def append(self, key: str, value: Any) -> None:
+        """Add to the end of the value under a key."""
+        self._values[key] = self._values.get(key, b"") + (value if isinstance(value, bytes) else str(value).encode())
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values under several keys.
+
+        Raises:
+            UsageError: this rank has not set them all.
+        """
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """Store several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Whether there are `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether this rank has set all of these keys."""
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return at once, as if the other ranks had set the keys."""
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a value; return whether there was one."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """The number of keys in the store."""
+        return len(self._values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # how torch's C++ calls them
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Do nothing: no call of this store waits."""
+
+    def clone(self) -> SimulatedStore:
+        """The same store: there is one process."""
+        return self
+
+
+def _plain(key: str) -> str:
+    """The key as the program wrote it, without what torch puts in front."""
+    return key.rpartition("/")[2]
+
+
+def patch_stores(patches: Patches) -> None:
+    """Make a program's own stores over TCP and over a file simulated ones, which wait for no other rank.
+
+    Those at the same address, or of the same file, are one store.
+    """
+    contents: defaultdict[Any, dict[str, bytes]] = defaultdict(dict)
+    made: list[SimulatedStore] = []  # held here: C++ does not keep the part of a store that is Python
+
+    class TCPStore(SimulatedStore):
+        """In place of ``torch.distributed.TCPStore``."""
+
+        libuvBackend = True
+
+        def __init__(self, host_name: str, port: int, *_: Any, **__: Any) -> None:
+            super().__init__(contents[host_name, port])
+            self.host, self.port = host_name, port or _FREE_PORT
+            made.append(self)
+
+    class FileStore(SimulatedStore):
+        """In place of ``torch.distributed.FileStore``."""
+
+        def __init__(self, file_name: str, *_: Any, **__: Any) -> None:
+            super().__init__(contents[file_name])
+            self.path = file_name
+            made.append(self)
+
+    for owner in (dist, sys.modules["torch.distributed.rendezvous"], torch._C._distributed_c10d):
+        patches.attribute(owner, "TCPStore", TCPStore)
+        patches.attribute(owner, "FileStore", FileStore)
