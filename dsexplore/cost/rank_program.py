@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster
@@ -160,6 +161,13 @@ _COSTS = (
 """The columns that the seconds of a row depend on."""
 
 
+def _numbered(rows: pl.DataFrame) -> tuple[npt.NDArray[np.uint32], pl.DataFrame]:
+    """Which of the different rows each row is, and the different ones."""
+    different = rows.with_row_index("row").group_by(rows.columns, maintain_order=True).agg("row")
+    numbers = different.select("row").with_row_index("number").explode("row").sort("row")["number"]
+    return numbers.to_numpy(), different.drop("row")
+
+
 class _Reader:
     """Makes items of the rows of a trace's tables."""
 
@@ -215,19 +223,20 @@ class _Reader:
 
     def _items(self, kernels: pl.DataFrame) -> list[Item]:
         """The item of each row; layers and microbatches repeat rows, and equal ones share one item."""
-        columns = ["module", "waits_for", *_COSTS]
-        alike = kernels.with_row_index("row").group_by(columns, maintain_order=True).agg("row")
-        items: dict[int, Item] = {}
-        for module, waits_for, *cost, rows in alike.iter_rows():
-            items.update(dict.fromkeys(rows, self._item(module, waits_for, dict(zip(_COSTS, cost, strict=True)))))
-        return [items[row] for row in range(len(kernels))]
+        of_row, costs = _numbered(kernels.select(_COSTS))
+        makers = [self._maker(cost) for cost in costs.iter_rows(named=True)]
+        of_row, alike = _numbered(kernels.select("module", "waits_for", cost=pl.Series(of_row)))
+        items = np.empty(len(alike), dtype=object)
+        items[:] = [makers[cost](module, waits_for) for module, waits_for, cost in alike.iter_rows()]
+        return list(items[of_row])
 
-    def _item(self, module: str, waits_for: int | None, cost: Mapping[str, Any]) -> Item:
-        if waits_for is not None and cost["kind"] == "wait":
-            return Wait(waits_for)
-        seconds, host = self._cost(cost)
-        shape = tuple(cost["shape"] or ()) if cost["kind"] == "matmul" else ()
-        return Kernels(seconds, host, module, cost["phase"], cost["kind"], shape)
+    def _maker(self, row: Mapping[str, Any]) -> Callable[[str, int], Item]:
+        """A function that makes the item of a row with such costs, of its module and the collective it waits for."""
+        if row["kind"] == "wait":
+            return lambda _module, waits_for: Wait(waits_for)
+        seconds, host = self._cost(row)
+        shape = tuple(row["shape"] or ()) if row["kind"] == "matmul" else ()
+        return lambda module, _waits_for: Kernels(seconds, host, module, row["phase"], row["kind"], shape)
 
     def _cost(self, row: Mapping[str, Any]) -> tuple[Times, float]:
         """Seconds of a row and of its launch; rows of other layers and microbatches with the same costs share them."""
