@@ -115,7 +115,15 @@ class EventCodes:
 
     def prepare(self) -> None:
         """Compute now what the first filter or selection would wait for."""
-        _ = self._triggered_elsewhere, self._cell, self._columns_of, self._causes, self._kinds, self.total
+        _ = (
+            self._triggered_elsewhere,
+            self._cell,
+            self._columns_of,
+            self._causes,
+            self._kinds,
+            self.total,
+            self._first_of,
+        )
 
     # Which events
 
@@ -139,17 +147,30 @@ class EventCodes:
 
     def in_modules(self, matched: Matched) -> Mask:
         """The events of these modules."""
-        mask: Mask = matched.owners[self.owner]
+        mask = self._owned_by(matched.owners)
         at, trigger = self._triggered_elsewhere
         mask[at] |= matched.triggers[trigger.codes]
         return mask
 
     def inside(self, rows: Sequence[int]) -> Mask:
         """Events owned by the modules of these rows or by modules inside them."""
-        chosen = np.zeros(len(self.tree) + 1, bool)
+        chosen = np.zeros(len(self.tree), bool)
         for row, end in self.spans(rows):
             chosen[row:end] = True
-        mask: Mask = chosen[self.owner]
+        return self._owned_by(chosen)
+
+    def _owned_by(self, chosen: Mask) -> Mask:
+        """The events of some modules; ``chosen``: (modules,). Of modules that own few, only their events are touched.
+
+        Measured with 1,000,000 events, of which one module in a thousand is chosen: 0.1 ms instead of 1.2.
+        """
+        runs = self._first_of[np.flatnonzero(np.diff(chosen, prepend=False, append=False))].reshape(-1, 2)
+        if 4 * int((runs[:, 1] - runs[:, 0]).sum()) > len(self):
+            mask: Mask = chosen[self.owner]
+            return mask
+        mask = np.zeros(len(self), bool)
+        for first, last in runs.tolist():
+            mask[self._in_order_of_owners[first:last]] = True
         return mask
 
     def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
@@ -286,6 +307,17 @@ class EventCodes:
     def folding(self) -> Folding:
         """The modules that are the same."""
         return Folding(self.tree, self.tables)
+
+    @cached_property
+    def _in_order_of_owners(self) -> npt.NDArray[np.int64]:
+        """(events,) their indices, those of the first row of the tree first."""
+        small = len(self.tree) <= np.iinfo(np.uint16).max  # numpy sorts such numbers in a tenth of the time
+        return np.argsort(self.owner.astype(np.uint16 if small else np.int64), kind="stable")
+
+    @cached_property
+    def _first_of(self) -> npt.NDArray[np.int64]:
+        """(modules + 1,) where the events of each module begin in `_in_order_of_owners`, and where all end."""
+        return np.searchsorted(self.owner[self._in_order_of_owners], np.arange(len(self.tree) + 1))
 
     @cached_property
     def _pivot(self) -> Pivot:

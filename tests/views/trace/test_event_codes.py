@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_sums_of_a_filter_by_module_axis_and_phase_are_read_off_the_total(trace:
     assert codes.sums_of({"op": "all_gather"}, None) is None
     elsewhere = not trace.events["trigger"].equals(trace.events["owner"])
     assert (codes.sums_of({}, codes.matched("layers.0")) is None) is elsewhere
+
+
+def test_events_inside_of_modules_are_those_that_they_own(trace: Trace) -> None:
+    codes = EventCodes(trace.tables)
+    for many in (0, 1, 2, 3, len(codes.tree)):
+        for rows in itertools.combinations(range(len(codes.tree)), many):
+            held = {inner for row in rows for inner in range(row, int(codes.tree.ends[row]))}
+            assert np.array_equal(codes.inside(rows), np.isin(codes.owner, list(held)))
+
+
+def test_of_a_small_module_its_events_alone_are_looked_at(trace: Trace) -> None:
+    codes = EventCodes(trace.tables)
+    row = codes.tree.row_of["Net.layers.0.up"]
+    own = codes.owner == row
+    codes.prepare()
+    codes.owner = np.full(len(codes), -1)  # whoever looks at all events finds none of any module
+    assert np.array_equal(codes.inside([row]), own)
 
 
 def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
