@@ -59,6 +59,7 @@ from dsexplore.worlds.simulated.own_groups import patch_mesh_groups
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
+from dsexplore.worlds.simulated.sharded_tensors import patch_sharded_tensors
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.simulated.simulated_stores import SimulatedStore, patch_stores
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
@@ -276,6 +277,7 @@ class World:
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)
         patch_stores(patches)
+        patch_sharded_tensors(patches)
         patch_reads_of_received(patches, received, self.remarks)
         patch_checkpoints(patches, objects, self.remarks)
         patch_fsdp1_optimizers(patches)
