@@ -34,7 +34,8 @@ class StepCounter:
 
     A step lasts until the function named ``step`` returns that the optimizer was called from, if there is one: what
     DeepSpeed's and Megatron's optimizers, which are none to torch, send after the one that they hold belongs to it. A
-    step by which torch makes an optimizer's state, to load a checkpoint into it, is none of the program's.
+    step by which torch makes an optimizer's state, to load a checkpoint into it, is none of the program's, and one of a
+    class that an optimizer's own step calls is part of that.
 
     Args:
         limit: steps after which the program ends; None for no end.
@@ -62,7 +63,7 @@ class StepCounter:
     def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has taken a step; torch calls this as its hook."""
         callers = list(_callers())
-        if any(frame.f_code is _init_optim_state.__code__ for frame in callers):
+        if any(frame.f_code is _init_optim_state.__code__ or _is_step_of(optimizer, frame) for frame in callers):
             return
         if self._has_stepped(optimizer):
             self.taken += 1
@@ -117,6 +118,11 @@ def _callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _is_step_of(optimizer: Optimizer, frame: FrameType) -> bool:
+    """Whether a frame is that of an optimizer's ``step``, which calls that of its base class."""
+    return frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer
 
 
 def _optimizers() -> list[Optimizer]:

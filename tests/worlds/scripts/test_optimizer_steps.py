@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +150,20 @@ def test_a_step_that_makes_an_optimizers_state_is_none_of_the_programs() -> None
         assert get_optimizer_state_dict(model, made)["state"]
     assert not marks
     assert not counter.taken
+
+
+class Decayed(torch.optim.SGD):
+    """An optimizer whose step calls its base class's, as many do."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_a_step_that_calls_the_base_classs_is_one() -> None:
+    optimizer().step()  # torch's hooks are on the base class from here on
+    marks, made = Marks(), Decayed([nn.Parameter(torch.ones(1))])
+    with counted_steps(None, marks) as counter:
+        made.step()
+        made.step()
+    assert marks == ["step", "step"]
+    assert counter.taken == 2
