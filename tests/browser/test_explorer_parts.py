@@ -155,3 +155,13 @@ def test_parts_are_made_when_they_are_opened(opened: Any, lab: Any) -> None:
     page.wait_for_function("() => document.querySelector('.dsx-explorer canvas').clientHeight > 40")
     opens(lab, page, ["map", "timeline"])
     assert page.errors == []
+
+
+def test_plotly_is_loaded_when_someone_reaches_for_the_list_of_figures(opened: Any) -> None:
+    """Loading it keeps the browser busy for some half a second, in which no filter would be answered."""
+    page = opened
+    page.evaluate("() => new Promise((done) => requestIdleCallback(() => setTimeout(done, 200)))")
+    assert page.evaluate("[typeof globalThis.__dsxPlotly, typeof globalThis.Plotly]") == ["undefined", "undefined"]
+    page.hover(".dsx-explorer select[aria-label='figure']")
+    page.wait_for_function("async () => Boolean(await globalThis.__dsxPlotly)")
+    assert page.errors == []

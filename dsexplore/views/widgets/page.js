@@ -19,7 +19,10 @@ function assemble({ model, store, el, figure }) {
     right.append(kind, place);
     both.append(right);
     // The figure first, while the page is laid out: plotly reads the size of its box.
-    drawn.push(figure({ model, el: place }), part("kind", () => hold(kind, "value", model.get("kind"))));
+    const first = figure({ model, el: place });
+    // Whoever reaches for the list of figures may choose one that plotly draws.
+    for (const type of ["pointerenter", "focus"]) kind.addEventListener(type, first.prepare, { once: true });
+    drawn.push(first, part("kind", () => hold(kind, "value", model.get("kind"))));
   }
   const lanes = folding(model, "timeline", "Timeline"), map = folding(model, "map", "World map");
   const arranged = element("div"), laid = element("div"), drawing = element("div");

@@ -156,7 +156,6 @@ export function plot({ model, el }) {
     if (!data) return;
     const found = gridIn(data);
     if (!found) plotly ??= await library(model);
-    else if (!plotly && !box.dataset.drawn) whenIdle(() => { if (box.isConnected) void library(model); }); // for the next kind of figure
     box.setAttribute("aria-label", `${model.get("spoken")}. Arrow keys go from mark to mark, Enter chooses one.`);
     at = -1;
     spoken.textContent = "";
@@ -199,5 +198,7 @@ export function plot({ model, el }) {
     scheme.removeEventListener("change", fit);
     if (plotly) plotly.purge(sheet);
   }
-  return { names: ["spec"], show, end };
+  // Loads plotly, of which some figures have no need: for half a second the browser does nothing else.
+  const prepare = () => { if (!plotly && box.isConnected) library(model).catch(() => {}); };
+  return { names: ["spec"], show, end, prepare };
 }
