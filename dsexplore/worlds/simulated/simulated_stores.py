@@ -115,12 +115,19 @@ def _plain(key: str) -> str:
 def patch_stores(patches: Patches) -> None:
     """Make a program's own stores over TCP and over a file simulated ones, which wait for no other rank.
 
-    Those at the same address, or of the same file, are one store.
+    Those at the same address, or of the same file, are one store. A name that a module imported meanwhile makes torch's
+    own store once the world is closed.
     """
     contents: defaultdict[Any, dict[str, bytes]] = defaultdict(dict)
     made: list[SimulatedStore] = []  # held here: C++ does not keep the part of a store that is Python
+    open_worlds = [patches]
+    originals = {name: getattr(dist, name) for name in ("TCPStore", "FileStore")}
 
-    class TCPStore(SimulatedStore):
+    class Store(SimulatedStore):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return super().__new__(cls) if open_worlds else originals[cls.__name__](*args, **kwargs)
+
+    class TCPStore(Store):
         """In place of ``torch.distributed.TCPStore``."""
 
         libuvBackend = True
@@ -130,7 +137,7 @@ def patch_stores(patches: Patches) -> None:
             self.host, self.port = host_name, port or _FREE_PORT
             made.append(self)
 
-    class FileStore(SimulatedStore):
+    class FileStore(Store):
         """In place of ``torch.distributed.FileStore``."""
 
         def __init__(self, file_name: str, *_: Any, **__: Any) -> None:
@@ -138,6 +145,7 @@ def patch_stores(patches: Patches) -> None:
             self.path = file_name
             made.append(self)
 
+    patches.callback(open_worlds.clear)
     for owner in (dist, sys.modules["torch.distributed.rendezvous"], torch._C._distributed_c10d):
         patches.attribute(owner, "TCPStore", TCPStore)
         patches.attribute(owner, "FileStore", FileStore)

@@ -55,3 +55,13 @@ def test_several_values_at_once() -> None:
         assert store.multi_get(["a", "b"]) == [b"1", b"23"]
         with pytest.raises(UsageError, match=r"store.get\('c'\) waits for what another rank sets"):
             store.multi_get(["a", "c"])
+
+
+def test_a_name_that_was_imported_meanwhile_makes_torchs_own_store_later() -> None:
+    with simulate(4):
+        store_class = dist.TCPStore
+        assert type(store_class("127.0.0.1", 29500)) is store_class
+    made = store_class("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert type(made) is dist.TCPStore
+    made.set("a", "1")
+    assert made.get("a") == b"1"
