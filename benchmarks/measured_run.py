@@ -15,7 +15,9 @@ import dsexplore
 from dsexplore.units import format_bytes
 
 INTERVAL = 0.2
-"""Seconds between two looks at the memory."""
+"""Seconds between two looks at the memory, at least."""
+SHARE = 0.02
+"""Of a processor, what the looks may take from what is measured."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,11 @@ def _cpu_seconds() -> float:
 
 
 def _watch(pid: int, peaks: list[int], ended: threading.Event) -> None:
-    while not ended.wait(INTERVAL):
+    pause = INTERVAL
+    while not ended.wait(pause):
+        before = time.thread_time()
         peaks.append(sum(map(_pss, _tree(pid))))
+        pause = max(INTERVAL, (time.thread_time() - before) / SHARE)
 
 
 def _tree(pid: int) -> list[int]:

@@ -21,6 +21,7 @@ _EVENT = (
     *("step", "op", "raw_op", "phase", "trigger", "owner", "message_bytes", "wire_bytes", "dtype", "shape", "implicit"),
     *("cause", "source", "is_async", "is_object", "send_splits", "recv_splits"),
 )
+_OF_GROUP = ("rank", "group", "axis", "group_size", "peer", "root")
 _PARAMETER = ("name", "global_shape", "dtype", "placements", "mesh", "requires_grad", "shared_with")
 _MODULE = ("module", "type", "calls")
 
@@ -31,13 +32,13 @@ def lines(tables: Tables) -> Iterator[Line]:
         name: (list(ranks), (axis, str(size), _distances(list(ranks))))
         for name, axis, size, ranks in tables.groups.select("group", "axis", "size", "ranks").iter_rows()
     }
-    for row in tables.events.iter_rows(named=True):
+    for row in tables.events.select(*_EVENT, *_OF_GROUP).iter_rows(named=True):
         members, group = groups.get(row["group"], ([], (row["axis"], str(row["group_size"]), "")))
         places = [_place(row["rank"], row["peer"], members), _position(row["root"], members)]
         yield ("event", *(str(row[name]) for name in _EVENT), *group, *places)
-    for row in tables.parameters.iter_rows(named=True):
+    for row in tables.parameters.select(*_PARAMETER, "local_shape").iter_rows(named=True):
         yield ("parameter", *(str(row[name]) for name in _PARAMETER), str(row["local_shape"]))
-    for row in tables.modules.iter_rows(named=True):
+    for row in tables.modules.select(_MODULE).iter_rows(named=True):
         yield ("module", *(str(row[name]) for name in _MODULE))
 
 

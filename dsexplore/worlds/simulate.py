@@ -39,6 +39,7 @@ from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.invented_values import Inventor
+from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.fake.real_integers import patch_integers
 from dsexplore.worlds.fake.unsupported import explained, patch_unsupported
 from dsexplore.worlds.patches import Patches
@@ -273,6 +274,7 @@ class World:
         patch_flat_gathers(patches)
         patch_uneven_gathers(patches, self.target)
         patch_long_lists(patches)
+        patch_shardings(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
         patch_calls(patches, self.remarks)

@@ -1,9 +1,9 @@
 """What ops returned on the fake tensors of one rank, for the ranks of the same world that are played after it.
 
-torch finds out what an op returns on tensors of some shapes once in each process, which takes a millisecond or more. A
-training step has hundreds of such calls, and ranks of a world have mostly the same ones. So the first ranks leave in a
-file what their `SimulationMode` knows, and the others begin with it. The process that these are forked from reads the
-files for all of them (`read`).
+torch finds out what an op returns on tensors of some shapes, and how its DTensors are sharded, once in each process,
+which takes a millisecond or more. A training step has hundreds of such calls, and ranks of a world have mostly the same
+ones. So the first ranks leave in a file what their `SimulationMode` and `known_shardings` know, and the others begin
+with it. The process that these are forked from reads the files for all of them (`read`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.atomic import writing
+from dsexplore.worlds.fake import known_shardings
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode, entered
 
 _FILES = "entries-*.pickle"
@@ -46,8 +47,9 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
         yield
         return
     left = _read.get(folder) or _left_in(folder)
-    for known in left:
-        mode.learn(known)
+    for of_mode, of_shardings in left:
+        mode.learn(of_mode)
+        known_shardings.learn(of_shardings)
     yield
     if not left:
         _leave(mode, Path(folder, _FILES.replace("*", str(rank))))
@@ -56,7 +58,7 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
 def _leave(mode: SimulationMode, file: Path) -> None:
     """Write what a mode knows; nothing where some of it cannot be pickled."""
     try:
-        content = pickle.dumps(mode.known())
+        content = pickle.dumps((mode.known(), known_shardings.known()))
     except (pickle.PicklingError, TypeError, AttributeError):
         return
     with writing(file) as part:

@@ -78,11 +78,13 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     tests = conditions_on_rank(pilot.files, Layout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)
 
-    def play(ranks: Sequence[int]) -> Mapping[int, Outcome]:
-        played.play(ranks, work)
-        return {rank: _outcome(played, rank, names) for rank in ranks}
-
     known = {rank: _outcome(played, rank, names) for rank in first}
+
+    def play(ranks: Sequence[int]) -> Mapping[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        played.play(ranks, work, lambda rank: outcomes.update({rank: _outcome(played, rank, names)}))
+        return outcomes
+
     return Search(world.size, axes, tests, play, known).run()
 
 

@@ -124,16 +124,22 @@ class Players:
         self._program, self._setting, self._together = program, setting, together
         self._begun: list[int] = []
 
-    def play(self, ranks: Sequence[int], work: Work) -> None:
-        """Play those ranks, some at a time."""
+    def play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None] = lambda _rank: None) -> None:
+        """Play those ranks, some at a time.
+
+        Args:
+            ranks: to play.
+            work: whose progress is shown.
+            then: called with each rank that has ended, while others are played.
+        """
         before = len(self.ends)
-        unlike = self._play(ranks, work)
+        unlike = self._play(ranks, work, then)
         if unlike:
             self._setting = replace(self._setting, repeats=False)
-            self._play(unlike, work)
+            self._play(unlike, work, then)
         self.ends[before:] = sorted(self.ends[before:], key=lambda end: ranks.index(end.rank))
 
-    def _play(self, ranks: Sequence[int], work: Work) -> list[int]:
+    def _play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None]) -> list[int]:
         """Play those ranks; return those whose microbatches were not alike, which are still to be played."""
         unlike: list[int] = []
 
@@ -147,6 +153,7 @@ class Players:
             else:
                 self.ends.append(end)
                 work.advance()
+                then(rank)
 
         arguments = []
         for rank in ranks:
