@@ -84,6 +84,9 @@ def test_a_step_of_a_fused_optimizer_is_what_it_was(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(_sharding_prop, "_propagate_use_strided_shard_flag", counted)
     monkeypatch.setattr(sharding_utils, "expand_to_full_mesh_op_strategy", expand)
+    monkeypatch.setattr(
+        "dsexplore.worlds.simulate.patch_shardings", lambda _patches: None
+    )  # the second world would know
     ours = traced()
     seen, most, kinds = len(calls), max(calls), expanded.count("aten::_fused_adamw_")
     monkeypatch.setattr("dsexplore.worlds.simulate.patch_long_lists", lambda _patches: None)
