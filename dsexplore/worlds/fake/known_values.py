@@ -119,7 +119,7 @@ def _whole_number(mean: float, place: int) -> int:
 
 
 def whole_numbers(tensor: torch.Tensor, count: int) -> list[int]:
-    """So many whole numbers in a row, as elements of a tensor that nothing else is known of."""
+    """The first whole numbers of a row, as many as ``count``, as elements of a tensor that nothing else is known of."""
     mean = guess_of(tensor).mean
     return [_whole_number(mean, place) for place in range(count)]
 
