@@ -188,3 +188,11 @@ def module_test(patterns: Iterable[str]) -> Callable[[str], object]:
     """
     bodies = [translate(pattern)[: -len(_END)] for pattern in patterns]
     return re.compile(rf"(?:[^.]*\.)?(?:{'|'.join(bodies)})(?=\.|\Z)").match if bodies else lambda _: None
+
+
+def certain_text(pattern: str) -> str:
+    """The longest text that all modules which match a shell pattern have in their names, as far as is easily known.
+
+    Worked example: ``layers.`` for ``layers.?.mlp*``; behind a set, as in ``layers.[01].mlp``, nothing is looked for.
+    """
+    return max(re.split(r"[*?]", pattern.partition("[")[0]), key=len)

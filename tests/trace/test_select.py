@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
-from dsexplore.trace.select import modules_inside
+from dsexplore.trace.select import certain_text, modules_inside
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -186,3 +186,22 @@ def test_a_module_is_inside_of_what_a_name_before_one_of_its_dots_matches(
         return any(fnmatchcase(each, pattern) for pattern in patterns for each in (*before, *filter(None, rootless)))
 
     assert modules_inside(names, patterns) == {name for name in names if inside(name)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("layers.1*", "layers.1"),
+        ("layers.?.mlp*", "layers."),
+        ("*.mlp", ".mlp"),
+        ("layers.[01].mlp", "layers."),
+        ("*", ""),
+    ],
+)
+def test_the_text_that_all_matching_names_have(pattern: str, text: str) -> None:
+    assert certain_text(pattern) == text
+
+
+@given(st.lists(NAMES, max_size=6), NAMES | st.sampled_from(["*", "a*", "*b", "a.*.b", "[ab]", "a.[b", "?.ab"]))
+def test_names_that_match_have_the_certain_text(names: list[str], pattern: str) -> None:
+    assert all(certain_text(pattern) in name for name in modules_inside(names, [pattern]))

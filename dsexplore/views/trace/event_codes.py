@@ -20,7 +20,7 @@ import polars as pl
 from dsexplore.trace import measured_time
 from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.schema import OUTSIDE_STEPS
-from dsexplore.trace.select import module_test
+from dsexplore.trace.select import certain_text, module_test
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.byte_sizes import WIRE, column_of
 from dsexplore.views.trace.event_lines import EventLines, event_lines
@@ -141,9 +141,9 @@ class EventCodes:
 
     def matched(self, pattern: str) -> Matched:
         """The modules that match a pattern, as `Trace.where` finds them: by owner or by trigger."""
-        test = module_test([pattern])
+        test, text = module_test([pattern]), certain_text(pattern)
         names = self.tree.names, self._triggered_elsewhere[1].labels
-        return Matched(*(np.fromiter(map(test, each), object, len(each)).astype(bool) for each in names))
+        return Matched(*(np.array([text in name and bool(test(name)) for name in each], bool) for each in names))
 
     def in_modules(self, matched: Matched) -> Mask:
         """The events of these modules."""
