@@ -92,6 +92,8 @@ def _sweep_all(args: argparse.Namespace) -> int:
     if not args.path:
         raise UsageError("give a PATH to measure, or --compare with two saved results")
     _check_files(args)
+    for path in args.path:
+        os.stat(path)  # noqa: PTH116 - raises FileNotFoundError with the path, before another path takes a minute
     axes = _axes(args)
     results: list[SweepResult] = []
     unsaved = None
@@ -138,15 +140,13 @@ def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
 
 
 def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) -> SweepResult:
-    from dsexplore.aio.sweep_setup import checked_size
     from dsexplore.aio.sweeping import sweep
 
     most = None if args.max_written == "none" else args.max_written
     if args.read_only and Path(path).is_dir():
         path = _largest_file(path)
-    if not args.json and Path(path).is_dir() and args.read_share < 1:
-        limit = "without limit" if most is None else f"up to {format_bytes(checked_size(most))}"
-        print(f"dsexplore aio: this writes {limit} to {path} (--max-written)", file=sys.stderr)
+    if not args.json and Path(path).is_dir():
+        _announce(args, path, most, axes)
     return sweep(
         path,
         args.size,
@@ -163,6 +163,19 @@ def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) 
         progress=False if args.json else None,
         **axes,  # type: ignore[arg-type]  # its keys are those of the axes
     )
+
+
+def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dict[str, Sequence[Any]]) -> None:
+    """Say how much will be written, once the arguments are found to be right."""
+    from dsexplore.aio.sweep_setup import Plan
+
+    seconds = None if args.grid else args.seconds
+    shape = args.size, seconds, args.read_share, args.mode, args.write_mode, args.tensor
+    plan = Plan(*shape, most, axes, args.processes)
+    plan.check_budget()
+    if plan.writes(own=True):
+        limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)}"
+        print(f"dsexplore aio: this writes {limit} to {folder} (--max-written)", file=sys.stderr)
 
 
 def _largest_file(folder: str) -> str:

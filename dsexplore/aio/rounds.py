@@ -45,14 +45,12 @@ def mixed_ratios(measured: Sequence[Measured], control: AioConfig, read_share: f
     Of several tensor sizes, it is the geometric mean over the sizes.
     """
     parts = [_ratios(m, control, read_share) for m in by_transfer(measured).values()]
-    return {
-        config: {
-            number: ratio_interval([part[config][number] for part in parts]).value
-            for number in ratios
-            if all(number in part.get(config, {}) for part in parts)
-        }
-        for config, ratios in (parts[0].items() if parts else ())
-    }
+    mixed: Rounds = defaultdict(dict)
+    for config, ratios in parts[0].items() if parts else ():
+        for number in ratios:
+            if all(number in part.get(config, {}) for part in parts):
+                mixed[config][number] = ratio_interval([part[config][number] for part in parts]).value
+    return dict(mixed)
 
 
 def lowest_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> dict[AioConfig, float]:

@@ -191,8 +191,9 @@ def test_how_much_is_written_is_said_first(
         first, second = capsys.readouterr().err.splitlines()
         assert first == f"dsexplore aio: this writes {said} to {tmp_path} (--max-written)"
         assert second == f"dsexplore aio: {None if said == 'without limit' else words[-1] if words else '64GiB'}"
-    assert run_command(str(tmp_path), "--max-written", "much") == 1
-    assert "size 'much' is not a number" in capsys.readouterr().err
+    for wrong in (("--max-written", "much"), ("--max-written", "1MiB"), ("--size", "1MiB"), ("--queue-depth", "0")):
+        assert run_command(str(tmp_path), *wrong) == 1
+        assert "this writes" not in capsys.readouterr().err
     for words in (("--read-share", "1"), ("--json",)):
         run_command(str(tmp_path), *words)
         assert len(capsys.readouterr().err.splitlines()) == 1
@@ -243,6 +244,14 @@ def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert lines[-1] == f"{names[1]}: {other.best().sentence()}"
     assert run_command("--compare", names[0], str(tmp_path / "none")) == 1
     assert "none" in capsys.readouterr().err
+
+
+def test_paths_are_looked_for_before_any_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(str(tmp_path), str(tmp_path / "none"), *FAST) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (
+        "", f"dsexplore aio: [Errno 2] No such file or directory: '{tmp_path}/none'\n",
+    )  # fmt: skip
 
 
 def test_a_path_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -144,7 +144,7 @@ def test_settings_are_judged_at_each_tensor_size() -> None:
 
     def at_sizes(small: float, large: float) -> SweepResult:
         result = result_of([])
-        for number, (config, ratio) in itertools.product(range(3), ((CONTROL, (1.0, 1.0)), (DEEP, (small, large)))):
+        for number, (config, ratio) in product(range(3), ((CONTROL, (1.0, 1.0)), (DEEP, (small, large)))):
             for transfer, rate in zip((32 << 20, 512 << 20), ratio, strict=True):
                 for operation in ("read", "write"):
                     measured = replace(sample(config, operation, rate), transfer=transfer)  # type: ignore[arg-type]
@@ -226,6 +226,24 @@ def test_before_a_round_of_the_finals_is_finished_the_search_decides() -> None:
     result.interrupted = True
     assert result.best().fastest == DEEP
     assert result.mixed_rate(DEEP) == pytest.approx(1.3e9)
+
+
+def test_a_sweep_that_is_cut_short_anywhere_says_what_it_knows() -> None:
+    """Slices in the order of a sweep: of some, one tensor size was measured beside the control and the other not."""
+    result = result_of([])
+    sizes = product(("read", "write"), (32 << 20, 512 << 20))
+    rounds = product((("descent", 1), ("finals", 2), ("finals", 3)), (DEEP, CONTROL, AioConfig(queue_depth=2)))
+    slices = [
+        Measured(phase, number, replace(sample(config, operation, 1.0), transfer=transfer))  # type: ignore[arg-type]
+        for ((phase, number), config), (operation, transfer) in product(rounds, sizes)
+    ]
+    for count in range(1, len(slices)):
+        cut = replace(result, measured=slices[:count], interrupted=True)
+        text = str(cut)
+        assert ("No setting was compared with the default yet." in text) == (count < 8) == (not cut.rounds)
+        assert count < 8 or cut.best().config == CONTROL
+        assert "Interrupted: the results so far." in text
+        assert "Interrupted" in cut._repr_mimebundle_()["text/html"]
 
 
 def test_block_has_real_integers_and_booleans(better: SweepResult) -> None:
