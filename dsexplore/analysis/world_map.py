@@ -84,7 +84,13 @@ class WorldMap(Displayable):
     """The seconds that shade it; None where bytes do."""
 
     def __repr__(self) -> str:
-        return f"<WorldMap: {self.world_size:,} ranks on {self.nodes:,} nodes of {self.ranks_per_node}>"
+        return f"<WorldMap: {self.extent}>"
+
+    @property
+    def extent(self) -> str:
+        """The ranks and their nodes, in words: ``16 ranks on 2 nodes of 8``."""
+        ranks = f"{self.world_size:,} rank{'s' if self.world_size != 1 else ''}"
+        return f"{ranks} on {self.nodes:,} node{'s' if self.nodes != 1 else ''} of {self.ranks_per_node}"
 
     @property
     def nodes(self) -> int:

@@ -36,6 +36,7 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius
     f".dsx .rank.g{i}{{outline:2px solid {mark.colour};outline-offset:-2px}}\n" for i, mark in enumerate(AXES)
 )
 _STYLE = STYLE + AXIS_STYLE
+_NOTHING = "Nothing was sent after start-up: there is no link to draw."
 _MOST_NODES = 40
 _COLUMNS = 4
 """Ranks side by side in a node."""
@@ -53,7 +54,8 @@ class WorldMapView(View):
 
     def text(self) -> str:
         """The world, and a line per axis and level of link."""
-        return "\n".join([summary(self._world), *(f"  {line}" for line in _level_lines(self._world))])
+        lines = _level_lines(self._world) if self._world.received else [_NOTHING]
+        return "\n".join([summary(self._world), *(f"  {line}" for line in lines)])
 
     def html(self) -> str:
         """The nodes as boxes of ranks, shaded by what the recorded ranks send them, and a table of links."""
@@ -103,7 +105,7 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
     """The nodes and the table of links, without `STYLE`."""
     title = f"<p><b>{html.escape(summary(world))}</b></p>"
     if not world.received:
-        return f"{title}<p>Nothing was sent after start-up: there is no link to draw.</p>"
+        return f"{title}<p>{_NOTHING}</p>"
     top = look.top or float(world.to_shades().max()) or 1.0
     look = replace(look, top=top, axes=look.axes or world.axes)
     return title + _key(world, look) + _nodes_html(world, look) + _table(world, look)
@@ -114,10 +116,9 @@ def summary(world: WorldMap) -> str:
     ranks = world.senders or world.tables.info.ranks
     whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
-    nodes = f"{world.nodes:,} node{'s' if world.nodes > 1 else ''} of {world.ranks_per_node}"
     send = "sends" if len(ranks) == 1 else "send"
     shown = f"what {whose} {send}" if world.running is None else f"how long collectives of {whose} run"
-    return html.plain(f"World map: {world.world_size:,} ranks on {nodes}{mesh}; {shown} in a step", 200)
+    return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step", 200)
 
 
 def _words(world: WorldMap) -> str:

@@ -37,6 +37,17 @@ def test_the_text_says_what_goes_where(world: WorldMap) -> None:
     ]
 
 
+def test_a_world_of_one_rank_that_sends_nothing() -> None:
+    with dsexplore.simulate(mesh="dp=1"), dsexplore.commtrace() as trace:
+        pass
+    world = trace.world_map()
+    assert repr(world) == "<WorldMap: 1 rank on 1 node of 8>"
+    assert world._repr_mimebundle_()["text/plain"].splitlines() == [
+        "World map: 1 rank on 1 node of 8, dp=1; what rank 0 sends in a step",
+        "  Nothing was sent after start-up: there is no link to draw.",
+    ]
+
+
 def test_the_drawing_has_a_cell_per_rank(world: WorldMap) -> None:
     html = world._repr_mimebundle_()["text/html"]
     spoken = re.findall(r'aria-label="([^"]+)"', html)
