@@ -250,7 +250,7 @@ class Ring(Slots):
         return (self.requests.addresses - self.buffer.address) // BLOCK
 
 
-every = st.sampled_from([0, 2, 3, 7])
+every = st.sampled_from([0, 1, 2, 3, 7])
 
 
 @FEW
@@ -357,23 +357,24 @@ def test_a_full_queue_is_kept_full_in_c(
     assert scripted["submissions"] <= most
     if single or not overlap:
         assert scripted["submissions"] >= most - 3 * depth
+    if name == "io_uring":
+        assert scripted["waits"] <= 2  # later ones are one call with a submission
 
 
-def test_every_result_of_a_wait_is_looked_at(
-    name: str, scripted: Scripted, opened: Callable[[bool], TransferFile], content: bytes
-) -> None:
-    """Each wait is for four requests, of which one is refused; which one is the first to finish is chance."""
-    engine, target = scripted.engine(name, 4), opened(False)
-    if not target.direct:
-        pytest.skip("this filesystem takes no direct requests, so it refuses none")
-    for odd in range(100, 116):
-        memory, expected = Buffer(MOST * BLOCK), bytearray(content)
+def test_every_result_of_a_wait_is_looked_at(name: str, scripted: Scripted, path: Path) -> None:
+    """Reads from the page cache finish in their order, four to a wait; one of them begins near the file's end."""
+    for short in range(100, 104):
+        engine, memory, target = (
+            scripted.engine(name, 4),
+            Buffer(MOST * BLOCK),
+            TransferFile(path, write=False, direct=False),
+        )
         requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
-        requests.lengths[odd] -= 1
-        expected[(odd + 1) * BLOCK - 1] = 0
-        drive(engine, requests, Policy(False, False), target.plain_fd, None)
-        assert memory.bytes.tobytes() == bytes(expected)
-    engine.close()
+        requests.offsets[short] = MOST * BLOCK - 1000
+        with pytest.raises(OSError, match=f"the file ends at byte {MOST * BLOCK}, before byte"):
+            drive(engine, requests, Policy(False, False), target.plain_fd, None)
+        engine.close()
+        target.close()
 
 
 @pytest.mark.parametrize("depth", [1, 7])
