@@ -156,10 +156,8 @@ void uring_flow(struct steady *s, struct uring *u)
             taken = taken > 0 ? taken : 0;
             for (i = 0; i < taken; i++)
                 replaced(s, result(u, started++)->index);
-            if (taken < count) {
+            if (taken < count)
                 __atomic_store_n(u->sq_tail, tail + (uint32_t)taken, __ATOMIC_RELEASE);
-                taken = 0;
-            }
         }
         __atomic_store_n(u->cq_head, *u->cq_head + (uint32_t)started, __ATOMIC_RELEASE);
         s->ready -= started;
