@@ -272,6 +272,27 @@ def test_where_a_line_is_short_the_type_gives_way_and_not_the_placements(
     assert True in page.evaluate(cut, ".dsx-type")
 
 
+def test_beside_a_long_name_the_placements_are_whole(
+    draw: Callable[..., Any], make_layered: Callable[..., Trace], page: Any
+) -> None:
+    page.set_viewport_size({"width": 520, "height": 600})
+    tables = make_layered(4).tables
+    longer = lambda *names: pl.col(*names).str.replace("up$", "up" + "_and_up" * 12)  # noqa: E731
+    draw(
+        Trace(
+            replace(
+                tables,
+                events=tables.events.with_columns(longer("owner", "trigger")),
+                modules=tables.modules.with_columns(longer("module", "parent")),
+                parameters=tables.parameters.with_columns(longer("module")),
+            )
+        )
+    )
+    cut = "(place) => [...document.querySelectorAll(place)].map((e) => e.scrollWidth > e.clientWidth)"
+    assert True in page.evaluate(cut, ".dsx-body .dsx-name > bdi:first-of-type")
+    assert set(page.evaluate(cut, ".dsx-note")) == {False}
+
+
 def test_columns_that_do_not_fit_come_with_a_button(
     draw: Callable[..., Any], make_layered: Callable[..., Trace], page: Any
 ) -> None:

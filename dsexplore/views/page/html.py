@@ -37,7 +37,7 @@ text-align:left}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx .scroll{overflow-x:auto;max-width:100%}
 .dsx .scroll::-webkit-scrollbar{height:9px}
-.dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px}
+.dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px;forced-color-adjust:none}
 .dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:var(--dsx-small);background:none;color:inherit;
 padding:0}
 .dsx summary{cursor:pointer}

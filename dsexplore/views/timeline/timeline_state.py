@@ -142,7 +142,7 @@ class TimelineState:
         found = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
         self.boxes = found
         first, last = self.window
-        ticks = [tick / (_TICKS - 1) for tick in range(_TICKS)]
+        ticks = [tick / (_TICKS - 1) for tick in range(_TICKS if len(self.spans) else 0)]
         return {
             **self._fixed,
             "boxes": _packed(found),

@@ -29,7 +29,7 @@ def column_of(sizes: str) -> str:
 
 def summed_over(tables: Tables) -> str:
     """Over what the sizes of a table are summed: ``of rank 0 in one step``, ``summed over 4 ranks and 2 steps``."""
-    ranks = tables.events["rank"].unique().sort().to_list()
+    ranks = tables.events["rank"].unique().sort().to_list() or list(tables.info.ranks)
     steps = in_steps(tables.events)["step"].n_unique()
     if len(ranks) <= 1:
         whose = f"of rank {ranks[0]}" if ranks else "of no rank"

@@ -261,7 +261,7 @@ class Standalone {
       boxes: { begin: take("begin", Float32Array), end: take("end", Float32Array), level: take("level", Float32Array), lane: take("lane", Uint16Array),
         mark: take("mark", Uint8Array), ...(one ? {} : { count: take("count", Uint32Array), bytes: take("bytes", Float32Array) }) },
       texts: one ? inside.map((i) => this.said(i)) : [], labels: [], ties: this.ties(mask), zoomed: first !== this.whole[0] || last !== this.whole[1],
-      ticks: Array.from({ length: SHARES + 1 }, (_, k) => [k / SHARES, this.place(this.at(k / SHARES))]),
+      ticks: Array.from({ length: this.count ? SHARES + 1 : 0 }, (_, k) => [k / SHARES, this.place(this.at(k / SHARES))]),
     });
   }
   // Lines from sends to receives, between events that are shown; none where they are too many to be seen.

@@ -51,3 +51,7 @@ def test_an_end_without_an_event_is_drawn_under_every_filter(messages: Timeline)
     every = state.drawn()["ties"]
     state.show_events(np.array([True, True, False, True]))
     assert state.drawn()["ties"] == [every[1]]
+
+
+def test_a_timeline_of_nothing_has_no_places_on_its_axis() -> None:
+    assert TimelineState(Trace().timeline()).drawn()["ticks"] == []

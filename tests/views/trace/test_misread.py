@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -37,6 +38,12 @@ def test_page_and_explorer_say_over_what_they_are_summed(traces: ModuleType) -> 
     assert "on the wire per rank (mean of 4 ranks and 2 steps)" in page_of(many)
     assert f" – {ONE}</span>" in one.explore().widget.status
     assert f" – {MANY}</span>" in many.explore().widget.status
+
+
+def test_a_trace_without_events_is_of_the_rank_that_was_recorded(traces: ModuleType) -> None:
+    tables = traces.layered(4).tables
+    empty = Trace(replace(tables, events=tables.events.clear()))
+    assert f" – {ONE}</span>" in empty.explore().widget.status
 
 
 def test_a_folded_row_is_a_sum_and_its_tables_are_of_each(traces: ModuleType) -> None:
