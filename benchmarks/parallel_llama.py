@@ -65,6 +65,7 @@ class Run:
         microbatches: of the pipeline, or accumulated one after another.
         checkpointing: what is computed again in backward.
         compiled: whether the layers are compiled.
+        compiled_loss: whether the loss is, outside of pipelines.
         stages_per_rank: of an interleaved pipeline.
         sharding: ``"fsdp"``; or whole parameters and gradients in bf16, which are reduced over the axes dp and cp once
             a step, and the optimizer's state in fp32: ``"zero1"`` in parts over the ranks of a node, ``"zero1 of all"``
@@ -77,6 +78,7 @@ class Run:
     checkpointing: Checkpointing = "none"
     compiled: bool = False
     stages_per_rank: int = 1
+    compiled_loss: bool = False
     sharding: Literal["fsdp", "zero1", "zero1 of all"] = "fsdp"
 
 
@@ -379,13 +381,17 @@ def _stages(model: Model, run: Run, mesh: DeviceMesh) -> dict[int, Part]:
 
 
 def _plain(part: Part, run: Run, tokens: torch.Tensor, zero1: ZeroOne | None) -> Callable[[], None]:
+    criterion = Loss()
+    if run.compiled_loss:
+        criterion.compile()
+
     def compute() -> None:
         for number in range(run.microbatches):
             if zero1 is not None:
                 zero1.reduces = number == run.microbatches - 1
             if run.microbatches > 1 and hasattr(part, "set_is_last_backward"):
                 part.set_is_last_backward(number == run.microbatches - 1)
-            loss(part(tokens), tokens).backward()
+            criterion(part(tokens), tokens).backward()
 
     return compute
 
@@ -393,6 +399,14 @@ def _plain(part: Part, run: Run, tokens: torch.Tensor, zero1: ZeroOne | None) ->
 def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy in fp32 of [batch, sequence, vocabulary]."""
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+class Loss(nn.Module):
+    """`loss` as a module, which can be compiled."""
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Shapes: [batch, sequence, vocabulary] and [batch, sequence]."""
+        return loss(logits, labels)
 
 
 def _pipeline(

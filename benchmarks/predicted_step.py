@@ -100,7 +100,8 @@ def read_rows(path: Path) -> list[Row]:
                 int(each["batch"]),
                 int(each["microbatches"]),
                 each["checkpointing"],  # type: ignore[arg-type] # one of its words
-                each["compiled"] == "True",
+                each["compiled"] != "False",
+                compiled_loss=each["compiled"] == "with its loss",
                 sharding=each["sharding"] or "fsdp",  # type: ignore[arg-type] # likewise
             )
             interleaved = int(each.get("stages_per_rank") or 1)

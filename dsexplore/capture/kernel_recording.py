@@ -24,17 +24,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.capture import op_costs
+from dsexplore.capture.compiled_modules import CompiledModules
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import AccumulateGrad, Modules
 from dsexplore.capture.op_costs import OpCost, cost_of, role_of, tensors_in
+from dsexplore.capture.uncompiled import leave_to_python
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer})
 _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
+_WRITTEN = {"embedding_dense_backward", "index_put", "index_put_", "scatter", "scatter_add", "sort", "topk", "sum"}
+"""Memory ops of compiled modules whose results a kernel writes all the same."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
 
 
@@ -91,6 +95,7 @@ class KernelRecording:
         self._by_storage: dict[int, int] = {}
         self._holders: dict[int, ModuleEntry | None] = {}
         self._node: tuple[Any, ModuleEntry | None] = (None, None)
+        self._compiled = CompiledModules()
         self._fused = _FusedOps(self.memory.number)
         self.schedule = ""
         """The pipeline schedule that called the stages; see `pipelines.describe`."""
@@ -139,19 +144,24 @@ class KernelRecording:
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """An op has run on plain tensors."""
-        role = role_of(func)
+        role, name = role_of(func), getattr(func, "_opname", "")
         if len(self.issued) != self._seen or len(self.steps) != self._step:
             self._meet_collectives()
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
         self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
-        self.memory.made(returned, "optimizer" if phase == "optimizer" else "activations")
+        region = self._compiled.around(module)
+        if region is not None and role == op_costs.MEMORY and _can_be_fused(func, name, phase):
+            self.memory.made_fused(returned, given, region)
+        else:
+            if role != op_costs.FREE:
+                self.memory.read(given)
+            self.memory.made(returned, "optimizer" if phase == "optimizer" else "activations")
         if phase != self._last[0] and (self._segment or self._continued):
             self._end_segment()
         self._last = phase, module
         if role == op_costs.FREE:
             return
-        name = getattr(func, "_opname", "")
         if role == op_costs.WAIT:
             self._wait(self._by_storage.pop(self.memory.number(given[0]), None), phase, module)
             return
@@ -266,6 +276,16 @@ class KernelRecording:
         self.memory.assign(_local(states), "optimizer")
 
 
+def _can_be_fused(func: Any, name: str, phase: Phase) -> bool:
+    """Whether a compiler need not write what a memory op of a compiled module returns.
+
+    Sums of gradients over microbatches are written, in place, by FSDP or autograd and not by compiled code.
+    """
+    schema = getattr(func, "_schema", None)
+    adds_gradients = phase == "backward" and schema is not None and schema.is_mutable
+    return name not in _WRITTEN and not adds_gradients
+
+
 @contextmanager
 def _unseen_sharding_rules(recording: KernelRecording) -> Iterator[None]:
     """Count nothing where DTensor runs an op on fake tensors of global shape, once for each new shape."""
@@ -372,6 +392,9 @@ class _Watch(TorchDispatchMode):
             return NotImplemented
         run = _run if get_eval_frame_callback() is None else _run_uncompiled
         return run(self._recording, func, args, dict(kwargs or {}))
+
+
+leave_to_python(_Watch.__torch_dispatch__.__code__)
 
 
 def _run(recording: KernelRecording, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Any
 
 import polars as pl
-from torch import nn
 
+from dsexplore.capture.compiled_modules import CompiledModules
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_recording import KernelRecording
 from dsexplore.capture.module_entry import ModuleEntry
@@ -24,14 +24,14 @@ def kernels_table(recording: KernelRecording, issued: Sequence[Issued], rank: in
         rank: the rank that this process is.
     """
     seq = _first_seq(issued)
-    compiled = _Compiled()
+    compiled = CompiledModules()
     columns: dict[str, list[Any]] = {name: [] for name in schema.KERNELS}
     for number, phase, cost, sums in recording.rows:
         segment = recording.segments[number]
         values = (
             *(rank, segment.step, seq[segment.collectives], number, phase, _name(sums.module)),
             *(cost.kind, cost.op, cost.dtype, cost.shape, sums.count, sums.flops, sums.read, sums.written),
-            *(sums.fused_bytes, sums.fused_count, compiled.holds(sums.module)),
+            *(sums.fused_bytes, sums.fused_count, compiled.around(sums.module) is not None),
             seq[sums.waits_for] if sums.waits_for is not None else None,
         )
         for column, value in zip(columns.values(), values, strict=True):
@@ -56,32 +56,3 @@ def _first_seq(issued: Sequence[Issued]) -> list[int]:
 
 def _name(module: ModuleEntry | None) -> str:
     return module.name if module is not None else ""
-
-
-class _Compiled:
-    """The modules that torch.compile was asked to compile, themselves or around them."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, bool] = {}
-        self._roots: dict[int, set[int]] = {}
-
-    def holds(self, entry: ModuleEntry | None) -> bool:
-        """Whether a module is compiled."""
-        if entry is None:
-            return False
-        if id(entry) not in self._known:
-            module = entry.reference()
-            self._known[id(entry)] = module is not None and id(module) in self._inside(entry.root or entry)
-        return self._known[id(entry)]
-
-    def _inside(self, root: ModuleEntry) -> set[int]:
-        """Identities of the modules of a model that are compiled, or inside of one that is."""
-        if id(root) not in self._roots:
-            model = root.reference()
-            parts = list(model.modules()) if model is not None else []
-            self._roots[id(root)] = {id(inner) for part in parts if _is_compiled(part) for inner in part.modules()}
-        return self._roots[id(root)]
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,9 +22,9 @@ _BEFORE = -1
 """The segment of what was there before the recording."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
-    """The memory of one storage that is watched."""
+    """The memory of one storage that is watched, and its place among those that a compiler fuses: `FusedTensors`."""
 
     size: int
     use: Use
@@ -33,6 +33,15 @@ class Held:
     reference: Any
     number: int
     """Of no other storage, also after this one is gone, when another may get its address."""
+    is_counted: bool = True
+    """False of what no kernel writes."""
+    is_gone: bool = False
+    region: int | None = None
+    """The compiled module in which an op made it that is fused."""
+    parents: list[Held] = field(default_factory=list)
+    """Of one that is not counted: what it is computed from."""
+    children: list[Held] = field(default_factory=list)
+    """Those that are not counted and are computed from it."""
 
 
 class LiveMemory:
@@ -51,6 +60,7 @@ class LiveMemory:
         self._moves: list[tuple[int, int, int, int, Use, Use]] = []
         self._rows: list[tuple[int, dict[Use, int]]] = []
         self._resize: Callable[..., Any] | None = None
+        self._fused = FusedTensors(self._add)
 
     def watch_resizing(self) -> None:
         """Follow ``UntypedStorage.resize_``, by which FSDP2 frees gathered parameters: no dispatch mode sees it."""
@@ -80,6 +90,32 @@ class LiveMemory:
                 self._hold(storage, use)
                 self._add(use, storage.nbytes())
 
+    def made_fused(self, tensors: Iterable[torch.Tensor], sources: Iterable[torch.Tensor], region: int) -> None:
+        """Note what an op in a compiled module returned that is fused with those that read it: no kernel writes it.
+
+        Args:
+            tensors: what the op returned.
+            sources: the tensors among its arguments.
+            region: the compiled module.
+        """
+        given = list({id(held): held for held in map(self._known, sources)}.values())
+        for held in given:
+            if held.region != region:
+                self._fused.count(held)
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._held:
+                held = self._hold(storage, "activations")
+                held.is_counted, held.region = False, region
+                self._fused.some += 1
+            self._fused.compute(self._held[storage._cdata], given)
+
+    def read(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count what a kernel of its own reads: another one has written it."""
+        if self._fused.some:
+            for tensor in tensors:
+                self._fused.count(self._known(tensor))
+
     def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
         """Count what an op was given and no op was seen to make: it has been there since before the recording."""
         for tensor in tensors:
@@ -93,6 +129,7 @@ class LiveMemory:
         for tensor in tensors:
             held = self._held.get(tensor.untyped_storage()._cdata)
             if held is not None and held.use != use:
+                self._fused.count(held)
                 if held.since == _BEFORE:
                     self._before[held.use] -= held.size
                     self._before[use] += held.size
@@ -113,11 +150,12 @@ class LiveMemory:
             held.size = 0
         change = storage.nbytes() - held.size
         held.size += change
-        self._add(held.use, change)
+        if held.is_counted:
+            self._add(held.use, change)
 
     def number(self, tensor: torch.Tensor) -> int:
         """The number of the storage of a tensor that was made or met."""
-        return self._held[tensor.untyped_storage()._cdata].number
+        return self._known(tensor).number
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
         """Count tensors that no op was seen to make as activations, and return what is known of each from now on."""
@@ -144,6 +182,9 @@ class LiveMemory:
                 row[use] += self._before[use]
         return rows
 
+    def _known(self, tensor: torch.Tensor) -> Held:
+        return self._held[tensor.untyped_storage()._cdata]
+
     def _hold(self, storage: torch.UntypedStorage, use: Use) -> Held:
         key = storage._cdata
         reference = weakref.ref(storage, lambda _gone: self._free(key))
@@ -154,7 +195,7 @@ class LiveMemory:
     def _free(self, key: int) -> None:
         held = self._held.pop(key, None)
         if held is not None:
-            self._add(held.use, -held.size)
+            self._fused.free(held)
 
     def _add(self, use: Use, size: int) -> None:
         self._now[use] += size
@@ -164,3 +205,65 @@ class LiveMemory:
 
     def _new_peak(self) -> None:
         self._peak, self._at_peak, self._at_peak_storages = self._total, dict(self._now), self._storages
+
+
+class FusedTensors:
+    """What a compiler fuses away: tensors that no kernel writes, as those that read them compute them again.
+
+    Between two products a compiler makes one kernel, which writes what the next product reads, and what leaves the
+    compiled module. Backward gets few tensors and computes the rest from them. So a tensor made by a fused op is not
+    counted at first. One that is counted and no longer referred to is kept for those that are computed from it, or
+    these are counted in its place where they are smaller: so torch's partitioner mostly decides, which cuts the graph
+    where the fewest bytes pass (``torch/_functorch/partitioners.py``).
+
+    Args:
+        add: changes the bytes of a use.
+    """
+
+    def __init__(self, add: Callable[[Use, int], None]) -> None:
+        self._add = add
+        self.some = 0
+        """How many are not counted."""
+
+    def compute(self, held: Held, sources: Iterable[Held]) -> None:
+        """Note what one that is not counted is computed from, besides what is known; a counted one has been written."""
+        for source in () if held.is_counted else sources:
+            _join(source, held)
+
+    def count(self, held: Held) -> None:
+        """Count one from now on."""
+        if not held.is_counted:
+            held.is_counted = True
+            self.some -= 1
+            self._leave(held)
+            self._add(held.use, held.size)
+
+    def free(self, held: Held) -> None:
+        """Nothing refers to one any more."""
+        held.is_gone = True
+        if not held.is_counted:
+            self.some -= 1
+            for child in held.children:
+                child.parents.remove(held)
+                for parent in held.parents:
+                    _join(parent, child)
+            self._leave(held)
+        elif not held.children:
+            self._add(held.use, -held.size)
+        elif sum(child.size for child in held.children) <= held.size:
+            for child in list(held.children):
+                self.count(child)
+
+    def _leave(self, held: Held) -> None:
+        """One does not depend on its parents any more; those that were kept for it go."""
+        parents, held.parents = held.parents, []
+        for parent in parents:
+            parent.children.remove(held)
+            if parent.is_gone and not parent.children:
+                self._add(parent.use, -parent.size)
+
+
+def _join(parent: Held, child: Held) -> None:
+    if parent is not child and parent not in child.parents:
+        child.parents.append(parent)
+        parent.children.append(child)

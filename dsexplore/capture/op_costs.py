@@ -7,6 +7,7 @@ heads than queries. Bytes are those of the tensors that the op takes and returns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -149,11 +150,56 @@ def cost_of(
     else:
         overwritten = {id(tensor) for tensor in into} if name in _OVERWRITING else set()
         read = sum(moved_bytes(tensor) for tensor in _distinct(sources) if id(tensor) not in overwritten)
+    read *= 1 + _AGAIN.get(name, 0)
+    if name in _SOFTMAX and len(returned) == 1:
+        read += softmax_reads(name, returned[0]) * moved_bytes(returned[0])
     if role == PRODUCT:
         shape, dtype = _product_shape(name, args)
-        return OpCost("matmul", name, dtype, shape, _flops(func, args, kwargs, result), read, written)
+        alignment = alignment_of([*sources, *returned]) if shape else 16
+        full_name = name if alignment >= 16 else f"{name}, aligned to {alignment} bytes"
+        return OpCost("matmul", full_name, dtype, shape, _flops(func, args, kwargs, result), read, written)
     dtype = str((returned or sources)[0].dtype).removeprefix("torch.") if returned or sources else ""
     return OpCost("memory", name, dtype, (), 0, read, written)
+
+
+_AGAIN = {
+    **dict.fromkeys(
+        ("native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit"), 1
+    ),
+    **dict.fromkeys(("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"), 1),
+    **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward"), 1),
+}
+"""How many times more than once ops read their arguments. A GPU normalizes batches in two kernels, one of which finds
+the mean and the variance, and goes back in two, one of which sums the gradients of weight and bias, as for all norms
+(``aten/src/ATen/native/cuda/Normalization.cuh``, ``layer_norm_kernel.cu``)."""
+_SOFTMAX = {"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"}
+_SHARED_MEMORY = 48 << 10
+"""Bytes of a row that a softmax kernel keeps beside its multiprocessor."""
+
+
+def softmax_reads(name: str, result: torch.Tensor) -> int:
+    """How many times more a GPU reads a tensor whose rows do not fit beside a multiprocessor.
+
+    Forward finds the largest number, then the sum, then the result; backward the sum of the gradients before the rest
+    (``aten/src/ATen/native/cuda/PersistentSoftmax.cuh`` and ``SoftMax.cu``).
+    """
+    row = result.shape[-1] * result.element_size() if result.dim() else 0
+    if row <= _SHARED_MEMORY:
+        return 0
+    return 1 if "backward" in name else 2
+
+
+def alignment_of(matrices: Iterable[torch.Tensor]) -> int:
+    """The bytes, at most 16, at whose multiples all rows of the matrices of a product begin.
+
+    Worked example: rows of 50,257 numbers of two bytes begin at multiples of two bytes.
+    """
+    alignment = 16
+    for matrix in matrices:
+        if matrix.dim() > 1:
+            *_, outer, inner = matrix.stride()
+            alignment = math.gcd(alignment, (outer if inner == 1 else inner) * matrix.element_size())
+    return alignment
 
 
 _OVERWRITING = {

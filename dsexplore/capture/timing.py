@@ -7,6 +7,8 @@
 | gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
 | works without a future (send, recv) | host | host clock at issue | host clock when the call returned |
 
+NCCL runs what is not async on the current stream.
+
 What `dsexplore.comm` issues and waits for itself ends on the host's clock when its call returns, see `labels`.
 
 Nothing waits here, but once for each device to relate its clock to the host's: overlap stays as it was.
@@ -164,6 +166,8 @@ class Spanned(Timed, Protocol):
     """A collective that is measured on a device, where its backend works there."""
 
     span: CudaSpan | None
+    batch: int | None
+    """The number of those that are launched together; None for one alone."""
 
 
 Mark = Callable[[int], Any]
@@ -228,7 +232,7 @@ class Stopwatch:
     def follow(self, event: Spanned, result: Any) -> None:
         """Record the end of ``event`` when its work completes; its op has returned ``result``."""
         if event.span is not None:
-            event.span.watch(result)
+            event.span.watch(result, runs_here=not event.is_async and event.batch is None)
             return
         work = work_of(result)
         end_at_completion(event, work, self.now)
@@ -298,13 +302,19 @@ class CudaSpan:
         self._start = mark(anchor.device)
         self._end: Any = None
 
-    def watch(self, result: Any) -> None:
-        """Record the end behind the work, on the stream that its future's callbacks run on."""
-        future = future_of(work_of(result))
-        if future is None:
-            return
+    def watch(self, result: Any, runs_here: bool) -> None:
+        """Record the end behind the work, on the stream that its future's callbacks run on.
 
-        future.then(lambda _future: self.finish())
+        Args:
+            result: what the op returned.
+            runs_here: whether a work without a future runs on the current stream, as NCCL's do that are not async; of
+                one that is launched later, in a batch, the end is not known.
+        """
+        future = future_of(work_of(result))
+        if future is not None:
+            future.then(lambda _future: self.finish())
+        elif runs_here:
+            self.finish()
 
     def finish(self) -> None:
         """Record the end on the current stream; the first call counts."""

@@ -72,12 +72,19 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62))
 """Rows and columns of a tile, and how fast it is beside the largest: a tile reads (rows + columns) × k numbers for
 rows × columns × k multiplications, so small ones wait for memory."""
+_TILE = 128
+"""Queries, and keys, that one block of an attention kernel takes at a time: it computes whole tiles."""
 _PROLOGUE = 128
 """Steps along k that a tile takes to fill its buffers and to write its result, during which it multiplies nothing."""
 _ORDINARY = 0.88
 """Large products of ordinary shapes beside the fastest of all shapes, which is what files call achievable: where both
 other dims are 4096 the best of many numbers of rows reaches 80 to 90 % of it (stas00/ml-engineering,
 compute/accelerator/benchmarks/README.md, 2026-11-23), of which a k of 4096 explains 3 %."""
+_UNALIGNED = {"aligned to 2 bytes": 0.19, "aligned to 4 bytes": 0.42, "aligned to 8 bytes": 0.42}
+"""Products on Hopper whose rows do not begin at multiples of 16 bytes, beside ordinary ones: cuBLAS takes kernels of
+older generations. Of the three products with a vocabulary of 50,257 an H100 computed 96 to 152 TFLOP/s, of those with
+30,522 254 to 271, where ordinary ones are expected to reach 640 (benchmarks/data/gpu_steps.json). Nothing was measured
+on Blackwell, which is taken to do the same, and older GPUs run these kernels as their own."""
 _FIXED = 2e-6
 """Seconds from the last store of a kernel to the first load of the next on one stream."""
 OPTIMIZER_TENSORS = 50
@@ -92,18 +99,23 @@ class Speed:
         matmul: of products.
         attention: of attention.
         memory: of all else.
+        host: of the CPU's work for an op, beside a bare launch: torch's dispatcher and autograd, the program's Python.
         spread: by how much the times of GPUs of one kind differ: their standard deviation, as a part of their mean.
     """
 
     matmul: float = 1.0
     attention: float = 1.0
     memory: float = 1.0
+    host: float = 2.4
     spread: float = 0.015
 
 
-SPEEDS = (Speed(0.88, 0.70, 0.90, 0.0), Speed(), Speed(1.22, 1.25, 1.35, 0.041))
+SPEEDS = (Speed(0.88, 0.70, 0.90, 1.0, 0.0), Speed(), Speed(1.22, 1.25, 1.35, 8.0, 0.041))
 """Low, expected and high. Products: best published rates against sustained ones under a power limit. Attention: with
-cuDNN or FlashAttention-3 against FlashAttention-2. Memory: ops that fit into the cache against strided ones. Spread:
+cuDNN or FlashAttention-3 against FlashAttention-2. Memory: ops that fit into the cache against strided ones. Host: a
+bare launch takes the 5 µs of the clusters' files, and steps that waited for the CPU took 22 to 39 µs for each kernel
+(benchmarks/data/gpu_steps.json: an MLP, T5 and GPT-2, eager, on one machine); expected is the mean of 5 and 30 µs in
+their logarithms. Spread:
 "Not All GPUs Are Created Equal" (SC22, arXiv 2208.11035) measured the same programs on more than 90 % of the V100,
 RTX 5000 and MI60 of five clusters: 8 % of variation on average, 22 % at most, outliers apart. Both are read as the
 width of box plots from whisker to whisker, which is 5.4 standard deviations; for newer GPUs nothing is published."""
@@ -134,20 +146,25 @@ def kernel_seconds(
     if kind == "attention":
         arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
     else:
-        arithmetic = speed.matmul * int(row["flops"]) / _product_rate(row["dtype"], tuple(row["shape"]), cluster)
+        rate = _product_rate(row["dtype"], tuple(row["shape"]), row["op"].partition(", ")[2], cluster)
+        arithmetic = speed.matmul * int(row["flops"]) / rate
     return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
 
 
-def host_seconds(row: Mapping[str, Any], cluster: Cluster, compiled: bool) -> float:
-    """Seconds that the CPU takes to launch one row of `schema.KERNELS`."""
+def host_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
+    """Seconds that the CPU takes to launch one row of `schema.KERNELS`; arguments as of `kernel_seconds`."""
     kind, count = row["kind"], int(row["count"])
+    # A CPU's own ranks compute where they launch, which `cost.measured_compute` finds as one.
+    launch = cluster.launch_overhead * (1.0 if cluster.generation == "cpu" else speed.host)
+    if kind == "wait":
+        return 0.0
     if kind == "dispatch":
-        return 0.0 if compiled else count * DTENSOR_LAUNCHES * cluster.launch_overhead
+        return 0.0 if compiled else count * DTENSOR_LAUNCHES * launch
     if kind == "memory" and compiled:
-        return float(row["fused_count"] * cluster.launch_overhead)
+        return float(row["fused_count"] * launch)
     if kind == "memory" and row["phase"] == "optimizer":
-        return -(-count // OPTIMIZER_TENSORS) * cluster.launch_overhead
-    return float(count * cluster.launch_overhead) if kind != "wait" else 0.0
+        return -(-count // OPTIMIZER_TENSORS) * launch
+    return count * launch
 
 
 DTENSOR_LAUNCHES = 4.0
@@ -189,10 +206,18 @@ def _stated(dtype: str, cluster: Cluster) -> float:
     return dense[wanted]
 
 
-def _product_rate(dtype: str, shape: tuple[int, ...], cluster: Cluster) -> float:
-    """FLOP/s of a product of that shape."""
+def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> float:
+    """FLOP/s of a product of that shape.
+
+    Args:
+        dtype: of its matrices.
+        shape: batch, m, n, k; empty where it is not known.
+        alignment: what `op_costs` adds to the op's name where rows do not begin at multiples of 16 bytes, else "".
+        cluster: whose GPU.
+    """
     best = _stated(dtype, cluster) * cluster.compute.achievable
-    return best * _ORDINARY * shape_efficiency(shape, cluster.generation)
+    aligned = _UNALIGNED.get(alignment, 1.0) if cluster.generation in ("hopper", "blackwell") else 1.0
+    return best * _ORDINARY * shape_efficiency(shape, cluster.generation) * aligned
 
 
 def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
@@ -201,12 +226,13 @@ def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention
     if kernels == "cudnn" and generation.cudnn is not None:
         parts = generation.cudnn
     part = parts["backward" in row["op"]]
-    batch, heads, queries, _, width = map(int, row["shape"])
-    blocks = batch * heads * -(-queries // 128)
+    batch, heads, queries, keys, width = map(int, row["shape"])
+    blocks = batch * heads * -(-queries // _TILE)
     waves = -(-blocks // generation.multiprocessors)
     filled = blocks / (waves * generation.multiprocessors)
     narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
-    return _stated(row["dtype"], cluster) * part * narrow * filled
+    used = queries / (-(-queries // _TILE) * _TILE) * keys / (-(-keys // _TILE) * _TILE)
+    return _stated(row["dtype"], cluster) * part * narrow * filled * used
 
 
 @lru_cache(maxsize=4096)

@@ -32,7 +32,7 @@ class Kernels:
 
     Attributes:
         seconds: busy time.
-        host: seconds of the CPU that launches it.
+        host: seconds of the CPU that launches it, likewise low, expected and high.
         module: the module that runs.
         phase: of the step.
         kind: see `dsexplore.capture.op_costs.Kind`.
@@ -40,7 +40,7 @@ class Kernels:
     """
 
     seconds: Times
-    host: float
+    host: Times
     module: str
     phase: str
     kind: str
@@ -180,7 +180,7 @@ class _Reader:
         here = min(tables.info.world_size, self.per_node)
         self._share_processors = cluster.processors is not None and here > cluster.processors
         self._times: dict[tuple[Any, ...], Times] = {}
-        self._costs: dict[tuple[Any, ...], tuple[Times, float]] = {}
+        self._costs: dict[tuple[Any, ...], tuple[Times, Times]] = {}
         self.notes: dict[str, None] = {}
         if self._slowest[1] > 1:
             self.notes[
@@ -238,7 +238,7 @@ class _Reader:
         shape = tuple(row["shape"] or ()) if row["kind"] == "matmul" else ()
         return lambda module, _waits_for: Kernels(seconds, host, module, row["phase"], row["kind"], shape)
 
-    def _cost(self, row: Mapping[str, Any]) -> tuple[Times, float]:
+    def _cost(self, row: Mapping[str, Any]) -> tuple[Times, Times]:
         """Seconds of a row and of its launch; rows of other layers and microbatches with the same costs share them."""
         key = tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
         if key not in self._costs:
@@ -247,7 +247,8 @@ class _Reader:
                 slowest * kernel_seconds(row, self.cluster, speed, compiled, self.options.attention)
                 for slowest, speed in zip(self._slowest, SPEEDS, strict=True)
             )
-            self._costs[key] = (low, expected, high), host_seconds(row, self.cluster, compiled)
+            least, host, most = (host_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
+            self._costs[key] = (low, expected, high), (least, host, most)
         return self._costs[key]
 
     def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:

@@ -216,7 +216,7 @@ class _Streams:
     def _kernels(self, item: Kernels) -> None:
         if item.phase != self.phase:
             self._begin(item.phase)
-        host = item.host
+        host = item.host[self.which]
         self.host += host
         seconds = item.seconds[self.which]
         if seconds <= 0:

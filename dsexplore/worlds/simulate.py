@@ -38,9 +38,11 @@ from dsexplore.user_warnings import naming_the_user
 from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
+from dsexplore.worlds.fake.gpu_attention import patch_attention_choice
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.fake.real_integers import patch_integers
+from dsexplore.worlds.fake.transformers_masks import patch_masks
 from dsexplore.worlds.fake.unsupported import explained, patch_unsupported
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
@@ -266,6 +268,9 @@ class World:
             fake_files.patch_files(patches, self.remarks)
             patch_integers(patches)
             patch_unsupported(patches)
+            patch_masks(patches)
+            if self.target == "cuda":
+                patch_attention_choice(patches)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module)
         received = Received()

@@ -52,6 +52,31 @@ def test_attention_counts_half_where_it_is_causal_and_fewer_heads_of_keys(is_cau
     assert attention["op"].item().endswith("causal") == is_causal
 
 
+@pytest.mark.parametrize(("width", "alignment"), [(64, ""), (36, ", aligned to 8 bytes"), (33, ", aligned to 2 bytes")])
+def test_products_say_where_rows_begin_at_odd_places(width: int, alignment: str) -> None:
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+    trace = step(nn.Linear(32, width, bias=False).bfloat16(), x)
+    assert kernels(trace, kind="matmul", phase="forward")["op"].to_list() == [f"mm{alignment}"]
+
+
+@pytest.mark.parametrize(("length", "reads"), [(4096, 1), (32768, 3)])
+def test_softmax_of_long_rows_is_read_three_times(length: int, reads: int) -> None:
+    with dsexplore.commtrace(costs=True) as trace:
+        torch.randn(4, length).log_softmax(-1)
+    row = kernels(trace, op="_log_softmax").row(0, named=True)
+    assert row["read_bytes"] == reads * row["written_bytes"] == reads * 4 * length * 4
+
+
+def test_norms_read_their_arguments_again_where_a_gpu_does() -> None:
+    model, x = nn.Sequential(nn.BatchNorm2d(8), nn.Tanh()), torch.randn(4, 8, 16, 16, requires_grad=True)
+    trace = step(model, x)
+    forward, backward = (
+        kernels(trace, op=op)["read_bytes"].item() for op in ("native_batch_norm", "native_batch_norm_backward")
+    )
+    assert forward == pytest.approx(2 * x.nbytes, rel=0.02)
+    assert backward == pytest.approx(4 * x.nbytes, rel=0.02)
+
+
 @pytest.mark.parametrize(("queries", "keys", "pairs"), [(3, 3, 6), (3, 2, 5), (2, 3, 3), (1, 1, 1)])
 def test_causal_pairs(queries: int, keys: int, pairs: int) -> None:
     assert causal_pairs(queries, keys) == pairs == sum(min(i + 1, keys) for i in range(queries))

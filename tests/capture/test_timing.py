@@ -152,6 +152,7 @@ class Event:
 @dataclass
 class Spanned(Timed):
     span: CudaSpan | None = None
+    batch: int | None = None
 
 
 def on_device(number: int) -> list[Any]:
@@ -193,7 +194,7 @@ def test_a_span_is_over_when_its_device_has_passed_the_end() -> None:
     device = Device(0.5, 2.5, 4.0)
     anchor = CudaAnchor(0, lambda: 7_000_000, lambda _number: Event(device))
     span, work = CudaSpan(anchor, lambda _number: Event(device)), FutureWork()
-    span.watch(work)
+    span.watch(work, runs_here=True)
     assert (span.has_end, span.is_over) == (False, False)  # issued
     work.future.set_result(None)
     device.now_ms = 3.0
@@ -201,6 +202,24 @@ def test_a_span_is_over_when_its_device_has_passed_the_end() -> None:
     device.now_ms = 4.0
     assert span.is_over
     assert span.read() == (9_000_000, 10_500_000)
+
+
+@pytest.mark.parametrize(
+    ("is_async", "batch", "has_end"), [(False, None, True), (True, None, False), (False, 3, False)]
+)
+def test_a_work_without_a_future_runs_on_the_current_stream_where_it_is_not_async(
+    is_async: bool, batch: int | None, has_end: bool
+) -> None:
+    """As NCCL's works: an H100 had no times of collectives that were not async before."""
+    device = Device(1.0, 2.0, 3.0)
+    stopwatch = Stopwatch(lambda: 7_000_000, lambda _number: Event(device))
+    event = Spanned(is_async=is_async, batch=batch)
+    stopwatch.begin(event, "cuda", on_device(0))
+    stopwatch.follow(event, None)
+    assert event.span is not None
+    assert event.span.has_end == has_end
+    if has_end:
+        assert event.span.read() == (8_000_000, 9_000_000)
 
 
 def test_a_tensor_of_the_cpu_is_timed_on_the_host_in_a_group_of_both() -> None:

@@ -16,7 +16,7 @@ RANKS = 4
 
 
 def product(seconds: float, module: str = "w1", shape: tuple[int, ...] = (1, 64, 32, 16)) -> Kernels:
-    return Kernels((seconds,) * 3, 0.0, module, "forward", "matmul", shape)
+    return Kernels((seconds,) * 3, (0.0,) * 3, module, "forward", "matmul", shape)
 
 
 def collective(seq: int, seconds: float, op: str = "all_gather", link: str = "node") -> Collective:

@@ -82,14 +82,14 @@ def test_compiled_modules_move_what_goes_in_and_out() -> None:
     chain = row(read_bytes=4 << 30, written_bytes=4 << 30, count=8, fused_bytes=2 << 30, fused_count=1)
     eager, fused = (kernel_seconds(chain, H100, Speed(), compiled) for compiled in (False, True))
     assert fused == pytest.approx(eager / 4, rel=0.01)
-    assert host_seconds(chain, H100, True) == pytest.approx(host_seconds(chain, H100, False) / 8)
+    assert host_seconds(chain, H100, Speed(), True) == pytest.approx(host_seconds(chain, H100, Speed(), False) / 8)
 
 
 def test_ops_on_dtensors_cost_the_cpu_alone() -> None:
     one = row(kind="dispatch", count=10)
     assert kernel_seconds(one, H100, Speed(), False) == 0
-    assert host_seconds(one, H100, False) > 10 * H100.launch_overhead
-    assert host_seconds(one, H100, True) == 0
+    assert host_seconds(one, H100, Speed(), False) > 10 * H100.launch_overhead
+    assert host_seconds(one, H100, Speed(), True) == 0
 
 
 def test_long_attention_reaches_the_published_rate() -> None:
@@ -97,6 +97,35 @@ def test_long_attention_reaches_the_published_rate() -> None:
     one = row(kind="attention", op="flash_attention, causal", shape=shape, flops=2 * 4 * 32 * 16384**2 * 128)
     rate = one["flops"] / kernel_seconds(one, H100, Speed(), False)
     assert rate == pytest.approx(GENERATIONS["hopper"].attention * H100.compute.dense["bf16"], rel=0.05)
+
+
+def test_attention_computes_whole_tiles() -> None:
+    """A ViT's 197 tokens take as long as 256."""
+    seconds = [
+        kernel_seconds(
+            row(kind="attention", op="flash", shape=[64, 16, n, n, 64], flops=n * n * 10**9), H100, Speed(), False
+        )
+        for n in (197, 256)
+    ]
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
+@pytest.mark.parametrize(("alignment", "reached"), [(2, 0.12), (4, 0.26)])
+def test_products_of_odd_rows_are_as_slow_as_was_measured(alignment: int, reached: float) -> None:
+    """benchmarks/data/gpu_steps.json: the products with GPT-2's and BERT's vocabulary, of 989 TFLOP/s."""
+    odd = product(16384, 50257, 768) | {"op": f"mm, aligned to {alignment} bytes"}
+    rate = odd["flops"] / kernel_seconds(odd, H100, Speed(), False)
+    assert rate / H100.compute.dense["bf16"] == pytest.approx(reached, rel=0.15)
+    a100 = Cluster.load("dgx-a100")
+    assert kernel_seconds(odd, a100, Speed(), False) == kernel_seconds(odd | {"op": "mm"}, a100, Speed(), False)
+
+
+def test_the_cpu_s_work_has_a_range_but_where_it_computes_too() -> None:
+    one = row(count=10)
+    least, host, most = (host_seconds(one, H100, speed, False) for speed in SPEEDS)
+    assert least == 10 * H100.launch_overhead < host < most
+    gloo = Cluster.load("gloo-local")
+    assert {host_seconds(one, gloo, speed, False) for speed in SPEEDS} == {10 * gloo.launch_overhead}
 
 
 @pytest.mark.parametrize("name", known_clusters())

@@ -11,7 +11,7 @@ from dsexplore.cost.stream_simulation import Played, play
 
 
 def kernels(seconds: float, phase: str = "forward", host: float = 0.0) -> Kernels:
-    return Kernels((seconds, seconds, seconds), host, "m", phase, "matmul")
+    return Kernels((seconds, seconds, seconds), (host, host, host), "m", phase, "matmul")
 
 
 def collective(

@@ -1,0 +1,42 @@
+"""The modules that torch.compile was asked to compile, themselves or around them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dsexplore.capture.module_entry import ModuleEntry
+
+
+class CompiledModules:
+    """Finds the outermost compiled module around a module; asked once for each."""
+
+    def __init__(self) -> None:
+        self._around: dict[int, int | None] = {}
+        self._roots: dict[int, dict[int, int]] = {}
+
+    def around(self, entry: ModuleEntry | None) -> int | None:
+        """The identity of the outermost compiled module that holds a module or is it; None where there is none."""
+        if entry is None:
+            return None
+        key = id(entry)
+        if key not in self._around:
+            module = entry.reference()
+            self._around[key] = self._inside(entry.root or entry).get(id(module)) if module is not None else None
+        return self._around[key]
+
+    def _inside(self, root: ModuleEntry) -> dict[int, int]:
+        """By the identity of each module of a model that is inside of a compiled one: that of the outermost."""
+        found = self._roots.get(id(root))
+        if found is None:
+            found = self._roots[id(root)] = {}
+            model = root.reference()
+            for part in model.modules() if model is not None else ():  # outer modules come first
+                if is_compiled(part):
+                    for inner in part.modules():
+                        found.setdefault(id(inner), id(part))
+        return found
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was asked to compile this very module."""
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
