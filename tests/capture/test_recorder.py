@@ -34,7 +34,7 @@ class Span:
     def __init__(self) -> None:
         self.watched: list[Any] = []
 
-    def watch(self, result: Any) -> None:
+    def watch(self, result: Any, runs_here: bool) -> None:
         self.watched.append(result)
 
 
