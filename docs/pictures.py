@@ -24,6 +24,7 @@ import torch.distributed as dist
 from playwright.sync_api import sync_playwright
 from torch import nn
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -35,6 +36,10 @@ from dsexplore import Trace
 from dsexplore.aio import SweepResult
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore.comm.sweep_result import CommSweep
+from dsexplore.cost.compare_meshes import compare_meshes
+from dsexplore.cost.mesh_comparison import MeshComparison
+from dsexplore.worlds import demo
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1440, 800)
@@ -167,6 +172,22 @@ def plan(mesh: str = "dp=2,tp=4") -> Any:
     return dsexplore.sharding(held, mesh=mesh, dtype="bfloat16")
 
 
+def one_step(mesh: DeviceMesh) -> Callable[[], None]:
+    """A Llama of four layers on a mesh with the axes dp and tp."""
+    model = demo.Llama(demo.Shape(layers=4, dim=2048, heads=16, kv_heads=4, hidden=5632, vocabulary=32000))
+    if mesh["tp"].size() > 1:
+        demo.shard_tensors(model, mesh["tp"], sequence_parallel=True)
+    if mesh["dp"].size() > 1:
+        demo.shard_parameters(model, mesh["dp"])
+    tokens = torch.randint(32000, (4, 2049))
+    return lambda: demo.train_step(model, tokens)
+
+
+def meshes() -> MeshComparison:
+    """The meshes of 8 ranks, of which one leaves heads over."""
+    return compare_meshes(one_step, 8, axes=("dp", "tp"))
+
+
 def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(name, what makes it) of everything that is drawn; what several need is made once, when it is first needed."""
     made: dict[str, Any] = {}
@@ -174,7 +195,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     def of(name: str) -> Any:
         makers: dict[str, Callable[[], Any]] = {
             "llama": llama, "mixtral": mixtral, "pipeline": pipeline, "ddp": real_ddp,
-            "wide llama": lambda: llama(4, hidden_size=1024), "sweep": lambda: sweep(folder),
+            "meshes": meshes, "wide llama": lambda: llama(4, hidden_size=1024), "sweep": lambda: sweep(folder),
         }  # fmt: skip
         if name not in made:
             made[name] = makers[name]()
@@ -212,6 +233,8 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "diff", lambda: of("llama").diff(of("wide llama"))
     yield "diff explorer", lambda: of("llama").diff(of("wide llama")).explore()
     yield "prediction", lambda: of("llama").predict("dgx-h100")
+    yield "mesh choice", lambda: of("meshes")
+    yield "communication sweep", lambda: CommSweep.load(ROOT / "benchmarks" / "data" / "gloo-2.json")
     yield "sharding", lambda: dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")
     yield "sharding of a model", plan
     yield "sharding on 16,384 ranks", lambda: dsexplore.sharding((53248, 16384), "S(0), S(1)", "dp=2048,tp=8")

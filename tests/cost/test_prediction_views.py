@@ -63,8 +63,8 @@ def test_the_timeline_has_a_row_for_each_stream(prediction: Prediction) -> None:
     rows = {row for bars in figure.data for row in bars.y}
     assert {"compute", "FSDP all_gather", "FSDP reduce_scatter"} <= rows
     assert "predicted" in figure.layout.title.text
-    computing = [bars for bars in figure.data if bars.y[0] == "compute" and not bars.name.startswith("waiting")]
-    busy = sum(sum(bars.x) for bars in computing)
+    kernels = [bars for bars in figure.data if not bars.name.startswith("waiting")]
+    busy = sum(x for bars in kernels for x, row in zip(bars.x, bars.y, strict=True) if row == "compute")
     assert busy == pytest.approx(prediction.compute.expected * 1e3)
 
 
@@ -100,6 +100,23 @@ def test_controls_begin_with_what_the_prediction_was_asked_for(prediction: Predi
     box = prediction.what_if(async_tp=True, attention="cudnn").explore()
     assert (box.controls["async_tp"].value, box.controls["attention"].value) == (True, "cudnn")
     assert box.prediction.step == prediction.what_if(async_tp=True, attention="cudnn").step
+
+
+def test_what_looks_alike_in_the_streams_is_one_entry_of_the_legend(prediction: Prediction) -> None:
+    bars = prediction.figure().data
+    looks = {(bar.marker.color, bar.marker.pattern.shape) for bar in bars}
+    assert len(looks) == len(bars)
+    assert {"forward", "backward", "waiting for a collective"} <= {bar.name for bar in bars}
+
+
+def test_controls_show_what_the_program_asked(prediction: Prediction) -> None:
+    box = prediction.explore()
+    assert box.controls["compiled"].value == "as the program asked"
+    assert "as it was traced" in box.message.value
+    box.controls["compiled"].value = "compiled"
+    assert box.prediction.step == prediction.what_if(compiled=True).step
+    compiled = prediction.what_if(compiled=True).explore()
+    assert compiled.controls["compiled"].value == "compiled"
 
 
 def test_controls_answer_and_say_when_a_new_trace_is_needed(prediction: Prediction) -> None:

@@ -41,7 +41,8 @@ class MeshComparisonView(View):
         one = self._comparison
         lines = [f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}" for group in one.tied]
         dropped = len(one.candidates) - len(one.ranking)
-        return [*lines, *([f"{dropped} of {len(one.candidates)} meshes are out"] if dropped else []), *one.notes]
+        out = f"{dropped} of {len(one.candidates)} meshes {'is' if dropped == 1 else 'are'} out"
+        return [*lines, *([out] if dropped else []), *one.notes]
 
     def html(self) -> str:
         """A row for each mesh: a bar of what its step consists of, times with ranges, memory; then those dropped."""

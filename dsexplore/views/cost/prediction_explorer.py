@@ -17,11 +17,7 @@ from dsexplore.views.widgets.plot_widget import PlotWidget
 
 _AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-_ROWS = (
-    ("cluster", "ranks_per_node", "picture"),
-    ("compiled", "attention", "overlap", "async_tp"),
-    ("batch", "sequence"),
-)
+_ORDER = ("cluster", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
 
 
 def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[Prediction], str]) -> Any:
@@ -36,8 +32,10 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
 
     box = ipywidgets.VBox()
     conditions = _conditions(prediction)
+    own = {name: control.value for name, control in conditions.items()}
     kind = ipywidgets.Dropdown(options=kinds, description="picture")
-    message, tables = ipywidgets.HTML(), ipywidgets.HTML()
+    message, tables = ipywidgets.HTML(), ipywidgets.HTML(layout={"width": "100%"})
+    tables.add_class("dsx-beside-controls")
     picture = PlotWidget(on_event=lambda _event: None)
 
     def draw(_: Any = None) -> None:
@@ -46,6 +44,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
 
     def predict(_: Any = None) -> None:
         chosen = {name: control.value for name, control in conditions.items()}
+        chosen["compiled"] = _AS_TRACED[chosen["compiled"]]
         if chosen["cluster"] == prediction.cluster.name:
             chosen["cluster"] = prediction.cluster
         try:
@@ -54,7 +53,9 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
             message.value = f'<span class="dsx">{html.escape(error, 400)}</span>'
             return
         change = box.prediction.step.expected / prediction.step.expected - 1
-        message.value = html.prose(f"{box.prediction.step} per step, {format_change(change)}, without a new trace", 0)
+        is_own = all(control.value == own[name] for name, control in conditions.items())
+        beside = "as it was traced" if is_own else f"{format_change(change)}, without a new trace"
+        message.value = html.prose(f"{box.prediction.step} per step, {beside}", 0)
         tables.value = tables_of(box.prediction)
         draw()
 
@@ -64,8 +65,8 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
     box.controls = {**conditions, "picture": kind}
     box.message = message
     box.prediction = prediction
-    rows = (ipywidgets.HBox([box.controls[name] for name in row]) for row in _ROWS)
-    box.children = [*rows, message, picture, tables]
+    controls = ipywidgets.HBox([box.controls[name] for name in _ORDER], layout={"flex_flow": "row wrap"})
+    box.children = [controls, message, picture, tables]
     predict()
     return box
 
@@ -75,17 +76,25 @@ def _conditions(prediction: Prediction) -> dict[str, Any]:
     from ipywidgets import BoundedIntText, Checkbox, Dropdown
 
     own, options = prediction.cluster.name, prediction.options
+    narrow = {"width": "auto", "margin": "2px 16px"}
+    asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)
     clusters = [own, *(name for name in known_clusters() if name != own)]
     return {
         "cluster": Dropdown(options=clusters, description="cluster"),
         "ranks_per_node": BoundedIntText(
-            value=options.ranks_per_node or 0, min=0, max=1024, description="ranks/node", tooltip="0: its own"
+            value=options.ranks_per_node or 0,
+            min=0,
+            max=1024,
+            description="ranks/node (0: its own)",
+            style={"description_width": "initial"},
         ),
-        "overlap": Checkbox(value=options.overlap, description="overlap"),
-        "compiled": Dropdown(options=_AS_TRACED, value=options.compiled, description="modules"),
+        "overlap": Checkbox(value=options.overlap, description="overlap", indent=False, layout=narrow),
+        "compiled": Dropdown(options=list(_AS_TRACED), value=asked, description="modules"),
         "async_tp": Checkbox(
             value=options.async_tp,
             description="async TP",
+            indent=False,
+            layout=narrow,
             tooltip="collectives of tensor parallelism in pieces beside their products",
         ),
         "attention": Dropdown(options=get_args(Attention), value=options.attention, description="attention"),

@@ -11,14 +11,14 @@ from dsexplore.cost.peak_memory import USES
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, LEGEND_ABOVE, ORANGE, PURPLE, SKY, op_mark, phase_mark, themed
+from dsexplore.views.page.theme import BLUE, GREEN, LEGEND_ABOVE, ORANGE, PURPLE, SKY, phase_mark, themed
 
 _MOST_SPANS = 6_000
 _COLOURS = dict(zip(USES, (BLUE, ORANGE, GREEN, SKY, PURPLE), strict=True))
 
 
 def timeline(one: Prediction) -> Any:
-    """A chart of one rank's streams: kernels by phase, collectives by op, gaps left open."""
+    """A chart of one rank's streams, coloured by phase, gaps left open; what is pointed at says module and op."""
     spans = one.timeline().filter(pl.col("kind") != "idle")
     shown = _joined(spans) if spans.height > _MOST_SPANS else spans
     streams = ["compute", *sorted(set(shown["stream"]) - {"compute"})]
@@ -43,21 +43,14 @@ def timeline(one: Prediction) -> Any:
 def _by_look(spans: pl.DataFrame) -> list[tuple[tuple[str, str, str], pl.DataFrame]]:
     """The spans that look alike, with their name in the legend, colour and pattern."""
     looks = []
-    labels = spans.with_columns(
-        look=pl.when(pl.col("kind") == "exposed")
-        .then(pl.lit("waiting for a collective"))
-        .when(pl.col("stream") == "compute")
-        .then(pl.col("phase"))
-        .otherwise(pl.col("op"))
-    )
+    waits = pl.when(pl.col("kind") == "exposed").then(pl.lit("waiting for a collective"))
+    labels = spans.with_columns(look=waits.otherwise("phase"))
     for key, part in labels.group_by("look", maintain_order=True):
         label = str(key[0])
         if label == "waiting for a collective":
             look = (label, "rgba(128,128,128,0.35)", "x")
-        elif part["stream"][0] == "compute":
-            look = (label, phase_mark(label).colour, phase_mark(label).pattern)
         else:
-            look = (label, op_mark(label).colour, op_mark(label).pattern)
+            look = (label, phase_mark(label).colour, phase_mark(label).pattern)
         looks.append((look, part))
     return looks
 
@@ -131,4 +124,5 @@ def stages(one: Prediction) -> Any:
 def _titled(figure: Any, one: Prediction, what: str, height: int) -> Any:
     title = html.escape(f"predicted on {one.cluster.title}: {what}", 160)
     margin = {"l": 130, "r": 30, "t": 90, "b": 50}
-    return themed(figure, title={"text": title, "font": {"size": 14}}, height=height, margin=margin)
+    above_legend = {"y": 1.0, "yref": "container", "yanchor": "top", "pad": {"t": 8}}
+    return themed(figure, title={"text": title, "font": {"size": 14}, **above_legend}, height=height, margin=margin)

@@ -31,6 +31,7 @@ _HATCH = {
 _PARTS = ("compute", "communication", "exposed", "idle")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 STYLE = """
+.dsx-beside-controls .widget-html-content{min-width:0;overflow:auto}
 .dsx .prediction .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
 .dsx .prediction td{vertical-align:middle}
 .dsx .prediction .bar{width:220px;display:flex;height:14px}
