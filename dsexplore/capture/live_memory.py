@@ -8,40 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
-Use = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
-"""``parameters``: also what was there before the recording. ``gradients``: what the optimizer finds as ``.grad``.
-``activations``: whatever forward and backward hold besides. ``buffers``: gathered parameters, and what collectives
-read and write."""
-USES: tuple[Use, ...] = get_args(Use)
+from dsexplore.capture.fused_tensors import FusedTensors
+from dsexplore.capture.held_storage import USES, Held, Use
+
 _BEFORE = -1
 """The segment of what was there before the recording."""
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """The memory of one storage that is watched, and its place among those that a compiler fuses: `FusedTensors`."""
-
-    size: int
-    use: Use
-    since: int
-    """The segment in which it was made."""
-    reference: Any
-    number: int
-    """Of no other storage, also after this one is gone, when another may get its address."""
-    is_counted: bool = True
-    """False of what no kernel writes."""
-    is_gone: bool = False
-    region: int | None = None
-    """The compiled module in which an op made it that is fused."""
-    parents: list[Held] = field(default_factory=list)
-    """Of one that is not counted: what it is computed from."""
-    children: list[Held] = field(default_factory=list)
-    """Those that are not counted and are computed from it."""
 
 
 class LiveMemory:
@@ -205,65 +180,3 @@ class LiveMemory:
 
     def _new_peak(self) -> None:
         self._peak, self._at_peak, self._at_peak_storages = self._total, dict(self._now), self._storages
-
-
-class FusedTensors:
-    """What a compiler fuses away: tensors that no kernel writes, as those that read them compute them again.
-
-    Between two products a compiler makes one kernel, which writes what the next product reads, and what leaves the
-    compiled module. Backward gets few tensors and computes the rest from them. So a tensor made by a fused op is not
-    counted at first. One that is counted and no longer referred to is kept for those that are computed from it, or
-    these are counted in its place where they are smaller: so torch's partitioner mostly decides, which cuts the graph
-    where the fewest bytes pass (``torch/_functorch/partitioners.py``).
-
-    Args:
-        add: changes the bytes of a use.
-    """
-
-    def __init__(self, add: Callable[[Use, int], None]) -> None:
-        self._add = add
-        self.some = 0
-        """How many are not counted."""
-
-    def compute(self, held: Held, sources: Iterable[Held]) -> None:
-        """Note what one that is not counted is computed from, besides what is known; a counted one has been written."""
-        for source in () if held.is_counted else sources:
-            _join(source, held)
-
-    def count(self, held: Held) -> None:
-        """Count one from now on."""
-        if not held.is_counted:
-            held.is_counted = True
-            self.some -= 1
-            self._leave(held)
-            self._add(held.use, held.size)
-
-    def free(self, held: Held) -> None:
-        """Nothing refers to one any more."""
-        held.is_gone = True
-        if not held.is_counted:
-            self.some -= 1
-            for child in held.children:
-                child.parents.remove(held)
-                for parent in held.parents:
-                    _join(parent, child)
-            self._leave(held)
-        elif not held.children:
-            self._add(held.use, -held.size)
-        elif sum(child.size for child in held.children) <= held.size:
-            for child in list(held.children):
-                self.count(child)
-
-    def _leave(self, held: Held) -> None:
-        """One does not depend on its parents any more; those that were kept for it go."""
-        parents, held.parents = held.parents, []
-        for parent in parents:
-            parent.children.remove(held)
-            if parent.is_gone and not parent.children:
-                self._add(parent.use, -parent.size)
-
-
-def _join(parent: Held, child: Held) -> None:
-    if parent is not child and parent not in child.parents:
-        child.parents.append(parent)
-        parent.children.append(child)

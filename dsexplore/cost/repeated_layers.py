@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.capture.live_memory import USES
+from dsexplore.capture.held_storage import USES
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
 from dsexplore.worlds.simulated.fewer_layers import LeftOutLayers, Mark

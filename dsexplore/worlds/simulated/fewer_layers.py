@@ -23,8 +23,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import DTensor
 
+from dsexplore.capture.held_storage import Held, Use
 from dsexplore.capture.kernel_recording import KernelRecording
-from dsexplore.capture.live_memory import Held, Use
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers
 

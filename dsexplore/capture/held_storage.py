@@ -1,0 +1,34 @@
+"""`Held`: one storage whose bytes are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Use = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
+"""``parameters``: also what was there before the recording. ``gradients``: what the optimizer finds as ``.grad``.
+``activations``: whatever forward and backward hold besides. ``buffers``: gathered parameters, and what collectives
+read and write."""
+USES: tuple[Use, ...] = get_args(Use)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """The memory of one storage that is watched, and its place among those that a compiler fuses: `FusedTensors`."""
+
+    size: int
+    use: Use
+    since: int
+    """The segment in which it was made."""
+    reference: Any
+    number: int
+    """Of no other storage, also after this one is gone, when another may get its address."""
+    is_counted: bool = True
+    """False of what no kernel writes."""
+    is_gone: bool = False
+    region: int | None = None
+    """The compiled module in which an op made it that is fused."""
+    parents: list[Held] = field(default_factory=list)
+    """Of one that is not counted: what it is computed from."""
+    children: list[Held] = field(default_factory=list)
+    """Those that are not counted and are computed from it."""
