@@ -31,4 +31,4 @@ class Held:
     parents: list[Held] = field(default_factory=list)
     """Of one that is not counted: what it is computed from."""
     children: list[Held] = field(default_factory=list)
-    """Those that are not counted and are computed from it."""
+    """What is computed from this one and not counted."""

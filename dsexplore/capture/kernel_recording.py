@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.capture import op_costs
 from dsexplore.capture.compiled_modules import CompiledModules
+from dsexplore.capture.fused_tensors import can_be_fused
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
@@ -37,8 +38,6 @@ from dsexplore.trace.schema import Phase
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer})
 _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
-_WRITTEN = {"embedding_dense_backward", "index_put", "index_put_", "scatter", "scatter_add", "sort", "topk", "sum"}
-"""Memory ops of compiled modules whose results a kernel writes all the same."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
 
 
@@ -151,7 +150,7 @@ class KernelRecording:
         phase, module = self._where()
         self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
         region = self._compiled.around(module)
-        if region is not None and role == op_costs.MEMORY and _can_be_fused(func, name, phase):
+        if region is not None and role == op_costs.MEMORY and can_be_fused(func, name, phase):
             self.memory.made_fused(returned, given, region)
         else:
             if role != op_costs.FREE:
@@ -274,16 +273,6 @@ class KernelRecording:
         self._optimizing -= 1
         states = [value for state in optimizer.state.values() for value in state.values()]
         self.memory.assign(_local(states), "optimizer")
-
-
-def _can_be_fused(func: Any, name: str, phase: Phase) -> bool:
-    """Whether a compiler need not write what a memory op of a compiled module returns.
-
-    Sums of gradients over microbatches are written, in place, by FSDP or autograd and not by compiled code.
-    """
-    schema = getattr(func, "_schema", None)
-    adds_gradients = phase == "backward" and schema is not None and schema.is_mutable
-    return name not in _WRITTEN and not adds_gradients
 
 
 @contextmanager

@@ -22,7 +22,7 @@ _WIDEST = 256
 
 
 def patch_attention_choice(patches: Patches) -> None:
-    """Let attention with dropout take a GPU's ops."""
+    """Attention with dropout takes a GPU's ops from now on."""
     library = torch.library.Library("aten", "IMPL")
     patches.callback(library._destroy)
     library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")

@@ -18,7 +18,7 @@ _MODULE = "transformers.utils.import_utils"
 
 
 def patch_masks(patches: Patches) -> None:
-    """Let transformers take fake tensors for real ones, now or as soon as it is imported."""
+    """transformers takes fake tensors for real ones, now or as soon as it is imported."""
     on_import(patches, _MODULE, _patch)
 
 
