@@ -72,8 +72,8 @@ class WorldMap(Displayable):
     """By axis: (world,) bytes that the recorded ranks together send to each rank, per step."""
     groups: dict[str, tuple[tuple[int, ...], ...]]
     """By axis: the groups of the recorded ranks."""
-    links: pl.DataFrame
-    """Columns: `LINKS`."""
+    over: tuple[tuple[int, str, str, int, int, int], ...]
+    """The rows of `links`: numbers of a few, which polars' threads would take longer to hand over than to compute."""
     senders: tuple[int, ...]
     """The ranks of which events are recorded."""
     sizes: Sizes = "wire"
@@ -85,6 +85,11 @@ class WorldMap(Displayable):
 
     def __repr__(self) -> str:
         return f"<WorldMap: {self.extent}>"
+
+    @cached_property
+    def links(self) -> pl.DataFrame:
+        """Columns: `LINKS`."""
+        return pl.DataFrame(self.over, schema=LINKS, orient="row")
 
     @property
     def extent(self) -> str:
@@ -107,7 +112,7 @@ class WorldMap(Displayable):
         """Bytes by axis inside a node and between nodes, the axis with most bytes first."""
         most: dict[tuple[int, bool, str], tuple[int, int]] = {}
         place = {axis: i for i, axis in enumerate(self.axes)}
-        for axis, level, peers, size in self.links[["axis", "level", "peers", "bytes"]].iter_rows():
+        for _, axis, level, peers, size, _ in self.over:
             key = (place.get(axis, len(place)), level != INSIDE, axis)
             before = most.get(key, (0, 0))
             most[key] = (max(before[0], size), max(before[1], peers))
@@ -140,7 +145,7 @@ class WorldMap(Displayable):
     def most(self) -> dict[str, int]:
         """By level: what the recorded rank that sends most over links of that level sends over them, in a step."""
         sent: dict[tuple[str, int], int] = defaultdict(int)
-        for rank, level, size in self.links[["rank", "level", "bytes"]].iter_rows():
+        for rank, _, level, _, size, _ in self.over:
             sent[level, rank] += size
         return {
             level: max((size for (other, _), size in sent.items() if other == level), default=0)
@@ -151,7 +156,7 @@ class WorldMap(Displayable):
     def is_even(self) -> bool:
         """Whether every recorded rank sends the same, axis by axis and level by level."""
         sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for axis, level, size in self.links[["axis", "level", "bytes"]].iter_rows():
+        for _, axis, level, _, size, _ in self.over:
             sizes[axis, level].append(size)
         return all(len(set(held)) == 1 and len(held) >= len(self.senders) for held in sizes.values())
 
@@ -165,7 +170,7 @@ class WorldMap(Displayable):
         if self.running is None:
             return links
         known = {(each.axis, each.level): self._seconds_over(each.level, each.axis) for each in self.levels}
-        found = [known[axis, level].get(rank, 0.0) for rank, axis, level in self.links[:, :3].iter_rows()]
+        found = [known[axis, level].get(rank, 0.0) for rank, axis, level, *_ in self.over]
         return links.with_columns(pl.Series("seconds", found, dtype=pl.Float64))
 
     def to_each(self, axis: str | None = None) -> npt.NDArray[np.float64]:
@@ -308,10 +313,10 @@ def world_map(
     known = sorted(set(events["axis"]))
     if axis is not None and axis not in known:
         raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(known)}")
-    totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum().alias("bytes"), pl.len().alias("events"))
+    totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum(), pl.len()).sort(FLOW).rows()
     steps = max(1, events["step"].n_unique())
     senders = tuple(sorted(tables.events["rank"].unique().to_list()))
-    found = replace(map_of(tables, totals.sort(FLOW), ranks_per_node, steps, senders), sizes=sizes, axis=axis)
+    found = replace(map_of(tables, totals, ranks_per_node, steps, senders), sizes=sizes, axis=axis)
     return found if shade == "bytes" else replace(found, running=_running(tables, events, times))
 
 
@@ -327,22 +332,24 @@ def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -
     return FlowSeconds(tables, times, flows.drop("line"), events["row"].to_numpy(), line.to_numpy())
 
 
-def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int, senders: tuple[int, ...]) -> WorldMap:
+def map_of(
+    tables: Tables, totals: Iterable[tuple[Any, ...]], ranks_per_node: int, steps: int, senders: tuple[int, ...]
+) -> WorldMap:
     """The map of some events of a trace.
 
     Args:
         tables: the trace.
-        totals: of the events, columns `FLOW`, bytes and events.
+        totals: of the events, what `FLOW` names, bytes and number of events.
         ranks_per_node: ranks on each node.
         steps: in how many of them that was sent.
         senders: the ranks of which events are recorded.
     """
-    members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
+    members = dict(zip(tables.groups["group"].to_list(), tables.groups["ranks"].to_list(), strict=True))
     world = max(tables.info.world_size, 1 + max((max(held, default=0) for held in members.values()), default=0))
     received: dict[str, npt.NDArray[np.float64]] = {}
     groups: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
     links: dict[tuple[int, str, str], list[Any]] = {}
-    for rank, axis, group, peer, size, count in totals[[*FLOW, "bytes", "events"]].iter_rows():
+    for rank, axis, group, peer, size, count in totals:
         peers = [peer] if peer is not None else [other for other in members.get(group, ()) if other != rank]
         if group in members:
             groups[axis][tuple(members[group])] = None
@@ -356,10 +363,10 @@ def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int
                 link[0] |= set(there)
                 link[1] += size * len(there) / len(peers)
                 link[2] += count
-    rows = [
+    over = tuple(
         (rank, axis, level, len(peers), round(size / steps), -(-count // steps))
         for (rank, axis, level), (peers, size, count) in sorted(links.items())
-    ]
+    )
     return WorldMap(
         tables,
         ranks_per_node,
@@ -367,7 +374,7 @@ def map_of(tables: Tables, totals: pl.DataFrame, ranks_per_node: int, steps: int
         steps,
         received,
         {axis: tuple(held) for axis, held in groups.items()},
-        pl.DataFrame(rows, schema=LINKS, orient="row"),
+        over,
         senders,
     )
 

@@ -205,3 +205,15 @@ def test_a_choice_is_laid_out_once_when_all_parts_show_it(page: Any, tmp_path: P
     texts = page.evaluate(LAID_OUT)
     assert len(texts) == 1
     assert texts[0].startswith(explorer._chosen.summary)
+
+
+def test_a_link_alone_on_a_line_begins_where_the_line_does(page: Any, tmp_path: Path, make_layered: Any) -> None:
+    show(page, make_layered(8, odd=3), tmp_path)
+    indents = """() => [...document.querySelectorAll('.headline .to')].map(
+      (link) => Math.round(link.getBoundingClientRect().left - link.closest('p').getBoundingClientRect().left))"""
+    seen: set[int] = set()
+    for width in range(320, 900, 10):
+        page.set_viewport_size({"width": width, "height": 600})
+        seen |= set(page.evaluate(indents))
+    assert min(seen) == 0
+    assert not seen & set(range(1, 16))

@@ -213,6 +213,12 @@ PARTED = """
 """
 
 
+INDENTS = """
+() => [...document.querySelectorAll('.key')].map(
+  (swatch) => Math.round(swatch.getBoundingClientRect().left - swatch.closest('p').getBoundingClientRect().left))
+"""
+
+
 @pytest.mark.parametrize("live", [False, True], ids=["static", "live"])
 def test_no_line_of_the_key_breaks_between_a_swatch_and_its_name(
     draw: Callable[..., TimelineExplorer], page: Any, make_timed: Callable[..., Trace], tmp_path: Path, live: bool
@@ -223,8 +229,11 @@ def test_no_line_of_the_key_breaks_between_a_swatch_and_its_name(
         page.goto(make_timed(4).timeline().to_html(tmp_path / "shown.html").as_uri())
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     assert page.locator(".key").count() > 3
-    parted = {}
+    parted, indents = {}, set()
     for width in range(300, 820, 10):
         page.set_viewport_size({"width": width, "height": 600})
         parted[width] = page.evaluate(PARTED)
+        indents |= set(page.evaluate(INDENTS))
     assert not any(parted.values()), parted
+    assert min(indents) == 0
+    assert not indents & set(range(1, 16)), "a line begins at the left edge, or with words"

@@ -291,6 +291,9 @@ def test_beside_a_long_name_the_placements_are_whole(
     cut = "(place) => [...document.querySelectorAll(place)].map((e) => e.scrollWidth > e.clientWidth)"
     assert True in page.evaluate(cut, ".dsx-body .dsx-name > bdi:first-of-type")
     assert set(page.evaluate(cut, ".dsx-note")) == {False}
+    types = """[...document.querySelectorAll('.dsx-type')].map(
+      (kind) => kind.clientWidth / parseFloat(getComputedStyle(kind).fontSize))"""
+    assert min(page.evaluate(types)) > 1.5, "of a type its first letters are seen"
 
 
 def test_columns_that_do_not_fit_come_with_a_button(

@@ -23,8 +23,9 @@ from dsexplore.views.page import theme
 LONGEST_NAME = 160
 """Characters of a name that are shown; a longer one loses its middle."""
 
-_AFTER_DOTS = re.compile(r"(?<=[\w*])(?!(?<=\d)\.\d)\.(?!py\b)(?=[\w*])|/(?=\w)|(?<=\w)\((?=[^\W\d])")
+_AFTER_DOTS = re.compile(r"(?<=[\w*])\.(?!py\b)(?=[^\W\d])|/(?=\w)|(?<=\w)\((?=[^\W\d])")
 _LONG_WORD = re.compile(r"[^\W_]{24,}")
+_LONG_NAME = re.compile(r"\w{32,}")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _AFTER_UNDERSCORES = re.compile(r"(?<=\w)_(?=\w)")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -81,11 +82,12 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
 def prose(text: object, longest: int) -> str:
     """An escaped sentence, for a column that is narrow.
 
-    Its names are broken behind dots, slashes and brackets, very long words at capitals too, no number from its percent
-    sign. The column is as wide as what is left of them whole.
+    Its names are broken behind dots, slashes and brackets, very long ones at capitals and behind underscores too; no
+    module from its number, no number from its percent sign. The column is as wide as what is left of them whole.
     """
     broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
-    return _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
+    humped = _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
+    return _LONG_NAME.sub(lambda name: _AFTER_UNDERSCORES.sub("_<wbr>", name[0]), humped)
 
 
 def unparted(text: str) -> str:

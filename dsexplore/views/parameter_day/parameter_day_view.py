@@ -58,7 +58,7 @@ def day_html(day: ParameterDay) -> str:
             html.name(moment["op"] or "–", 40),
             html.name(moment["axis"] or "–", 40),
             format_bytes(moment[column]) if moment[column] is not None else "–",
-            html.parted(_why(moment), 90),
+            html.parted(_why(moment) or "–", 90),
             html.parted(moment["source"] or "–", 90),
         )
         for number, moment in enumerate(day.moments.iter_rows(named=True), 1)

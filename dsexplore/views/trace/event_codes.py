@@ -53,8 +53,8 @@ class Matched:
 class Causes:
     """Lines of the table of implicit redistributes."""
 
-    shown: pl.DataFrame
-    """The first of them: columns `CAUSE`, count, bytes, and ``line`` for `EventCodes.cause`."""
+    shown: list[dict[str, Any]]
+    """The first of them: what `CAUSE` names, count, bytes, and ``line`` for `EventCodes.cause`."""
     lines: int
     """The number of lines."""
     events: int
@@ -281,16 +281,17 @@ class EventCodes:
         count, size = self._causes.totals(mask, self.sizes)
         held = np.flatnonzero(count)
         shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
-        counted = {"count": count[shown], "bytes": size[shown], "line": shown}
-        rows = self._causes.rows[shown].hstack([pl.Series(name, values) for name, values in counted.items()])
-        return Causes(rows, len(held), int(count.sum()))
+        lines = [
+            {**row, "line": int(line)}
+            for row, line in zip(self._causes.some(shown, count=count, bytes=size), shown, strict=True)
+        ]
+        return Causes(lines, len(held), int(count.sum()))
 
-    def collectives(self, mask: Mask, most: int) -> tuple[pl.DataFrame, int]:
+    def collectives(self, mask: Mask, most: int) -> tuple[list[dict[str, Any]], int]:
         """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""
         count = self._kinds.count(mask)
         held = np.flatnonzero(count)
-        shown = held[:most]
-        return self._kinds.rows[shown].hstack([pl.Series("count", count[shown])]), len(held)
+        return self._kinds.some(held[:most], count=count), len(held)
 
     # Found once
 

@@ -44,6 +44,21 @@ class EventLines:
         count, total = (np.bincount(line, weights, minlength=len(self.rows)) for weights in (None, of))
         return count, total.astype(np.int64)
 
+    def some(self, lines: Codes, **numbers: Codes) -> list[dict[str, Any]]:
+        """Some of the lines with their numbers, by the names of their columns.
+
+        Read one by one: of so few, polars' threads take longer to be woken than to gather them, most of all where the
+        browser keeps the processors busy. 20 lines: 0.2 ms instead of 1.6.
+
+        Args:
+            lines: which.
+            numbers: (m,) each.
+        """
+        found = []
+        for line in lines.tolist():
+            found.append(self.rows.row(line, named=True) | {name: of[line].item() for name, of in numbers.items()})
+        return found
+
     def _kept(self, mask: Mask) -> Codes | None:
         """The positions in `line` of events in the mask; None for all, which need not be gathered."""
         held = mask[self.at]

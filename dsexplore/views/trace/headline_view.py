@@ -23,7 +23,7 @@ STYLE = (
 .dsx .headline .named{display:inline-block}
 .dsx.dsx .headline .key{font-size:var(--dsx-tiny)}
 .dsx .answers{max-width:1000px;margin-bottom:8px}
-.dsx .headline .to{font-size:var(--dsx-small);margin-left:4px;color:var(--dsx-link);background:none;border:0;padding:0;
+.dsx .headline .to{font-size:var(--dsx-small);color:var(--dsx-link);background:none;border:0;padding:0;
 white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
 """
     + AXIS_STYLE

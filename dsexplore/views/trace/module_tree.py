@@ -90,7 +90,7 @@ class ModuleTree:
         """Values per module, (…, n), summed over each module and those inside it."""
         before = np.zeros((*own.shape[:-1], len(self) + 1), own.dtype)
         np.cumsum(own, axis=-1, out=before[..., 1:])
-        total: npt.NDArray[Number] = before[..., self.ends] - before[..., :-1]
+        total: npt.NDArray[Number] = before.take(self.ends, axis=-1) - before[..., :-1]
         return total
 
 

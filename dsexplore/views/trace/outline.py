@@ -136,7 +136,8 @@ def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anch
     shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
     named = f' id="{anchor}"' if anchor else ""
-    return f'<span class="n"{named}{hover}>{html.name(fold.label)}{many(fold, times)}{shown}{mark}</span>'
+    name = f"<bdi>{html.prose(fold.label, html.LONGEST_NAME)}</bdi>"
+    return f'<span class="n"{named}{hover}>{name}{many(fold, times)}{shown}{mark}</span>'
 
 
 def many(fold: Fold, times: int) -> str:

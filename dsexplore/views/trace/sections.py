@@ -57,12 +57,12 @@ def causes_part(found: Causes, opened: bool, clickable: bool = False) -> str:
 
 def _causes_html(found: Causes, clickable: bool) -> str:
     rows = []
-    for row in found.shown.iter_rows(named=True):
+    for row in found.shown:
         names = _names_of_cause(*(row[column] for column in CAUSE))
         rows.append((*names[:-1], f"{row['count']:,}", format_bytes(row["bytes"]), names[-1]))
-    marks = [f' data-cause="{line}" tabindex="0"' for line in found.shown["line"]] if clickable else ()
+    marks = [f' data-cause="{row["line"]}" tabindex="0"' for row in found.shown] if clickable else ()
     head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
-    hidden = found.lines - found.shown.height
+    hidden = found.lines - len(found.shown)
     more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden > 0 else ""
     return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
 

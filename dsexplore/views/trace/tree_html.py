@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
@@ -165,8 +166,8 @@ def _number(value: int, text: str) -> str:
     return outline.cell(text) if value else outline.cell("–", "z")
 
 
-def collectives_html(kinds: pl.DataFrame, every: int, size: str = "wire_bytes", times: int = 1) -> str:
-    """Some of the ``every`` kinds of collective: columns `event_codes.SAME_COLLECTIVE` and count.
+def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str = "wire_bytes", times: int = 1) -> str:
+    """Some of the ``every`` kinds of collective, by name what `event_codes.SAME_COLLECTIVE` has, and count.
 
     Args:
         kinds: the first of them.
@@ -186,7 +187,7 @@ def collectives_html(kinds: pl.DataFrame, every: int, size: str = "wire_bytes", 
             html.parted(event["cause"] or "–"),
             html.parted(event["source"].partition(" ← ")[0] or "–"),
         )
-        for event in kinds.iter_rows(named=True)
+        for event in kinds
     ]
     head = ("collective", "axis", "phase", f"count{each}", f"bytes{each}", "tensor", "cause", "source")
     return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")

@@ -253,7 +253,7 @@ export function timeline({ model, el }) {
     const wanted = JSON.stringify([now.axis, now.marks]);
     if (wanted === keyed) return;
     keyed = wanted;
-    key.replaceChildren(document.createTextNode(now.axis || ""), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
+    key.replaceChildren(document.createTextNode(`${now.axis || ""}. `), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: colour, color: ink });
       const named = element("span", "named");

@@ -219,7 +219,11 @@ class Tree {
       mark.title = `the numbers are the sum of ${sum} modules`;
       name.append(mark);
     }
-    if (type && type !== rows.labels[i]) name.append(element("bdi", "dsx-dim dsx-type", type));
+    if (type && type !== rows.labels[i]) {
+      const kind = element("bdi", "dsx-dim dsx-type", type);
+      kind.style.minWidth = `${Math.min(4, type.length - 1)}ch`; // its first letters, where a long name takes the room
+      name.append(kind);
+    }
     if (note) name.append(element("bdi", "dsx-dim dsx-note", note));
     const cells = this.titles.slice(0, this.columns).map(() => element("span", "dsx-cell"));
     for (const cell of cells) cell.setAttribute("role", "gridcell");

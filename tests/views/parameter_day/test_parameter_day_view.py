@@ -48,6 +48,8 @@ def test_the_page_has_the_moments_and_the_picture(day: ParameterDay) -> None:
     assert html.index("gradient reduced") < html.index("<svg") if "<svg" in html else "gradient reduced" in html
     assert html.count("gathered") >= 1
     assert "dp=4" in html
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", html.partition("<tbody>")[2].partition("</table>")[0])
+    assert "" not in [re.sub("<.*?>", "", cell) for cell in cells]
 
 
 def test_an_axis_has_one_colour_alone_and_in_the_explorer() -> None:

@@ -71,7 +71,7 @@ def test_sizes_are_powers_of_two_and_nothing_is_lost(traces: ModuleType) -> None
 def test_implicit_redistributes_join_the_layers(traces: ModuleType) -> None:
     codes = EventCodes(traces.layered(4, odd=2).tables)
     found = codes.causes(codes.every, 10).shown
-    assert found.select("module", "op", "cause", "count").rows() == [
+    assert [(line["module"], line["op"], line["cause"], line["count"]) for line in found] == [
         ("Net.layers.*.down", "all_reduce", "P→R", 1),
         ("Net.layers.*.up", "all_gather", "S(0)→R", 1),
     ]
