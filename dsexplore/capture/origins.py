@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -11,6 +13,8 @@ from dsexplore.capture.issued_collective import Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading
+
+_MOST_KNOWN = 10_000
 
 
 class Origins:
@@ -23,6 +27,7 @@ class Origins:
 
     def __init__(self, modules: Modules, groups: Groups) -> None:
         self._modules, self._groups = modules, groups
+        self._known: dict[tuple[Any, ...], Origin] = {}
 
     def of(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
         """The part of a stack reading that a recording keeps.
@@ -45,7 +50,7 @@ class Origins:
             owner = modules.root_of_type(DistributedDataParallel)
         elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
             cause = "DDP buffers and bucket order"
-        return Origin(
+        origin = Origin(
             reading.phase,
             trigger,
             owner or trigger,
@@ -55,6 +60,13 @@ class Origins:
             reading.is_implicit,
             reading.is_object,
         )
+        return origin if redistribute is not None else self._shared(origin)
+
+    def _shared(self, origin: Origin) -> Origin:
+        """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""
+        if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
+            self._known.clear()
+        return self._known.setdefault(origin.content, origin)
 
     def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:
         """The module being called, where no hook saw the call begin: compiled, or begun before the recording."""

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
 
+from dsexplore.capture.collective_kinds import CollectiveKinds, Kind
 from dsexplore.capture.groups import Group, own_rank, size_of
-from dsexplore.capture.issued_collective import Issued, Origin
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.parameters import Parameter
@@ -43,14 +45,15 @@ def tables_of(
         modules: the modules that the recording has met.
         waits: see `Issued.read_clock`.
     """
-    ranks = _ranks(issued)
-    used = {id(one.group): one.group for one in issued if one.group is not None}
+    found = CollectiveKinds(issued, waits=waits)
+    ranks = _ranks(kind.issued for kind in found.kinds)
+    used = {id(kind.issued.group): kind.issued.group for kind in found.kinds if kind.issued.group is not None}
     known = {group.name for group in groups}
     older = {group.name: group for group in used.values() if group.name not in known}
     groups = [*groups, *older.values()]
     kernels = recording.kernels
     tables = Tables(
-        events=events_table(issued, steps, recording.stack_depth, waits=waits),
+        events=events_table(found, steps, recording.stack_depth),
         **_cost_tables(recording, issued, ranks[0] if ranks else 0),
         parameters=parameters_table(modules.parameters(), ranks[0] if ranks else 0),
         modules=modules_table(modules.in_order(), recording.earlier_calls),
@@ -109,7 +112,7 @@ def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> d
     }
 
 
-def _ranks(issued: Sequence[Issued]) -> list[int]:
+def _ranks(issued: Iterable[Issued]) -> list[int]:
     """The ranks that issued these collectives; where there are none, this process's rank."""
     ranks = sorted({one.rank for one in issued})
     if ranks:
@@ -133,86 +136,33 @@ def _world_size(groups: Sequence[Group]) -> int:
     return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
 
 
-def events_table(
-    issued: Sequence[Issued], steps: Sequence[int], stack_depth: int, *, waits: bool = True
-) -> pl.DataFrame:
+def events_table(found: CollectiveKinds, steps: Sequence[int], stack_depth: int) -> pl.DataFrame:
     """One row per message; columns: `schema.EVENTS`.
 
     Args:
-        issued: in program order.
+        found: the collectives.
         steps: how many of them had been issued at each `Trace.step`.
         stack_depth: how many of the user's lines to name per event.
-        waits: see `Issued.read_clock`.
     """
-    for one in issued:
-        one.read_clock(waits=waits)
-    kinds, of_rows = _kinds(issued)
-    table = _kinds_table(kinds, stack_depth).select(pl.all().gather(of_rows))
-    counts = [len(one.messages) for one in issued]
-    steps_of_rows = _per_row(_step_numbers(steps, len(issued)), counts)
-    columns: dict[str, Any] = {
-        "step": steps_of_rows,
-        "seq": list(range(len(of_rows))),
-        "batch": _per_row([one.batch for one in issued], counts),
-        "start": _per_row([one.start for one in issued], counts),
-        "end": _per_row([one.end for one in issued], counts),
-        "state": _per_row([one.state for one in issued], counts),
-        "waited": _per_row([one.waited for one in issued], counts),
-        "group_seq": [None] * len(of_rows),
+    of_rows, collectives = found.rows()
+    table = _kinds_table(found.kinds, stack_depth).select(pl.all().gather(pl.Series(of_rows, dtype=pl.UInt32)))
+    of_collectives: dict[str, Sequence[int | None]] = {
+        **found.columns,
+        "step": _step_numbers(steps, len(found.numbers)),
     }
-    table = table.with_columns(pl.Series(name, values, schema.EVENTS[name]) for name, values in columns.items())
-    return table.select(schema.EVENTS.keys())
-
-
-Kind = tuple[Issued, int]
-"""A collective and the position of one of its messages: events alike but for time, step and batch have one kind."""
-
-
-def _kinds(issued: Sequence[Issued]) -> tuple[list[Kind], list[int]]:
-    """The kinds of event, and for each event the number of its kind.
-
-    A program sends few kinds, each of them in every step: a table of them is made, and its rows are repeated.
-    """
-    kinds: list[Kind] = []
-    numbers: dict[tuple[Any, ...], int] = {}
-    origins: dict[int, int] = {}
-    contents: dict[tuple[Any, ...], int] = {}
-    of_rows = []
-    for one in issued:
-        origin = one.origin
-        number = origins.get(id(origin))
-        if number is None:
-            number = origins[id(origin)] = contents.setdefault(_content(origin), len(contents))
-        parties = one.parties
-        key: tuple[Any, ...] = (number, one.raw_op, id(one.group), one.rank, one.is_async, one.failure)
-        for position, message in enumerate(one.messages):
-            of_one = (id(message), *key) if parties is None else (id(message), *key, id(parties), position)
-            kind = numbers.get(of_one)
-            if kind is None:
-                kind = numbers[of_one] = len(kinds)
-                kinds.append((one, position))
-            of_rows.append(kind)
-    return kinds, of_rows
-
-
-def _content(origin: Origin) -> tuple[Any, ...]:
-    """Equal for origins that are alike, and quickly hashed: hashing a code object reads all of its bytecode."""
-    phase, trigger, owner, sources, cause, redistribute, *marks = origin
-    lines = tuple([(id(code), offset) for code, offset in sources])
-    return (phase, id(trigger), id(owner), lines, cause, id(redistribute), *marks)
-
-
-def _per_row(values: list[Any], counts: Sequence[int]) -> list[Any]:
-    """For each message the value of its collective."""
-    if len(counts) == sum(counts):
-        return values
-    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+    columns = {name: pl.Series(values, dtype=schema.EVENTS[name]) for name, values in of_collectives.items()}
+    if len(found.numbers) != len(of_rows) or (collectives != np.arange(len(of_rows))).any():
+        columns = {name: values.gather(collectives) for name, values in columns.items()}
+    columns["seq"] = pl.int_range(len(of_rows), eager=True)
+    columns["group_seq"] = pl.repeat(None, len(of_rows), dtype=schema.EVENTS["group_seq"], eager=True)
+    return table.with_columns(**columns).select(schema.EVENTS.keys())
 
 
 def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
-    """One row per kind, with the columns of `schema.EVENTS` that its events have in common."""
-    collectives = [one for one, _ in kinds]
-    messages = [one.messages[position] for one, position in kinds]
+    """One row per message of each kind, with the columns of `schema.EVENTS` that its events have in common."""
+    places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
+    collectives = [one for one, _ in places]
+    messages = [one.messages[position] for one, position in places]
     origins = [one.origin for one in collectives]
     names = {id(module): module.name for each in origins for module in (each.trigger, each.owner) if module}
     groups = [one.group for one in collectives]
@@ -224,7 +174,7 @@ def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
         "phase": [origin.phase for origin in origins],
         "trigger": [names[id(origin.trigger)] if origin.trigger else "" for origin in origins],
         "owner": [names[id(origin.owner)] if origin.owner else "" for origin in origins],
-        "axis": [_axis(*kind) for kind in kinds],
+        "axis": [_axis(*place) for place in places],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
         "message_bytes": [sent for _, sent, *_ in messages],
@@ -236,7 +186,8 @@ def _kinds_table(kinds: Sequence[Kind], stack_depth: int) -> pl.DataFrame:
         "source": source_texts(origin.sources[:stack_depth] for origin in origins),
         "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],
-        **_parties(kinds),
+        "state": [kind.state for kind in kinds for _ in kind.issued.messages],
+        **_parties(places),
     }
     return pl.DataFrame(columns, schema={name: schema.EVENTS[name] for name in columns})
 
@@ -250,10 +201,10 @@ def _axis(one: Issued, position: int) -> str:
     return group.axis_of_peer.get(peer, "") if peer is not None else ""
 
 
-def _parties(kinds: Sequence[Kind]) -> dict[str, pl.Series]:
+def _parties(places: Iterable[tuple[Issued, int]]) -> dict[str, pl.Series]:
     """Peer, root and split sizes: ranks of the group become global ones."""
     columns: dict[str, list[Any]] = {name: [] for name in ("peer", "root", "send_splits", "recv_splits")}
-    for one, position in kinds:
+    for one, position in places:
         known = one.parties or _ALIKE
         columns["peer"].append(_global_rank(one, known.peers[position]) if position < len(known.peers) else None)
         columns["root"].append(_global_rank(one, known.root))

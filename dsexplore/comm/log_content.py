@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -46,8 +46,11 @@ class LogContent:
     @property
     def records(self) -> list[Record]:
         """The lines of the log, in the order of issue."""
+        return list(self._records())
+
+    def _records(self) -> Iterator[Record]:
         in_use().stopwatch.settle()
-        return list(records_of(list(self._recording.issued)))
+        return records_of(list(self._recording.issued))
 
     @property
     def most(self) -> int:
@@ -88,11 +91,11 @@ class LogContent:
             show_straggler: with what this rank waited in each line's calls, and which ranks were late. Every rank of
                 the world must then make this call.
         """
-        return self._compared()[0] if show_straggler else CommsSummary(self.records, self._earlier.lines)
+        return self._compared()[0] if show_straggler else CommsSummary(self._records(), self._earlier.lines)
 
     def _compared(self) -> tuple[CommsSummary, StragglerReport]:
         """The table beside the logs of the other ranks, and what is to be said of all of them."""
-        records, in_place = self.records, self._in_place()
+        records, in_place = self._records(), self._in_place()
         report = compared_logs.stragglers(in_place, self._earlier)
         waiting = waiting_of_lines(in_place, self._earlier.matched, report, own_rank())
         return CommsSummary(records, self._earlier.lines, waiting), report
@@ -157,7 +160,6 @@ class LogContent:
                 DeepSpeed's shape. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
                 and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
         """
-        records = self.records
         rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
         summary, stragglers = self._compared() if show_straggler else (self.summary(), None)
         self._printer.print_over()
@@ -168,7 +170,7 @@ class LogContent:
         if not return_dict:
             return None
         return {
-            "summary": operation_summaries(records, self._earlier.lines.values()),
+            "summary": operation_summaries(self.records, self._earlier.lines.values()),
             "straggler_analysis": None if stragglers is None else stragglers.by_name(rank),
             "differences": None if stragglers is None else list(stragglers.differences),
             "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},

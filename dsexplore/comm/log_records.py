@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -40,7 +41,17 @@ class Call(Label):
         reduction: ``SUM``, ``MAX``, …; empty for an op without one.
     """
 
-    __slots__ = ("is_printed", "is_wanted", "layer", "members", "name", "ops", "reduction", "spelling")
+    __slots__ = (
+        "has_usual_name",
+        "is_printed",
+        "is_wanted",
+        "layer",
+        "members",
+        "name",
+        "ops",
+        "reduction",
+        "spelling",
+    )
 
     def __init__(
         self,
@@ -56,17 +67,14 @@ class Call(Label):
         self.reduction = reduction
         self.spelling = spelling
         self.name = name
+        self.has_usual_name = name in (spelling.name, spelling.op)
+        """Whether the call is logged under the name of its function or of its op."""
         self.is_wanted = is_wanted
         self.is_printed = False
         self.members: Sequence[Call | None] = ()
         """The calls that torch launched as one collective, in the order of its messages; None for one not made here."""
         self.ops: Collection[str] | None = None
         """Of what it issues, the plain ops that are to be logged; None for all."""
-
-    @property
-    def has_usual_name(self) -> bool:
-        """Whether the call is logged under the name of its function or of its op."""
-        return self.name in (self.spelling.name, self.spelling.op)
 
     def parts(self) -> list[Call]:
         """A label for each collective that the call issued."""
@@ -135,8 +143,7 @@ def is_collective(issued: Issued) -> bool:
     return bool(issued.raw_op) and not issued.raw_op.startswith(OWN_OP)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One line of the log: a message that a call sent."""
 
     issued: Issued
@@ -252,14 +259,15 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
     for issued in recorded:
         call = issued.label
         assert isinstance(call, Call)
-        if call.spelling.is_object and is_collective(issued):
+        is_object = call.spelling.is_object
+        if not is_object and not call.members and len(issued.messages) == 1:
+            yield Record(issued, call, issued.messages[0])
+        elif is_object and is_collective(issued):
             if issued is call.issued[0]:
                 together = one_of(call)
                 yield Record(together, call, together.messages[0])
         elif call.members:
             yield from _members(issued, call.members)
-        elif len(issued.messages) == 1:
-            yield Record(issued, call, issued.messages[0])
         else:
             yield from _members(issued, [call] * len(issued.messages))
 

@@ -92,8 +92,10 @@ class Line:
         if seconds is not None:
             self.timed += 1
             self.total += seconds
-            self.fastest = min(self.fastest, seconds)
-            self.slowest = max(self.slowest, seconds)
+            if seconds < self.fastest:
+                self.fastest = seconds
+            if seconds > self.slowest:
+                self.slowest = seconds
 
     @property
     def mean(self) -> float:
@@ -140,11 +142,15 @@ def line_key(record: Record) -> LineKey:
 
 def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
     """Add records to the lines that they belong to."""
+    known: dict[tuple[int, int, int], Line] = {}  # by what decides the line: a program makes few kinds of calls
+    firsts: list[Record] = []  # of each kind, so that no other object gets an identity of theirs
     for record in records:
-        key = line_key(record)
-        line = lines.get(key)
+        kind = id(record.call), id(record.message), id(record.issued.group)
+        line = known.get(kind)
         if line is None:
-            line = lines[key] = Line(record.name, record.op, record.layer, record.group, record.bytes)
+            made = Line(record.name, record.op, record.layer, record.group, record.bytes)
+            line = known[kind] = lines.setdefault(line_key(record), made)
+            firsts.append(record)
         line.add(record.seconds)
 
 
@@ -181,7 +187,7 @@ class CommsSummary(Displayable):
 
     def __init__(
         self,
-        records: Sequence[Record],
+        records: Iterable[Record],
         earlier: Mapping[LineKey, Line] | None = None,
         waiting: Mapping[LineKey, Waiting] | None = None,
     ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
 import dsexplore
+from dsexplore.capture.collective_kinds import CollectiveKinds
 from dsexplore.capture.groups import Group
 from dsexplore.capture.issued_collective import Batches, Issued, Origin, Redistribute, is_async
 from dsexplore.capture.module_entry import ModuleEntry
@@ -39,6 +42,10 @@ def issued(*messages: tuple[Any, ...], group: Group | None = GROUP, **origin: An
     return Issued("c10d::allreduce_", list(messages), group, 2, Origin(**known))
 
 
+def table_of(collectives: Sequence[Issued], steps: Sequence[int] = (), depth: int = 1) -> pl.DataFrame:
+    return events_table(CollectiveKinds(collectives), steps, depth)
+
+
 REDUCED = ("all_reduce", 1024, torch.bfloat16, (16, 32))
 
 
@@ -57,13 +64,13 @@ def test_only_what_has_an_end_is_completed() -> None:
         rows, (None, 5, 5, 5), (None, 9, None, None), ("", "", "", "failed: RuntimeError"), strict=True
     ):
         one.start, one.end, one.failure = start, end, failure
-    assert events_table(rows, [], 1)["state"].to_list() == ["", "completed", "scheduled", "failed"]
+    assert table_of(rows)["state"].to_list() == ["", "completed", "scheduled", "failed"]
 
 
 def test_each_message_is_a_row_of_its_own() -> None:
     coalesced = issued(REDUCED, ("all_reduce", 8, torch.float32, (2,)), trigger=LINEAR, owner=BLOCK)
     coalesced.batch = 9
-    table = events_table([coalesced, issued(("barrier", 0, None, ()), group=None)], [], 1)
+    table = table_of([coalesced, issued(("barrier", 0, None, ()), group=None)])
     columns = ("seq", "op", "message_bytes", "wire_bytes", "dtype", "shape", "trigger", "owner", "batch", "axis")
     assert list(table.select(columns).iter_rows()) == [
         (0, "all_reduce", 1024, 1536, "bfloat16", [16, 32], "Net#2.layers.0.up", "Net#2.layers.0", 9, "tp"),
@@ -80,13 +87,13 @@ def test_each_message_is_a_row_of_its_own() -> None:
     [([], [0, 0, 0, 0]), ([2, 3], [0, 0, 1, 2]), ([0, 0], [2, 2, 2, 2]), ([4], [0, 0, 0, 0]), ([1, 1], [0, 2, 2, 2])],
 )
 def test_steps_are_numbered_by_what_was_issued_before_each(steps: list[int], numbers: list[int]) -> None:
-    assert events_table([issued(REDUCED)] * 4, steps, 1)["step"].to_list() == numbers
+    assert table_of([issued(REDUCED)] * 4, steps)["step"].to_list() == numbers
 
 
 def test_as_many_lines_are_named_as_were_wanted() -> None:
     code = compile("1", "/elsewhere/train.py", "eval")
     lines = ((code, 0),) * 3
-    assert events_table([issued(REDUCED, sources=lines)], [], 2)["source"].item() == " ← ".join(
+    assert table_of([issued(REDUCED, sources=lines)], depth=2)["source"].item() == " ← ".join(
         ["/elsewhere/train.py:1"] * 2
     )
 
@@ -127,7 +134,7 @@ def test_the_text_of_a_cause(cause: str, redistribute: Redistribute | None, text
 def test_what_failed_has_that_as_its_cause() -> None:
     one = issued(REDUCED, cause="compiled")
     one.failure = "failed: RuntimeError"
-    assert events_table([one], [], 1)["cause"].item() == "failed: RuntimeError"
+    assert table_of([one])["cause"].item() == "failed: RuntimeError"
 
 
 class Span:
@@ -144,9 +151,9 @@ class Span:
 def test_times_of_a_device_are_read_once_it_has_reached_the_end() -> None:
     one: Any = issued(REDUCED)
     one.span = Span(has_end=False)
-    assert events_table([one], [], 1).select("start", "end").row(0) == (None, None)
+    assert table_of([one]).select("start", "end").row(0) == (None, None)
     one.span.has_end = True
-    assert events_table([one], [], 1).select("start", "end").row(0) == (10, 15)
+    assert table_of([one]).select("start", "end").row(0) == (10, 15)
     assert one.span is None
 
 

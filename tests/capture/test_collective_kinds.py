@@ -1,0 +1,82 @@
+"""Collectives that are alike have one kind, and what differs within a kind stays with its collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dsexplore.capture import origins
+from dsexplore.capture.collective_kinds import CollectiveKinds
+from dsexplore.capture.groups import Group, Groups
+from dsexplore.capture.issued_collective import Issued, Origin
+from dsexplore.capture.modules import Modules
+from dsexplore.capture.ops import Message
+from dsexplore.capture.recorded_tables import events_table
+from dsexplore.capture.stack import StackReading
+
+GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
+CODE = compile("1", "/elsewhere/train.py", "eval")
+SENT: Message = ("all_reduce", 8, torch.float32, (2,))
+
+
+def origin(offset: int = 0) -> Origin:
+    return Origin("other", None, None, ((CODE, offset),))
+
+
+def issued(messages: Sequence[Message], start: int, end: int | None) -> Issued:
+    return Issued("c10d::allreduce_", messages, GROUP, 0, origin(), start=start, end=end)
+
+
+def test_what_differs_by_time_alone_has_one_kind() -> None:
+    messages = [SENT]
+    found = CollectiveKinds([issued(messages, start, start + 3) for start in (5, 9, 40)])
+    assert found.numbers == [0, 0, 0]
+    assert found.columns["start"] == [5, 9, 40]
+    assert found.columns["end"] == [8, 12, 43]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": [SENT]},
+        {"raw_op": "c10d::broadcast_"},
+        {"group": None},
+        {"rank": 1},
+        {"origin": origin(2)},
+        {"is_async": True},
+        {"failure": "failed: RuntimeError"},
+        {"end": None},
+        {"start": None, "end": None},
+    ],
+)
+def test_what_differs_otherwise_has_another(change: dict[str, object]) -> None:
+    one = issued([SENT], 1, 2)
+    found = CollectiveKinds([one, replace(one, **change), one])  # type: ignore[arg-type]
+    assert found.numbers == [0, 1, 0]
+    assert [kind.state for kind in found.kinds] == [one.state, replace(one, **change).state]  # type: ignore[arg-type]
+
+
+def test_a_collective_without_messages_leaves_the_others_their_times() -> None:
+    """As many messages as collectives, but not one each."""
+    table = events_table(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1)
+    assert table.select("start", "end", "step", "seq").rows() == [(3, 4, 1, 0), (3, 4, 1, 1)]
+
+
+def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = Modules(lambda *_: None)
+    made = origins.Origins(modules, Groups())
+
+    def of(offset: int) -> Origin:
+        reading = StackReading(1, modules, modules.own_calls, -1, "other")
+        reading.sources = ((CODE, offset),)
+        return made.of(reading)
+
+    assert of(0) is of(0)
+    assert of(0) == origin(0)
+    assert of(2) == origin(2)
+    monkeypatch.setattr(origins, "_MOST_KNOWN", 2)
+    assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
+    assert len(made._known) == 1
