@@ -89,8 +89,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _sweep_all(args: argparse.Namespace) -> int:
     """Measure each path and print what was found; the exit status."""
+    from dsexplore.aio.sweep_setup import is_duration
+
     if not args.path:
         raise UsageError("give a PATH to measure, or --compare with two saved results")
+    if not (args.grid or is_duration(args.seconds)):
+        raise UsageError(
+            f"--seconds {args.seconds:g} is no time to spend: give a positive number, or --grid to try every setting"
+        )
     _check_files(args)
     for path in args.path:
         os.stat(path)  # noqa: PTH116 - raises FileNotFoundError with the path, before another path takes a minute
@@ -173,6 +179,7 @@ def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dic
     shape = args.size, seconds, args.read_share, args.mode, args.write_mode, args.tensor
     plan = Plan(*shape, most, axes, args.processes)
     plan.check_budget()
+    plan.settings(plan.size)
     if plan.writes(own=True):
         limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)}"
         print(f"dsexplore aio: this writes {limit} to {folder} (--max-written)", file=sys.stderr)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar, Literal
 
+from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.base import Requests
@@ -193,8 +194,8 @@ class Bench:
         return self._arena
 
     def fits(self, config: AioConfig) -> bool:
-        """Whether the queues can be filled several times over; the default setting always counts as fitting."""
-        return config.bytes_in_flight <= max(self.size // 4, AioConfig().bytes_in_flight)
+        """Whether the setting fits the part of the file that is used."""
+        return search.fits(config, self.size)
 
     def measure(
         self,

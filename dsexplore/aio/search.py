@@ -54,6 +54,11 @@ def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...
     return axes
 
 
+def fits(config: AioConfig, size: int) -> bool:
+    """Whether the queues can be filled several times over by ``size`` bytes; the default always counts as fitting."""
+    return config.bytes_in_flight <= max(size // 4, AioConfig().bytes_in_flight)
+
+
 def grid(axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]) -> list[AioConfig]:
     """Every combination of the axes' values for which ``fits`` is true."""
     every = (AioConfig(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))

@@ -62,7 +62,7 @@ class Plan:
         self.size = checked_size(size)
         if self.size < _LEAST_SIZE:
             raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
-        if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
+        if seconds is not None and not is_duration(seconds):
             raise UsageError(f"seconds {seconds!r} is no time to spend: give a positive number, or None for the grid")
         if not (isinstance(read_share, (int, float)) and 0 <= read_share <= 1):
             raise UsageError(
@@ -97,6 +97,19 @@ class Plan:
                 )
         return tuple(sorted(set(wanted)))
 
+    def settings(self, size: int) -> list[AioConfig]:
+        """Every setting of the axes that fits ``size`` bytes of a file; raises `UsageError` where none does."""
+        every = search.grid(self.axes, lambda _: True)
+        fitting = [config for config in every if search.fits(config, size)]
+        if not fitting:
+            least = min(every, key=lambda config: config.bytes_in_flight)
+            raise UsageError(
+                f"no setting of these axes fits a size of {format_bytes(size)}: the smallest, {least}, has "
+                f"{format_bytes(least.bytes_in_flight)} in flight, and block_size × queue_depth × thread_count may be "
+                "a quarter of the size; give smaller values, or a larger size"
+            )
+        return fitting
+
     def by_each(self) -> str:
         """Words for errors, where there are several processes."""
         return f" by each of {self.processes} processes" if self.processes > 1 else ""
@@ -114,6 +127,11 @@ class Plan:
                 f"written once{self.by_each()}, so give at least {format_bytes(least)}, a smaller size, or an existing "
                 "file to read"
             )
+
+
+def is_duration(seconds: object) -> bool:
+    """Whether a time can be spent: a positive number of seconds."""
+    return isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0
 
 
 def checked_size(size: int | str) -> int:
@@ -144,6 +162,7 @@ class Setup:
         own = scratch is not None
         self.path = os.path.realpath(path) if scratch is None else scratch.path
         self.size = plan.size if own else _usable_size(self.path, plan.size)
+        self.settings = plan.settings(self.size)
         self.transfers = tuple(sorted({min(transfer, self.size) for transfer in plan.transfers}))
         if scratch is not None:
             each = f"{plan.processes} × " if plan.processes > 1 else ""

@@ -181,12 +181,7 @@ class _Run:
     def search(self) -> None:
         """Find the best setting: descent or grid, then the finals."""
         plan, bench = self._plan, self._bench
-        every = search.grid(plan.axes, bench.fits)
-        if not every:
-            raise UsageError(
-                f"no setting of these axes fits a size of {format_bytes(bench.size)}: block_size × queue_depth × "
-                "thread_count may be a quarter of it, so give a larger size or smaller values"
-            )
+        every = list(self._setup.settings)
         if plan.seconds is None:
             self._phase, self._all_steps = "grid", len(every)
             self._shuffle.shuffle(every)

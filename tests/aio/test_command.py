@@ -191,12 +191,21 @@ def test_how_much_is_written_is_said_first(
         first, second = capsys.readouterr().err.splitlines()
         assert first == f"dsexplore aio: this writes {said} to {tmp_path} (--max-written)"
         assert second == f"dsexplore aio: {None if said == 'without limit' else words[-1] if words else '64GiB'}"
-    for wrong in (("--max-written", "much"), ("--max-written", "1MiB"), ("--size", "1MiB"), ("--queue-depth", "0")):
+    for wrong in (("--max-written", "much"), ("--max-written", "1MiB"), ("--size", "1MiB"), ("--queue-depth", "0"),
+                  ("--queue-depth", "1000000")):  # fmt: skip
         assert run_command(str(tmp_path), *wrong) == 1
         assert "this writes" not in capsys.readouterr().err
     for words in (("--read-share", "1"), ("--json",)):
         run_command(str(tmp_path), *words)
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf"])
+def test_no_time_to_spend(tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    assert run_command(str(tmp_path), "--seconds", seconds) == 1
+    told = capsys.readouterr().err
+    remedy = "give a positive number, or --grid to try every setting"
+    assert told == f"dsexplore aio: --seconds {seconds} is no time to spend: {remedy}\n"
 
 
 @pytest.mark.processes

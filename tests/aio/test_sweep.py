@@ -18,6 +18,7 @@ from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.sweep_progress import Progress
+from dsexplore.aio.sweep_setup import Setup
 from dsexplore.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("open_files")
@@ -243,7 +244,7 @@ def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -
             {"max_written": "33MiB"},
             "max_written 33 MiB is too small: the file of 32 MiB is written once.* least 48 MiB",
         ),
-        ({"block_size": [1 << 30]}, "no setting of these axes fits a size of 32 MiB.*give a larger size"),
+        ({"block_size": [1 << 30]}, "no setting of these axes fits a size of 32 MiB.*or a larger size"),
         ({"depth": [3]}, "axis 'depth' is unknown"),
         ({"size": "900TiB"}, "more than half of the .* mode='ring'"),
     ],
@@ -252,6 +253,15 @@ def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: 
     with pytest.raises(UsageError, match=message):
         sweep(tmp_path, **{"size": "32MiB", "seconds": 1, **arguments})  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_axes_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Setup, "_fill", pytest.fail)
+    smallest = "128 KiB × depth 1000000 × 1 thread, .* has 122.1 GiB in flight"
+    with pytest.raises(UsageError, match=f"the smallest, {smallest}"):
+        sweep(tmp_path, "32MiB", 1, queue_depth=[1_000_000])
 
 
 def test_paths_that_cannot_be_swept(tmp_path: Path) -> None:
