@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
+from benchmarks.goals import verdict
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.choose import ENGINES, loop_of
 from dsexplore.aio.buffers import fill_random
@@ -99,12 +100,8 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is reached; *tied* if only the interval reaches it."""
-        if self.goal is None:
-            return ""
-        if self.rate.value >= self.goal:
-            return f"goal {self.goal:.2f} met"
-        return f"goal {self.goal:.2f} {'tied' if self.rate.high >= self.goal else 'MISSED'}"
+        """The goal, and whether it is reached; empty where there is none."""
+        return "" if self.goal is None else f"goal {self.goal:.2f} {verdict(self.rate, least=self.goal)}"
 
     def __str__(self) -> str:
         return (
@@ -286,7 +283,8 @@ def report(rows: list[Row]) -> None:
         )
     beside = [row.cpu.value for row in rows if row.theirs == "deepspeed"]
     if beside:
-        print(f"CPU beside DeepSpeed: {ratio_interval(beside)}, goal at most {CPU_GOAL}")
+        cpu = ratio_interval(beside)
+        print(f"CPU beside DeepSpeed: {cpu}, goal at most {CPU_GOAL} {verdict(cpu, most=CPU_GOAL)}")
 
 
 def parse() -> argparse.Namespace:
