@@ -184,6 +184,16 @@ def test_lines_between_stages_run_behind_labels(draw: Callable[..., TimelineExpl
     assert written.index("stage 0") < written.index("a line") < written.index("B0")
 
 
+def test_boxes_of_one_colour_are_told_apart_in_a_static_view(page: Any, tmp_path: Path) -> None:
+    """In a schedule the backward of a microbatch may follow its forward at once, in the same colour."""
+    page.goto(pipeline().timeline(lanes="stage").to_html(tmp_path / "shown.html").as_uri())
+    edges = """[...document.querySelectorAll('.tl .l > i')].map((box) => {
+      const { borderRightWidth, borderRightColor, backgroundColor } = getComputedStyle(box);
+      return [parseFloat(borderRightWidth), borderRightColor === backgroundColor, box.offsetWidth >= 2];
+    })"""
+    assert {tuple(each) for each in page.evaluate(edges)} == {(1, False, True)}
+
+
 def test_lines_between_stages_run_behind_labels_of_a_static_view(page: Any, tmp_path: Path) -> None:
     page.goto(pipeline().timeline(lanes="stage").to_html(tmp_path / "shown.html").as_uri())
     label = "[...document.querySelectorAll('.tl b')].find((each) => each.textContent === 'B0')"

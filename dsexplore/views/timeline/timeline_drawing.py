@@ -27,7 +27,7 @@ STYLE = """
 .dsx .tl>span{font-size:var(--dsx-small);overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px;
 grid-column:1}
 .dsx .tl>svg,.dsx .tl>.l{width:100%;height:18px;background:var(--dsx-shade);grid-column:2;position:relative}
-.dsx .tl>.l>i{forced-color-adjust:none;
+.dsx .tl>.l>i{forced-color-adjust:none;box-sizing:border-box;border-right:1px solid var(--dsx-bg);min-width:2px;
 position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
 text-align:center}
 .dsx .tl>.l>i>b{position:relative;z-index:1;background:inherit;font-weight:400;padding:0 2px}
