@@ -68,6 +68,10 @@ class Origins:
             self._known.clear()
         return self._known.setdefault(origin.content, origin)
 
+    def release(self) -> None:
+        """Drop all references to origins, and to the program's code in them."""
+        self._known.clear()
+
     def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:
         """The module being called, where no hook saw the call begin: compiled, or begun before the recording."""
         module = reading.module

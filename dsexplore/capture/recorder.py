@@ -139,6 +139,7 @@ class Recorder:
         self._stopwatch.release()
         self._tensor_waits.release()
         self._groups.release()
+        self._origins.release()
         forget_messages()
 
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
