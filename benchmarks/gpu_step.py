@@ -1,6 +1,7 @@
 """How far predicted steps are off those of a GPU. Run: python benchmarks/gpu_step.py [--only WORD] [FILE.json]
 
-The programs are those of `gpu_programs`: transformers' models on one GPU, as they are. On a machine that has one,
+The programs are those of `gpu_programs` and `gpu_more_programs`: transformers' models on one GPU, as they are. On a
+machine that has one,
 ``--measure FILE.json`` times their steps, reads the largest memory that their tensors took, and adds up the times of
 their kernels by name; dsexplore need not be installed there. Without it, each program is run here on fake tensors, with
 the CPU in the GPU's place, and its predicted step, time of kernels and memory stand beside what the file has.
@@ -15,20 +16,26 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import statistics
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gpu_programs import PROGRAMS, Program
+from gpu_more_programs import PROGRAMS as MORE_PROGRAMS
+from gpu_programs import PROGRAMS as FIRST_PROGRAMS
+from gpu_programs import Program
 
 if TYPE_CHECKING:
+    from dsexplore import Trace
     from dsexplore.cost import Range
+    from dsexplore.cost.cluster import Cluster
 
+PROGRAMS: Mapping[str, Program] = {**FIRST_PROGRAMS, **MORE_PROGRAMS}
 DATA = Path(__file__).with_name("data") / "gpu_steps.json"
 WARM_UP = 3
 STEPS = 10
@@ -130,8 +137,49 @@ class Compared:
         return f"{self.name:33} {'  '.join(times)}  {memory} {change:+4.0%}{notes}"
 
 
-def compared(name: str, found: dict[str, Any]) -> Compared:
-    """A program's second step, predicted for a DGX H100, beside what was measured."""
+@dataclass(frozen=True)
+class KernelKind:
+    """A kind of kernels that move bytes.
+
+    Attributes:
+        kernels: what their names contain.
+        ops: the ops that launch them; empty for all of the optimizer.
+    """
+
+    kernels: str
+    ops: frozenset[str]
+
+
+KERNEL_KINDS: Mapping[str, KernelKind] = {
+    "casts": KernelKind(r"unrolled_elementwise_kernel<at::native::direct_copy|bfloat16_copy", frozenset({"_to_copy"})),
+    "sums": KernelKind(r"reduce_kernel.*sum_functor", frozenset({"sum"})),
+    "layer norms": KernelKind(r"_layer_norm_kernel", frozenset({"native_layer_norm"})),
+    "layer norms, backward": KernelKind(r"GammaBeta|layer_norm_grad_input", frozenset({"native_layer_norm_backward"})),
+    "gathers and scatters": KernelKind(
+        r"scatter_gather|indexing_backward|_gather_kernel",
+        frozenset({"index", "index_put", "gather", "scatter_add", "embedding", "embedding_dense_backward"}),
+    ),
+    "lists of tensors": KernelKind(r"multi_tensor_apply", frozenset()),
+}
+
+
+def moved(trace: Trace, found: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """The bytes that a step's kernels of each kind move, and the seconds that they took."""
+    import polars as pl  # which machines that only measure may not have
+
+    kernels = trace.tables.kernels.filter(pl.col("step") == 1)
+    each = {}
+    for name, kind in KERNEL_KINDS.items():
+        rows = kernels.filter(pl.col("op").is_in(kind.ops) if kind.ops else pl.col("phase") == "optimizer")
+        size = rows.filter(~pl.col("compiled")).select(pl.sum("read_bytes") + pl.sum("written_bytes")).item()
+        seconds = sum(seconds for kernel, _, seconds in found["kernels"] if re.search(kind.kernels, kernel))
+        if size and seconds:
+            each[name] = (float(size), seconds)
+    return each
+
+
+def compared(name: str, found: dict[str, Any], cluster: Cluster) -> tuple[Compared, dict[str, tuple[float, float]]]:
+    """A program's second step, predicted for a cluster, beside what was measured; and what its kernels moved."""
     import dsexplore  # which machines that only measure may not have
 
     with (
@@ -142,10 +190,36 @@ def compared(name: str, found: dict[str, Any]) -> Compared:
         for _ in range(2):
             step()
             trace.step()
-    prediction = trace.predict("dgx-h100", attention="cudnn")
+    prediction = trace.predict(cluster, attention="cudnn")
     busy = sum(seconds for _, _, seconds in found["kernels"])
     times = (statistics.median(found["steps"]), busy, found["memory"])
-    return Compared(name, prediction.step, prediction.compute, prediction.memory, *times)
+    row = Compared(name, prediction.step, prediction.compute, prediction.memory, *times)
+    return row, moved(trace, found)
+
+
+def print_medians(rows: list[Compared]) -> None:
+    """Print how far the predictions of some programs are off."""
+    busy = [row for row in rows if not row.waits_for_cpu]
+    for what, errors in (
+        ("step", [row.step.expected / row.measured_step - 1 for row in busy]),
+        ("kernels", [row.compute.expected / row.measured_compute - 1 for row in rows]),
+        ("memory", [row.memory / row.measured_memory - 1 for row in rows]),
+    ):
+        if errors:
+            print(f"  {what}: median error {statistics.median(map(abs, errors)):.1%} of {len(errors)} programs")
+    print(f"  in range: {sum(row.is_inside for row in rows)} of {len(rows)} steps")
+
+
+def print_shares(each: Iterable[dict[str, tuple[float, float]]], cluster: Cluster) -> None:
+    """Print the part of the bandwidth that plain copies reach at which kernels of each kind move their bytes."""
+    sums: dict[str, list[tuple[float, float]]] = {}
+    for one in each:
+        for name, both in one.items():
+            sums.setdefault(name, []).append(both)
+    best = cluster.memory.bandwidth * cluster.memory.achievable
+    for name, parts in sums.items():
+        size, seconds = (sum(column) for column in zip(*parts, strict=True))
+        print(f"  {name}: {size / seconds / best:.2f} of the bandwidth of plain copies, in {len(parts)} programs")
 
 
 def main() -> None:
@@ -160,22 +234,23 @@ def main() -> None:
     if options.measure:
         measure(names, options.file)
         return
+    from dsexplore.cost.cluster import Cluster
+
     found = json.loads(options.file.read_text(encoding="utf-8"))
-    print(f"measured on {found['gpu']} with torch {found['torch']}")
-    rows = []
+    cluster = Cluster.load("hgx-h200" if "H200" in found["gpu"] else "dgx-h100")
+    print(f"measured on {found['gpu']} with torch {found['torch']}, predicted for {cluster.title}")
+    rows, bytes_moved = [], []
     for name in names:
         if name in found["programs"]:
-            rows.append(compared(name, found["programs"][name]))
-            print(rows[-1].line(), flush=True)
-    busy = [row for row in rows if not row.waits_for_cpu]
-    for what, errors in (
-        ("step", [row.step.expected / row.measured_step - 1 for row in busy]),
-        ("kernels", [row.compute.expected / row.measured_compute - 1 for row in rows]),
-        ("memory", [row.memory / row.measured_memory - 1 for row in rows]),
-    ):
-        if errors:
-            print(f"{what}: median error {statistics.median(map(abs, errors)):.1%} of {len(errors)} programs")
-    print(f"in range: {sum(row.is_inside for row in rows)} of {len(rows)} steps")
+            row, kinds = compared(name, found["programs"][name], cluster)
+            rows.append(row)
+            bytes_moved.append(kinds)
+            print(row.line(), flush=True)
+    for title, programs in (("the first programs", FIRST_PROGRAMS), ("the further ones", MORE_PROGRAMS)):
+        print(title)
+        print_medians([row for row in rows if row.name in programs])
+    print("kernels that move bytes")
+    print_shares(bytes_moved, cluster)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.cost.compare_meshes import compare_meshes
 from dsexplore.cost.mesh_comparison import MeshComparison
+from dsexplore.cost.prediction import Prediction
 from dsexplore.worlds import demo
 
 ROOT = Path(__file__).parents[1]
@@ -120,12 +121,18 @@ def pipeline() -> Trace:
     return Trace.merge(traces)
 
 
-def replica(folder: str) -> None:
-    """What each rank of `real_ddp` does: three steps, of which rank 2 begins late."""
+def replicated() -> DistributedDataParallel:
+    """A small model under DDP, after the step by which DDP settles its buckets."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(4)]
     model = DistributedDataParallel(nn.Sequential(*layers))
-    model(torch.ones(8, 512)).sum().backward()  # DDP settles its buckets in its second step
+    model(torch.ones(8, 512)).sum().backward()
+    return model
+
+
+def replica(folder: str) -> None:
+    """What each rank of `real_ddp` does: three steps, of which rank 2 begins late."""
+    model = replicated()
     with dsexplore.commtrace(save=folder) as trace:
         for _ in range(3):
             time.sleep(0.05 if dist.get_rank() == 2 else 0)
@@ -138,6 +145,15 @@ def real_ddp() -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         dsexplore.run_ranks(replica, 4, args=(folder,)).check()
         return dsexplore.load(folder)
+
+
+def predicted_ddp() -> Prediction:
+    """A step of `real_ddp`, predicted for processes of one machine."""
+    with dsexplore.simulate(4, target="cpu"):
+        model = replicated()
+        with dsexplore.commtrace(costs=True) as trace:
+            model(torch.ones(8, 512)).sum().backward()
+    return trace.predict("gloo-local")
 
 
 def log() -> Any:
@@ -218,7 +234,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"explorer {name}", lambda name=name: explorer(name)
         yield f"timeline {name}", lambda name=name: of(name).timeline()
         yield f"world map {name}", lambda name=name: of(name).world_map(ranks_per_node=4)
-        yield f"interactive {name}", lambda name=name: ("interactive", of(name))
+        yield f"interactive {name}", lambda name=name: (of(name), {"interactive": True})
     yield "world map measured", lambda: of("ddp").world_map(ranks_per_node=2, shade="seconds")
     yield "world map predicted", lambda: of("llama").world_map(ranks_per_node=4, cluster="dgx-h100")
     yield "explorer shaded by seconds", in_seconds
@@ -233,6 +249,9 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "diff", lambda: of("llama").diff(of("wide llama"))
     yield "diff explorer", lambda: of("llama").diff(of("wide llama")).explore()
     yield "prediction", lambda: of("llama").predict("dgx-h100")
+    yield "prediction of stages", lambda: of("pipeline").predict("dgx-h100")
+    yield "predicted stages", lambda: of("pipeline").timeline(lanes="stage", cluster="dgx-h100")
+    yield "predicted beside measured", lambda: (predicted_ddp(), {"measured": of("ddp")})
     yield "mesh choice", lambda: of("meshes")
     yield "communication sweep", lambda: CommSweep.load(ROOT / "benchmarks" / "data" / "gloo-2.json")
     yield "sharding", lambda: dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")
@@ -260,9 +279,9 @@ def show(page: Any, one: Any, file: Path, tests: ModuleType) -> None:
         tests.draw(page, one.widget, "h1{position:absolute;clip-path:inset(50%)}")
         page.wait_for_selector(".dsx-plot[data-drawn],canvas[data-drawn]")
         return
-    options = {"interactive": True} if isinstance(one, tuple) else {}
-    page.goto((one[1] if isinstance(one, tuple) else one).to_html(file, **options).as_uri())
-    if options:
+    view, options = one if isinstance(one, tuple) else (one, {})
+    page.goto(view.to_html(file, **options).as_uri())
+    if options.get("interactive"):
         page.wait_for_selector("canvas[data-drawn]")
 
 

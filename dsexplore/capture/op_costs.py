@@ -46,6 +46,7 @@ class OpCost(NamedTuple):
     op: str
     """``"mm"``; of attention with ``", causal"`` behind it where half of the scores are left out."""
     dtype: str
+    """Of a product ``"tf32"`` where float32 numbers are multiplied as such; see `multiplies_in_tf32`."""
     shape: tuple[int, ...] = ()
     """Of a product: batch, m, n, k. Of attention: batch, heads, queries, keys, width of a head. Else empty."""
     flops: int = 0
@@ -222,13 +223,26 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
 
 
 def _product_shape(name: str, args: Sequence[Any]) -> tuple[tuple[int, ...], str]:
-    """Batch, m, n, k, and the dtype of what is multiplied; no shape for a convolution."""
+    """Batch, m, n, k, and how numbers are multiplied; no shape for a convolution."""
     left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
-    dtype = str(left.dtype).removeprefix("torch.")
-    if name not in _PRODUCTS:
+    is_convolution = name not in _PRODUCTS
+    dtype = "tf32" if multiplies_in_tf32(left.dtype, is_convolution) else str(left.dtype).removeprefix("torch.")
+    if is_convolution:
         return (), dtype
     batch = int(left.shape[0]) if left.dim() == 3 else 1
     return (batch, int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1])), dtype
+
+
+def multiplies_in_tf32(dtype: torch.dtype, is_convolution: bool) -> bool:
+    """Whether a CUDA GPU would multiply numbers of this dtype with its TF32 units.
+
+    torch asks so for convolutions unless told otherwise, and for matrix products where
+    ``torch.set_float32_matmul_precision("high")``, or the settings of ``torch.backends.cuda.matmul``, allow it.
+    """
+    if dtype != torch.float32:
+        return False
+    backend = torch.backends.cudnn.conv if is_convolution else torch.backends.cuda.matmul  # type: ignore[attr-defined] # torch's types lack it
+    return bool(backend.fp32_precision == "tf32")
 
 
 def _attention(

@@ -68,7 +68,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     }
 )
 
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp32"}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp32"}
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62))
 """Rows and columns of a tile, and how fast it is beside the largest: a tile reads (rows + columns) × k numbers for
 rows × columns × k multiplications, so small ones wait for memory."""
@@ -85,6 +85,20 @@ _UNALIGNED = {"aligned to 2 bytes": 0.19, "aligned to 4 bytes": 0.42, "aligned t
 older generations. Of the three products with a vocabulary of 50,257 an H100 computed 96 to 152 TFLOP/s, of those with
 30,522 254 to 271, where ordinary ones are expected to reach 640 (benchmarks/data/gpu_steps.json). Nothing was measured
 on Blackwell, which is taken to do the same, and older GPUs run these kernels as their own."""
+_SHARES: Mapping[str, float] = MappingProxyType(
+    {
+        "_to_copy": 0.81,
+        "sum": 0.42,
+        "native_layer_norm": 0.58,
+        "native_layer_norm_backward": 0.62,
+        **dict.fromkeys(("index", "index_put", "gather", "scatter_add", "embedding_dense_backward"), 0.63),
+    }
+)
+"""Ops whose kernels move bytes more slowly than plain copies do, and how fast beside them, without the time from one
+kernel to the next: casts load one number at a time, sums over rows and gathers read scattered ones, layer norms read
+rows again. Sums over 30 programs of torch 2.11 on an H100 (benchmarks/gpu_step.py prints them, with that time)."""
+_LISTS_OF_TENSORS = 0.80
+"""The same of ops on lists of tensors, those of optimizers among them."""
 _FIXED = 2e-6
 """Seconds from the last store of a kernel to the first load of the next on one stream."""
 OPTIMIZER_TENSORS = 50
@@ -142,7 +156,8 @@ def kernel_seconds(
             traffic, count = row["fused_bytes"], row["fused_count"]
         elif row["phase"] == "optimizer":
             count = -(-count // OPTIMIZER_TENSORS)
-        return speed.memory * (_memory_seconds(traffic, cluster) + count * _fixed(cluster))
+        share = 1.0 if compiled or cluster.generation == "cpu" else _share_of_bandwidth(row)
+        return speed.memory * (_memory_seconds(traffic, cluster) / share + count * _fixed(cluster))
     if kind == "attention":
         arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
     else:
@@ -195,6 +210,13 @@ def _fixed(cluster: Cluster) -> float:
 
 def _memory_seconds(traffic: float, cluster: Cluster) -> float:
     return traffic / (cluster.memory.bandwidth * cluster.memory.achievable)
+
+
+def _share_of_bandwidth(row: Mapping[str, Any]) -> float:
+    """The part of the bandwidth that plain copies reach at which torch's own kernel for an op moves its bytes."""
+    if row["phase"] == "optimizer" or row["op"].startswith("_foreach_"):
+        return _LISTS_OF_TENSORS
+    return _SHARES.get(row["op"], 1.0)
 
 
 def _stated(dtype: str, cluster: Cluster) -> float:

@@ -13,7 +13,7 @@ import polars as pl
 
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import Attention, slowed_by_communication
+from dsexplore.cost.compute import GENERATIONS, Attention, slowed_by_communication
 from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
 from dsexplore.cost.pipeline_times import PipelineTimes
@@ -26,6 +26,8 @@ from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 
+_MUCH_WAITING = 0.25
+"""Share of a step from which a reader is told that the GPU waits for the CPU."""
 RESERVED = 1.5 * 2**30
 """Bytes that the driver, its libraries and the communication library take of a GPU beside the program's tensors."""
 
@@ -49,6 +51,11 @@ class Prediction(Displayable):
         self._ranks = [RankTimes(program, slowdown, overlap) for program in read]
         self.schedule = read_schedule(tables.info.schedule)
         self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
+        if options.attention == "flash-2" and _has_other_attention(tables, cluster):
+            self._notes.append(
+                "attention is timed as FlashAttention-2's kernels; torch 2.11 takes cuDNN's on an H100, which are "
+                'faster: attention="cudnn" predicts those'
+            )
         self._pipeline = PipelineTimes(tables, self.schedule, self._ranks) if self.schedule is not None else None
         if self._pipeline is not None:
             self._notes += self._pipeline.notes()
@@ -129,6 +136,12 @@ class Prediction(Displayable):
     def notes(self) -> tuple[str, ...]:
         """Limits of these numbers that a reader must know."""
         notes = list(self._notes)
+        waiting = self._slowest.played(EXPECTED).idle / (self.expected_step or 1.0)
+        if waiting > _MUCH_WAITING and self.cluster.topology != "host":
+            notes.append(
+                f"for {waiting:.0%} of the step the GPU waits for the CPU that launches its kernels; how long a CPU "
+                "needs differs more between machines than anything else here, as the range says"
+            )
         if not self.fits:
             notes.append(
                 f"does not fit: {self.memory / 2**30:.1f} GiB, most {self.peak.where}, and {RESERVED / 2**30:.1f} "
@@ -302,6 +315,11 @@ def predict(
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
     options = Options(ranks_per_node, compiled, overlap, step, async_tp, _known_attention(attention))
     return Prediction(tables, as_cluster(cluster), options)
+
+
+def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
+    """Whether the step has fused attention, of which the GPU has two implementations that differ in time."""
+    return GENERATIONS[cluster.generation].cudnn is not None and bool((tables.kernels["kind"] == "attention").any())
 
 
 def _known_attention(name: Attention) -> Attention:

@@ -142,7 +142,8 @@ def shard_parameters(model: Llama, dp: DeviceMesh) -> None:
 
 def train_step(model: nn.Module, tokens: torch.Tensor) -> None:
     """Forward, backward and an AdamW step on next-token prediction."""
-    optimizer = torch.optim.AdamW(model.parameters())
+    # One by one: where tensor parallelism alone is asked for, plain tensors and DTensors are mixed.
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     logits = model(tokens[:, :-1])
     nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     optimizer.step()

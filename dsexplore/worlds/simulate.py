@@ -51,6 +51,7 @@ from dsexplore.worlds.simulated import closed
 from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
 from dsexplore.worlds.simulated.ddp import patch_ddp
 from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
+from dsexplore.worlds.simulated.foreach_optimizers import patch_optimizers
 from dsexplore.worlds.simulated.fsdp1_optimizers import patch_fsdp1_optimizers
 from dsexplore.worlds.simulated.futures import patch_futures
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
@@ -282,6 +283,8 @@ class World:
         patch_shardings(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
+        if self.target == "cuda":
+            patch_optimizers(patches, self.remarks)
         patch_calls(patches, self.remarks)
         patch_stores(patches)
         patch_sharded_tensors(patches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import polars as pl
 import pytest
 import torch
@@ -57,6 +59,32 @@ def test_products_say_where_rows_begin_at_odd_places(width: int, alignment: str)
     x = torch.randn(16, 32, dtype=torch.bfloat16)
     trace = step(nn.Linear(32, width, bias=False).bfloat16(), x)
     assert kernels(trace, kind="matmul", phase="forward")["op"].to_list() == [f"mm{alignment}"]
+
+
+@pytest.fixture
+def precision() -> Iterator[Callable[[str], None]]:
+    """Sets how torch multiplies float32 matrices, until the test is over."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("wanted", "dtype"), [("highest", "float32"), ("high", "tf32")])
+def test_products_are_in_tf32_where_the_program_allows_it(
+    wanted: str, dtype: str, precision: Callable[[str], None]
+) -> None:
+    precision(wanted)
+    trace = step(nn.Linear(32, 64), torch.randn(16, 32))
+    assert set(kernels(trace, kind="matmul")["dtype"]) == {dtype}
+    half = step(nn.Linear(32, 64, dtype=torch.bfloat16), torch.randn(16, 32, dtype=torch.bfloat16))
+    assert set(kernels(half, kind="matmul")["dtype"]) == {"bfloat16"}
+
+
+def test_convolutions_are_in_tf32_unless_the_program_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(2, 3, 8, 8)
+    assert set(kernels(step(nn.Conv2d(3, 4, 3), images), kind="matmul")["dtype"]) == {"tf32"}
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert set(kernels(step(nn.Conv2d(3, 4, 3), images), kind="matmul")["dtype"]) == {"float32"}
 
 
 @pytest.mark.parametrize(("length", "reads"), [(4096, 1), (32768, 3)])

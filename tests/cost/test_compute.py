@@ -78,6 +78,13 @@ def test_dtypes_have_their_own_rates_and_a_missing_one_the_next_wider() -> None:
     )
 
 
+def test_tf32_has_its_own_rate_where_the_gpu_has_such_units() -> None:
+    tf32, fp32 = (product(8192, 8192, 8192, name) for name in ("tf32", "float32"))
+    assert kernel_seconds(tf32, H100, Speed(), False) < kernel_seconds(fp32, H100, Speed(), False) / 5
+    v100 = Cluster.load("dgx1-v100")
+    assert kernel_seconds(tf32, v100, Speed(), False) == kernel_seconds(fp32, v100, Speed(), False)
+
+
 def test_compiled_modules_move_what_goes_in_and_out() -> None:
     chain = row(read_bytes=4 << 30, written_bytes=4 << 30, count=8, fused_bytes=2 << 30, fused_count=1)
     eager, fused = (kernel_seconds(chain, H100, Speed(), compiled) for compiled in (False, True))

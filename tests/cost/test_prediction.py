@@ -96,8 +96,8 @@ def test_saved_costs_predict_the_same(llama: Trace, tmp_path: object) -> None:
 
 def test_other_conditions_need_no_new_trace_and_other_shapes_do(llama: Trace) -> None:
     prediction = llama.predict()
-    slower = replace(DGX, compute=replace(DGX.compute, achievable=0.2))
-    assert prediction.what_if(cluster=slower).step.expected > prediction.step.expected
+    slower = replace(FAST_CPU, compute=replace(DGX.compute, achievable=0.2))
+    assert prediction.what_if(cluster=slower).step.expected > prediction.what_if(cluster=FAST_CPU).step.expected
     assert prediction.what_if(overlap=False).step == llama.predict(overlap=False).step
     with pytest.raises(UsageError, match=r"batch=2: .*new trace"):
         prediction.what_if(batch=2)
@@ -144,3 +144,16 @@ def test_a_step_is_whole_beside_steps_of_its_kind() -> None:
     assert trace.predict().memory == pytest.approx(trace.predict(step=0).memory, rel=0.02)
     assert trace.predict().peak.parts["optimizer"] >= 2 * weights
     assert trace.predict().peak.parts["parameters"] >= weights
+
+
+def test_a_step_that_waits_for_the_cpu_says_so(alone: Trace) -> None:
+    slow_cpu = replace(DGX, launch_overhead=1e-3)
+    assert any("waits for the CPU" in note for note in alone.predict(slow_cpu).notes)
+    assert not any("waits for the CPU" in note for note in alone.predict(FAST_CPU).notes)
+
+
+def test_where_other_attention_kernels_may_run_a_note_names_them(alone: Trace) -> None:
+    assert (alone.tables.kernels["kind"] == "attention").any()
+    assert [note for note in alone.predict().notes if 'attention="cudnn"' in note]
+    for prediction in (alone.predict(attention="cudnn"), alone.predict("dgx-a100")):
+        assert not [note for note in prediction.notes if "attention" in note]

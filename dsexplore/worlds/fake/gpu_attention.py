@@ -1,10 +1,9 @@
-"""Attention of fake tensors with dropout: fused, as on a GPU.
+"""Attention of fake tensors with dropout or a learned mask: fused, as on a GPU.
 
-On a CPU ``F.scaled_dot_product_attention`` with dropout multiplies all queries by all keys, whose scores then fill the
-memory. A GPU has fused ops for it, so a simulated one takes them. Mirrors the choice in
-``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: flash attention of half precision without a mask, else
-memory-efficient attention, and neither where a mask is learned. Fake tensors need no kernel of either, only the shapes
-that torch knows.
+On a CPU ``F.scaled_dot_product_attention`` with dropout, or with a mask that is learned, multiplies all queries by all
+keys, whose scores then fill the memory. A GPU has fused ops for it, so a simulated one takes them. Mirrors the choice
+in ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: flash attention of half precision without a mask, else
+memory-efficient attention. Fake tensors need no kernel of either, only the shapes that torch knows.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _WIDEST = 256
 
 
 def patch_attention_choice(patches: Patches) -> None:
-    """Attention with dropout takes a GPU's ops from now on."""
+    """Attention with dropout or a learned mask takes a GPU's ops from now on."""
     library = torch.library.Library("aten", "IMPL")
     patches.callback(library._destroy)
     library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
@@ -41,7 +40,7 @@ def _attention(
 ) -> Any:
     """``F.scaled_dot_product_attention``."""
     is_learned = attn_mask is not None and attn_mask.requires_grad
-    if dropout_p > 0 and query.dim() == 4 and not is_learned:
+    if (dropout_p > 0 or is_learned) and query.dim() == 4:
         if _flash_takes(query, value, attn_mask):
             return _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         if torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[1] == key.shape[1]:

@@ -17,6 +17,7 @@ is one function here, which names the torch source that it mirrors:
 | ``torch.distributed.nn``: ``all_to_all`` | a scatter per rank | all_to_all |
 | DDP, ``bf16_compress_hook`` | an error | all_reduce of half the bytes |
 | `SyncBatchNorm` of tensors on ``cuda`` | an error | all_gather of the statistics, all_reduce of their gradients |
+| ``torch.optim``, told neither ``foreach`` nor ``fused`` | one parameter after another | lists of all parameters |
 
 Not simulated yet: attention of DTensors with a mask. The target
 ``cpu`` is what torch does on CPUs anyway, but for the two rows of ``torch.distributed.nn`` which ask for gloo by name:
