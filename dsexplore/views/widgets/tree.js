@@ -1,6 +1,8 @@
 // A virtualised treegrid: any number of rows, of which only those in sight are in the page.
 // Pixels where text has 12 of them; NAME holds the name column, the padding and a scroll bar.
 const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
+// Characters of a name that fills its column.
+const LONG = 30;
 
 const counts = new Intl.NumberFormat("en");
 const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => counts.format(value) };
@@ -221,7 +223,8 @@ class Tree {
     }
     if (type && type !== rows.labels[i]) {
       const kind = element("bdi", "dsx-dim dsx-type", type);
-      kind.style.minWidth = `${Math.min(4, type.length - 1)}ch`; // its first letters, where a long name takes the room
+      // A name that is cut anyhow leaves it its first letters; any other is whole before it.
+      if (rows.label(i).length > LONG) kind.style.minWidth = `${Math.min(4, type.length - 1)}ch`;
       name.append(kind);
     }
     if (note) name.append(element("bdi", "dsx-dim dsx-note", note));
