@@ -34,8 +34,9 @@ from dsexplore.aio.staging import Slots
 
 _SUBMISSION_TRIES = 50
 """How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
-_LONGEST_CALL = 0.02
-"""Seconds of one call of the compiled loop."""
+_LONGEST_CALL = 0.1
+"""Seconds of one call of the compiled loop. Between two, Python takes some 0.4 ms, for which a queue of one request is
+empty."""
 
 
 class Policy(NamedTuple):
