@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -71,3 +73,14 @@ def test_the_page_names_the_modules_where_both_part(simulated: Trace, tmp_path: 
 def test_a_trace_without_times_cannot_stand_beside(simulated: Trace) -> None:
     with pytest.raises(UsageError, match="no measured times"):
         beside(simulated.predict(), simulated)
+
+
+def test_a_page_says_of_which_modules_nothing_was_measured(simulated: Trace, tmp_path: Path) -> None:
+    """Modules that call collectives come first; the others have a dash in each of the four columns."""
+    page = simulated.predict().to_html(tmp_path / "page.html", measured=measured(simulated, 3)).read_text()
+    table = page.partition("Predicted beside measured")[2]
+    rows = re.findall("<tr.*?</tr>", table, re.S)
+    is_measured = [row.count(">–<") == 0 for row in rows[1:]]
+    assert is_measured == sorted(is_measured, reverse=True)
+    assert {row.count(">–<") for row in rows[1:]} == {0, 4}
+    assert "has no measured time" in table

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import polars as pl
+
 from dsexplore.cost.beside_measured import beside
 from dsexplore.cost.predicted_timeline import stream_timeline, timeline_of_stages
 from dsexplore.cost.prediction import Prediction
@@ -191,21 +193,29 @@ def _modules(one: Prediction, most: int) -> str:
 
 
 def _beside(one: Prediction, measured: Trace) -> str:
-    """The modules and phases of which prediction and measurement differ most."""
-    frame = beside(one, measured).head(_MOST_ROWS)
+    """The modules and phases of which prediction and measurement differ most, and last those that have no measured
+    time."""
+    frame = beside(one, measured).with_columns(
+        is_measured=pl.any_horizontal(pl.col("communication_measured", "exposed_measured", "between_measured") > 0)
+    )
+    frame = frame.sort("is_measured", descending=True, maintain_order=True).head(_MOST_ROWS)
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
-    rows = [
-        (
-            html.name(row["module"] or "(outside modules)"),
-            html.escape(row["phase"]),
-            *(format_seconds(row[name]) for name in shown),
-            f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}",
-        )
-        for row in frame.iter_rows(named=True)
-    ]
+    rows = []
+    for row in frame.iter_rows(named=True):
+        seconds = [format_seconds(row[name]) for name in shown]
+        off = f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
+        if not row["is_measured"]:
+            seconds = ["–" if "measured" in name else text for name, text in zip(shown, seconds, strict=True)]
+            off = "–"
+        rows.append((html.name(row["module"] or "(outside modules)"), html.escape(row["phase"]), *seconds, off))
     head = ("module", "phase", *(name.replace("_", ", ") if "_" in name else f"{name}, predicted" for name in shown))
-    table = html.table((*head, "predicted − measured"), rows, left=(0, 1))
-    return html.fragment(_section("Predicted beside measured, where they part most", table, opened=True), STYLE)
+    said = (
+        '<p class="dim">Times are measured at collectives: what a rank computes between two of them counts as '
+        "<i>between</i> of the module that calls the second one, and a module that calls none has no measured time "
+        "(–).</p>"
+    )
+    body = said + html.table((*head, "predicted − measured"), rows, left=(0, 1))
+    return html.fragment(_section("Predicted beside measured, where they part most", body, opened=True), STYLE)
 
 
 def _busy(parts: Mapping[str, float]) -> float:
