@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
+from statistics import median
 from typing import Any
 
 from dsexplore.aio import search
@@ -198,27 +199,38 @@ class _Run:
                 return self.elapsed() < until and self._left() >= begin * (1 - _DESCENT_SHARE)
 
             scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits)
-        finalists = search.strongest(scores, CONTROL, self._affordable())
+        operations, transfers = len(self._setup.operations), len(self._setup.transfers)
+        reserve = self._seconds(_LIMIT_RUNS * operations)  # of slices, before tensors are moved to their end
+        finalists = search.strongest(scores, CONTROL, self._affordable(reserve))
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
-            slices = ((len(finalists) + 1) * len(self._setup.transfers) + _LIMIT_RUNS) * len(self._setup.operations)
+            slices = (len(finalists) + 1) * transfers
 
             def more() -> bool:
-                in_time = self.elapsed() + self._seconds(slices) < self._limit
-                return in_time and self._round < last and self._may_write(slices // len(self._setup.operations))
+                in_time = self.elapsed() + self._seconds(slices * operations) + reserve < self._limit
+                return in_time and self._round < last and self._may_write(slices + _LIMIT_RUNS)
 
             search.finals(finalists, self.round, more, self._shuffle)
 
-    def _affordable(self) -> int:
-        """How many finalists can be measured often enough in what is left of the time and of what may be written."""
-        each = len(self._setup.transfers) * len(self._setup.operations)
-        left = self._limit - self.elapsed() - self._seconds(_LIMIT_RUNS * len(self._setup.operations))
-        rounds = left / self._seconds(each)
+    def _affordable(self, reserve: float) -> int:
+        """How many finalists can be measured often enough in what is left of what may be written and, but for
+        ``reserve`` seconds, of the time."""
+        rounds = (self._limit - self.elapsed() - reserve) / self._seconds_of_finalist()
         if "write" in self._setup.operations and self._written_by_slice:
             rounds = min(rounds, self._left() / self._written_by_slice / len(self._setup.transfers) - _LIMIT_RUNS)
         most = rounds / search.FEWEST_ROUNDS - 1  # the control takes part, too
         return int(min(max(most, 1), search.MOST_FINALISTS))
+
+    def _seconds_of_finalist(self) -> float:
+        """Seconds that one setting is expected to take in a round of the finals, which move tensors to their end."""
+        rates = {
+            operation: median(one.sample.rate for one in self.measured if one.sample.operation == operation)
+            for operation in self._setup.operations
+        }
+        parts = product(self._setup.operations, self._setup.transfers)
+        together = self._plan.processes  # each moves a tensor of its own, and rates are of all
+        return sum(max(self._seconds(1), together * transfer / rates[operation]) for operation, transfer in parts)
 
     def _start(self, every: Sequence[AioConfig]) -> AioConfig:
         """The setting that the search begins with: on each axis the default's value, or the axis's first where it lacks

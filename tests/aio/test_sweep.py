@@ -107,6 +107,28 @@ def test_a_sweep_keeps_to_its_time(
     assert result.references  # what the disk gives at most was measured within the time, too
 
 
+def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors that take ten slices to their end, in the finals alone."""
+    now, noise = [0.0], random.Random(1)
+
+    def measured(
+        _: Bench, config: AioConfig, operation: Operation, seconds: float, *, transfer: int, whole: bool, **more: object
+    ) -> Sample:
+        rate = transfer / (10 * seconds) * math.exp(noise.gauss(0, 0.2))
+        taken = transfer / rate if whole else seconds
+        now[0] += taken
+        size = transfer if whole else int(rate * seconds)
+        return Sample(operation, config, size, taken, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sweeping._Run, "limits", lambda self, result: None)
+    result = sweep(tmp_path, "32MiB", 60, tensor="32MiB")
+    assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
+
+
 def test_tensors_of_several_sizes(tmp_path: Path) -> None:
     result = sweep(tmp_path, **QUICK, tensor=["4MiB", 8 << 20])  # type: ignore[arg-type]
     assert result.conditions.transfers == (4 << 20, 8 << 20)

@@ -48,7 +48,9 @@ def trace_text(headline: Headline) -> str:
     counted = replace(tables, events=in_steps(tables.events))
     sent = totals(counted, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
     if sent.height:
-        lines.append(f"  Wire bytes {summed_over(tables)}:")
+        steps = counted.events["step"].n_unique()
+        stood_for = f"{_over(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
+        lines.append(f"  Wire bytes{stood_for if tables.info.stands_for else f' {summed_over(tables)}'}:")
     lines += [
         f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
         f"{format_bytes(row['wire_bytes'])}"

@@ -115,9 +115,10 @@ def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
     size = setting.world().size
     kinds = len(found.classes)
     checks = len(found.played) - kinds
-    otherwise = "nothing differs" if kinds == 1 else "they differ by the sizes of their shards alone"
-    differ = f"they differ by {_listed(found.differ)}" if found.differ else otherwise
+    differ = f"they differ by {_listed(found.differ) or 'the sizes of their shards alone'}"
     alike = f", and not by {_listed(found.alike)}" if found.alike else ""
+    if kinds == 1:
+        differ, alike = "nothing differs", f" by {_listed(found.alike)}" if found.alike else ""
     notes = [
         f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{alike}; "
         f"{len(found.played)} were played and their traces compared, {checks} of them to check",
