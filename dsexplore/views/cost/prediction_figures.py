@@ -109,8 +109,15 @@ def stages(one: Prediction) -> Any:
                 y=[f"rank {each.rank}" for each in part],
                 orientation="h",
                 name={"F": "forward", "B": "backward", "I": "to inputs", "W": "to weights"}[kind],
-                marker={"color": phase_mark(phase).colour, "pattern": {"shape": phase_mark(phase).pattern}},
+                # Filled behind the hatch, so that the numbers can be read on any page.
+                marker={
+                    "color": phase_mark(phase).colour,
+                    "pattern": {"shape": phase_mark(phase).pattern, "fillmode": "overlay", "fgopacity": 0.25},
+                    "line": {"width": 0},
+                },
                 text=[str(each.action.microbatch) for each in part],
+                textposition="inside",
+                insidetextanchor="middle",
                 customdata=[f"stage {each.action.stage}, microbatch {each.action.microbatch}" for each in part],
                 hovertemplate="%{customdata}<br>from %{base:.1f} ms for %{x:.1f} ms<extra></extra>",
             )

@@ -36,7 +36,7 @@ STYLE = """
 .dsx-beside-controls .widget-html-content{min-width:0;overflow:auto}
 .dsx .prediction .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
 .dsx .prediction td{vertical-align:middle}
-.dsx .prediction .bar{width:220px;display:flex;height:14px}
+.dsx .prediction .bar{width:min(220px,15vw);display:flex;height:14px}
 .dsx .prediction .bar span{display:block;height:14px}
 .dsx .prediction .part{display:inline-block;width:14px;height:11px;margin-right:5px;vertical-align:-1px}
 """
