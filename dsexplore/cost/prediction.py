@@ -25,6 +25,7 @@ from dsexplore.cost.stream_simulation import GAPS, Played, Span, is_receiving
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
+from dsexplore.units import format_share
 
 _MUCH_WAITING = 0.25
 """Share of a step from which a reader is told that the GPU waits for the CPU."""
@@ -136,10 +137,10 @@ class Prediction(Displayable):
     def notes(self) -> tuple[str, ...]:
         """Limits of these numbers that a reader must know."""
         notes = list(self._notes)
-        waiting = self._slowest.played(EXPECTED).idle / (self.expected_step or 1.0)
-        if waiting > _MUCH_WAITING and self.cluster.topology != "host":
+        waiting = self._slowest.played(EXPECTED).idle
+        if waiting > _MUCH_WAITING * self.expected_step and self.cluster.topology != "host":
             notes.append(
-                f"for {waiting:.0%} of the step the GPU waits for the CPU that launches its kernels; how long a CPU "
+                f"for {format_share(waiting, self.expected_step)} of the step the GPU waits for the CPU that launches its kernels; how long a CPU "
                 "needs differs more between machines than anything else here, as the range says"
             )
         if not self.fits:
