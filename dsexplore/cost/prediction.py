@@ -140,8 +140,9 @@ class Prediction(Displayable):
         waiting = self._slowest.played(EXPECTED).idle
         if waiting > _MUCH_WAITING * self.expected_step and self.cluster.topology != "host":
             notes.append(
-                f"for {format_share(waiting, self.expected_step)} of the step the GPU waits for the CPU that launches its kernels; how long a CPU "
-                "needs differs more between machines than anything else here, as the range says"
+                f"for {format_share(waiting, self.expected_step)} of the step the GPU waits for the CPU that launches "
+                "its kernels; how long a CPU needs differs more between machines than anything else here, as the range "
+                "says"
             )
         if not self.fits:
             notes.append(
