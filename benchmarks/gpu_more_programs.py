@@ -49,11 +49,11 @@ def made(kind: type[nn.Module], config: Any) -> nn.Module:
         return kind(config)
 
 
-def causal(config: Any) -> nn.Module:
-    """A language model with torch's attention, on the GPU."""
+def causal(config: Any, attention: str = "sdpa") -> nn.Module:
+    """A language model on the GPU; its attention is torch's, or ``"eager"``, that of transformers."""
     config.use_cache = False
     with torch.device("cuda"):
-        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
 def qwen3() -> Step:
@@ -73,9 +73,7 @@ def gemma2() -> Step:
         vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=8, num_attention_heads=8,
         num_key_value_heads=4, head_dim=256, max_position_embeddings=4096,
     )  # fmt: skip
-    config.use_cache = False
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.bfloat16)
+    model = causal(config, attention="eager").to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     return trained(model, optimizer, tokens_of(256000, 1, 4096), clip=True)
 

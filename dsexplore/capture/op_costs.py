@@ -241,7 +241,8 @@ def multiplies_in_tf32(dtype: torch.dtype, is_convolution: bool) -> bool:
     """
     if dtype != torch.float32:
         return False
-    backend = torch.backends.cudnn.conv if is_convolution else torch.backends.cuda.matmul  # type: ignore[attr-defined] # torch's types lack it
+    backends: Any = torch.backends  # torch's types lack `conv`
+    backend = backends.cudnn.conv if is_convolution else backends.cuda.matmul
     return bool(backend.fp32_precision == "tf32")
 
 
