@@ -40,7 +40,7 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 HOOK_OWNERS = ("torch.nn.modules.module", "torch.optim.optimizer")
 OF_PYTHON = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 SLOW = {"children", "temporary files"}
@@ -180,7 +180,7 @@ def global_hooks() -> dict[str, list[Any]]:
 
 def communication_ops() -> list[str]:
     """All communication ops that the dispatcher knows."""
-    return [name for name in torch._C._dispatch_get_all_op_names() if name.split("::")[0] in COMMUNICATION]
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(COMMUNICATION)]
 
 
 def code_of(function: Any) -> Any:

@@ -101,13 +101,6 @@ class Range:
             min(self.low, other.low), min(self.expected, other.expected), min(self.high, other.high), self.unit
         )
 
-    def at_least(self, other: Range | float) -> Range:
-        """The larger of two quantities, end by end."""
-        other = self._other(other)
-        return Range(
-            max(self.low, other.low), max(self.expected, other.expected), max(self.high, other.high), self.unit
-        )
-
     def __str__(self) -> str:
         """The expected value with the range, in units that suit it: ``"1.25 ms (1.1 ms to 1.4 ms)"``."""
         text = {"s": format_seconds, "B": format_bytes, "": "{:.3g}".format}[self.unit]

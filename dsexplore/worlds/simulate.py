@@ -279,8 +279,8 @@ class World:
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
         patch_flat_gathers(patches)
         patch_uneven_gathers(patches, self.target)
-        patch_long_lists(patches)
         patch_shardings(patches)
+        patch_long_lists(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
         if self.target == "cuda":

@@ -1,92 +1,112 @@
-"""Ops on lists of many DTensors, as a fused optimizer has one of all parameters.
+"""Ops on lists of many DTensors, as optimizers have them of all parameters.
 
-For each tensor of the list torch looks through the placements of all tensors of all lists, to find the one flag that
-those with ``_StridedShard`` share: of a model with 700 parameters, for half of the time of a simulated step. Here all
-are looked through once, and torch's function then sees one tensor of each value of the flag, with the same result.
-
-Torch also works out, for each tensor of the list, all ways to shard it. For a fused optimizer the ways are
-worked out here once for parameters of the same shape and placements, of which alike layers have as many as there are
-layers. What such an op returns, torch finds out by a call of it on fake tensors of all lists; it returns nothing.
+For each tensor of a list torch works out all ways to shard it, and for each of these it looks through the placements of
+all tensors. Alike layers have parameters of the same shapes and placements, for which the same comes out. So torch is
+asked about one tensor of each kind here, and what it says holds for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
-from torch.distributed.tensor import _sharding_prop
-from torch.distributed.tensor._ops import utils as sharding_utils
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from dsexplore.worlds.patches import Patches
 
-_FUNCTION, _WAYS = "_propagate_use_strided_shard_flag", "expand_to_full_mesh_op_strategy"
-_RESULT = "_propagate_tensor_meta_non_cached"
-_FUSED = ("aten::_fused_ada", "aten::_fused_sgd")
-"""How the names of fused optimizers' ops begin, whose results are written into their arguments."""
+_FUNCTION = "propagate_op_sharding_non_cached"
+_PLACE_BY_PLACE = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
+"""How the names of ops begin that treat each place of their lists apart from the others."""
 
 
 def patch_long_lists(patches: Patches) -> None:
-    """Make torch look through the tensors of an op once, work out ways to shard once for those that are alike, and call
-    no fused optimizer to learn what it returns; versions of torch without these functions are left as they are."""
-    replaced: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-        (_sharding_prop, _FUNCTION, _once_per_op),
-        (sharding_utils, _WAYS, _once_per_kind),
-        (ShardingPropagator, _RESULT, _not_of_fused),
-    )
-    for owner, name, build in replaced:
-        original = getattr(owner, name, None)
-        if original is not None:
-            patches.attribute(owner, name, build(original))
+    """Make torch work out the shardings of an op on lists once for tensors that are alike; versions of torch without
+    that function are left as they are."""
+    original = getattr(ShardingPropagator, _FUNCTION, None)
+    if original is not None:
+        patches.attribute(ShardingPropagator, _FUNCTION, _once_per_kind(original))
 
 
-def _once_per_op(original: Callable[..., None]) -> Callable[..., None]:
-    latest: tuple[Any, Any] = (None, None)
-
+def _once_per_kind(original: Callable[[Any, OpSchema], OutputSharding]) -> Callable[[Any, OpSchema], OutputSharding]:
     @wraps(original)
-    def propagate(op_strategy: Any, op_schema: Any) -> None:
-        nonlocal latest
-        if latest[0] is not op_schema:
-            latest = op_schema, SimpleNamespace(args_spec=_with_flag(op_schema.args_spec))
-        original(op_strategy, latest[1])
+    def propagate(propagator: Any, op_schema: OpSchema) -> OutputSharding:
+        if not op_schema.op.name().startswith(_PLACE_BY_PLACE):
+            return original(propagator, op_schema)
+        kinds = _Kinds.of(op_schema.args_schema)
+        if kinds is None:
+            return original(propagator, op_schema)
+        found = original(propagator, kinds.of_each_one(op_schema))
+        return OutputSharding(
+            kinds.of_all(found.output_spec),
+            None if found.redistribute_schema is None else kinds.for_all(found.redistribute_schema),
+            needs_redistribute=found.needs_redistribute,
+            use_val_from_redistribute_schema=found.use_val_from_redistribute_schema,
+        )
 
     return propagate
 
 
-def _with_flag(specs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The first of the specs for each value of the flag, in order; none where no tensor has it."""
-    found = {
-        spec.use_strided_shard_as_shard_order: spec
-        for spec in reversed(specs)
-        if any(isinstance(placement, _StridedShard) for placement in spec.placements)
-    }
-    return tuple(reversed(found.values()))
+@dataclass(frozen=True)
+class _Kinds:
+    """Which places of an op's lists hold tensors that are alike.
+
+    Attributes:
+        firsts: the first place of each kind.
+        kind_of: the number of its kind, for each place.
+    """
+
+    firsts: list[int]
+    kind_of: list[int]
+
+    @classmethod
+    def of(cls, args: Iterable[Any]) -> _Kinds | None:
+        """The kinds of an op's arguments; None where its lists do not go together, or hold what is not known here."""
+        lists = [arg for arg in args if _is_list(arg)]
+        if len({len(one) for one in lists}) != 1:
+            return None
+        known: dict[Any, int] = {}
+        firsts: list[int] = []
+        kind_of: list[int] = []
+        for place, elements in enumerate(zip(*lists, strict=True)):
+            if not all(isinstance(one, (DTensorSpec, int, float)) for one in elements):
+                return None
+            kind = known.setdefault(tuple(map(_described, elements)), len(known))
+            if kind == len(firsts):
+                firsts.append(place)
+            kind_of.append(kind)
+        return cls(firsts, kind_of)
+
+    def of_each_one(self, op_schema: OpSchema) -> OpSchema:
+        """An op with the first tensors of each kind in its lists."""
+        return _with_places(op_schema, self.firsts)
+
+    def for_all(self, op_schema: OpSchema) -> OpSchema:
+        """An op with one tensor of each kind in its lists, as the op with all of them."""
+        return _with_places(op_schema, self.kind_of)
+
+    def of_all(self, specs: Any) -> Any:
+        """The specs of all tensors that an op returns, from those of one of each kind."""
+        return type(specs)(specs[kind] for kind in self.kind_of) if _is_list(specs) else specs
 
 
-def _once_per_kind(original: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Any, Any] = {}
-
-    @wraps(original)
-    def expand(mesh: Any, op_schema: Any, *args: Any, **kwargs: Any) -> Any:
-        if not op_schema.op.name().startswith(_FUSED):
-            return original(mesh, op_schema, *args, **kwargs)
-        tensors = (*op_schema.args_strategy, *op_schema.kwargs_strategy)
-        given = tuple(tuple(strategy.output_spec for strategy in one.strategies) for one in tensors)
-        rest = repr((args, sorted(kwargs.items())))
-        key = mesh, op_schema.op, given, rest
-        if key not in known:
-            known[key] = original(mesh, op_schema, *args, **kwargs)
-        return known[key]
-
-    return expand
+def _with_places(op_schema: OpSchema, places: Sequence[int]) -> OpSchema:
+    """An op with these places of its lists."""
+    given: Iterable[Any] = op_schema.args_schema
+    args = [type(arg)(arg[place] for place in places) if _is_list(arg) else arg for arg in given]
+    return OpSchema(op_schema.op, tuple(args), op_schema.kwargs_schema, op_schema.schema_info)
 
 
-def _not_of_fused(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(original)
-    def propagate(propagator: Any, op_schema: Any) -> Any:
-        return None if op_schema.op.name().startswith(_FUSED) else original(propagator, op_schema)
+def _is_list(arg: Any) -> bool:
+    """Whether an argument is a list that holds something: optimizers pass empty ones for what they do without."""
+    return isinstance(arg, (list, tuple)) and bool(arg)
 
-    return propagate
+
+def _described(element: DTensorSpec | float) -> Any:
+    """All by which an element of a list decides how the op is sharded: of a number, its type."""
+    if isinstance(element, DTensorSpec):
+        return element, element.use_strided_shard_as_shard_order
+    return type(element)

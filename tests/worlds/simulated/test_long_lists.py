@@ -1,108 +1,129 @@
-"""Ops on lists of DTensors, with one look through all of them."""
+"""Ops on lists of DTensors, with one question per kind of tensor."""
 
 from __future__ import annotations
 
-from copy import deepcopy
-from itertools import product
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, _sharding_prop
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._ops import utils as sharding_utils
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
-from torch.distributed.tensor.placement_types import _StridedShard
 
 import dsexplore
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated import long_lists
 
 EXPAND = sharding_utils.expand_to_full_mesh_op_strategy
-TORCHS = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
-pytestmark = pytest.mark.skipif(TORCHS is None, reason="this version of torch has no such flag")
+TORCHS = getattr(ShardingPropagator, "propagate_op_sharding_non_cached", None)
+pytestmark = pytest.mark.skipif(TORCHS is None, reason="this version of torch has no such function")
+KINDS = 2
+"""Weights and biases."""
+LAYERS = 4
+SHARDS = st.sampled_from(
+    [(Replicate(), Replicate()), (Shard(0), Replicate()), (Shard(0), Shard(1)), (Shard(1), Shard(1))]
+)
 
 
-def specs(mesh: DeviceMesh, flags: tuple[bool | None, ...]) -> tuple[DTensorSpec, ...]:
-    """A spec for each flag; None stands for one without a strided shard."""
-    strided = (_StridedShard(0, split_factor=2), Shard(0))
-    return tuple(
-        DTensorSpec(mesh, (Replicate(), Shard(1)))
-        if flag is None
-        else DTensorSpec(mesh, strided, use_strided_shard_as_shard_order=flag)
-        for flag in flags
-    )
+@pytest.fixture
+def in_each_world_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch found in one world is not known in the next."""
+    monkeypatch.setattr("dsexplore.worlds.simulate.patch_shardings", lambda _patches: None)
 
 
-def flags_after(propagate: Any, strategy: OpStrategy, given: tuple[DTensorSpec, ...]) -> list[Any]:
-    """What a function sets in a strategy's specs."""
-    copied = deepcopy(strategy.strategies)
-    propagate(OpStrategy(copied), SimpleNamespace(args_spec=given))
-    outs = [one.output_specs for one in copied]
-    return [(one.use_strided_shard_as_shard_order, one.shard_order) for one in outs if isinstance(one, DTensorSpec)]
+def as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.worlds.simulate.patch_long_lists", lambda _patches: None)
 
 
-def test_what_is_looked_through_once_sets_what_torch_sets() -> None:
-    with dsexplore.simulate(mesh="dp=2,tp=2") as mesh:
-        strategy = OpStrategy([OpSpec(spec) for spec in specs(mesh, (True, False, None))])
-        once = long_lists._once_per_op(TORCHS)  # type: ignore[arg-type] # it is there, or the test is left out
-        for flags in product((True, False, None), repeat=4):
-            given = specs(mesh, flags)
-            assert flags_after(once, strategy, given) == flags_after(TORCHS, strategy, given), flags
-
-
-def traced() -> dsexplore.Trace:
-    """A step of a fused optimizer on parameters with two shards of one dim."""
+def traced(**options: Any) -> dsexplore.Trace:
+    """Two steps of an optimizer on parameters with two shards of one dim."""
     with dsexplore.simulate(mesh="dp=2,tp=2", fake=True) as mesh:
-        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS)))
         for layer in model:
             parallelize_module(layer, mesh["tp"], RowwiseParallel(input_layouts=Replicate()))
             fully_shard(layer, mesh=mesh["dp"])
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
         with dsexplore.commtrace(costs=True) as trace:
-            model(torch.ones(2, 8)).sum().backward()
-            optimizer.step()
+            for _ in range(2):
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
     return trace
 
 
-def test_a_step_of_a_fused_optimizer_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+@pytest.mark.parametrize(("options", "op"), [({"fused": True}, "aten::_fused_adamw_"), ({}, "aten::lerp.Scalar")])
+def test_a_step_of_an_optimizer_is_what_it_was(
+    in_each_world_anew: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], op: str
+) -> None:
     expanded: list[str] = []
-
-    def counted(strategy: Any, schema: Any) -> None:
-        calls.append(len(schema.args_spec))
-        TORCHS(strategy, schema)  # type: ignore[misc] # it is there, or the test is left out
 
     def expand(mesh: Any, schema: Any, *args: Any, **kwargs: Any) -> Any:
         expanded.append(schema.op.name())
         return EXPAND(mesh, schema, *args, **kwargs)
 
-    monkeypatch.setattr(_sharding_prop, "_propagate_use_strided_shard_flag", counted)
     monkeypatch.setattr(sharding_utils, "expand_to_full_mesh_op_strategy", expand)
-    monkeypatch.setattr(
-        "dsexplore.worlds.simulate.patch_shardings", lambda _patches: None
-    )  # the second world would know
-    ours = traced()
-    seen, most, kinds = len(calls), max(calls), expanded.count("aten::_fused_adamw_")
-    monkeypatch.setattr("dsexplore.worlds.simulate.patch_long_lists", lambda _patches: None)
-    theirs = traced()
+    ours = traced(**options)
+    asked = expanded.count(op)
+    as_torch_does(monkeypatch)
+    theirs = traced(**options)
     for name in ("events", "kernels", "memory"):
         left, right = (getattr(one.tables, name).drop("group", strict=False) for one in (ours, theirs))
         assert left.equals(right), name
-    assert len(calls) == 2 * seen
-    assert most <= 2 < max(calls)
-    assert kinds == 2  # weights and biases
-    assert expanded.count("aten::_fused_adamw_") == kinds + 8
+    assert asked == KINDS
+    assert expanded.count(op) == asked + 2 * LAYERS
+
+
+def whole(mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A tensor of 8 × 8 of which each rank has what its placements say."""
+    size = [8, 8]
+    for placement in placements:
+        if isinstance(placement, Shard):
+            size[placement.dim] //= 2
+    return DTensor.from_local(torch.ones(size), mesh, placements)
+
+
+def results(compute: Callable[[list[Any], list[Any]], Any], shards: list[Any], partial: list[bool]) -> Any:
+    """What an op on two lists sends and returns: parameters with these shards, and gradients, some of them partial."""
+    with dsexplore.simulate(mesh="dp=2,tp=2") as mesh:
+        params = [whole(mesh, placements) for placements in shards]
+        grads = [
+            whole(mesh, (placements[0], Partial()) if summed else placements)
+            for placements, summed in zip(shards, partial, strict=True)
+        ]
+        with dsexplore.commtrace() as trace:
+            returned = compute(params, grads)
+        seen = [(one.placements, one.shape, one.to_local().shape) for one in returned or params]
+    return trace.events.select("op", "axis", "message_bytes", "shape").rows(), seen
+
+
+COMPUTE: dict[str, Callable[[list[Any], list[Any]], Any]] = {
+    "returns": lambda params, grads: torch._foreach_add(params, grads),
+    "in place": lambda params, grads: torch._foreach_lerp_(params, grads, 0.5),
+    "numbers": lambda params, grads: torch._foreach_mul(params, [*map(float, range(1, len(params) + 1))]),
+    "one list": lambda params, grads: torch._foreach_norm(params),
+}
+
+
+@pytest.mark.parametrize("compute", COMPUTE.values(), ids=COMPUTE)
+@settings(max_examples=25)
+@given(drawn=st.lists(st.tuples(SHARDS, st.booleans()), min_size=1, max_size=6))
+def test_lists_of_several_kinds(compute: Any, drawn: list[tuple[Any, bool]]) -> None:
+    shards, partial = [one for one, _ in drawn], [summed for _, summed in drawn]
+    ours = results(compute, shards, partial)
+    with pytest.MonkeyPatch.context() as patch:
+        as_torch_does(patch)
+        assert results(compute, shards, partial) == ours
 
 
 def test_torch_is_as_before_when_the_world_is_closed() -> None:
     patches = Patches()
     long_lists.patch_long_lists(patches)
-    assert _sharding_prop._propagate_use_strided_shard_flag is not TORCHS
+    assert ShardingPropagator.propagate_op_sharding_non_cached is not TORCHS
     patches.undo()
-    assert _sharding_prop._propagate_use_strided_shard_flag is TORCHS
+    assert ShardingPropagator.propagate_op_sharding_non_cached is TORCHS
