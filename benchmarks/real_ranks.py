@@ -30,6 +30,7 @@ from pathlib import Path
 from dsexplore import run_ranks
 from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_world import RankWorld
+from dsexplore.worlds.real.server_handle import close as close_server
 from dsexplore.worlds.real.server_handle import server
 
 SOURCE = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
@@ -87,6 +88,7 @@ def raised(ranks: int, cells: int) -> float:
 
 def ours(ranks: int, cells: int) -> dict[str, float]:
     """Seconds of new and of kept ranks, and the memory of kept ones with their server."""
+    server()  # its start is no cell's
     fresh, kept = [], []
     for _ in range(cells):
         began = time.perf_counter()
@@ -250,6 +252,7 @@ def main() -> None:
         print(f"         a rank that raises: {raised(ranks, options.cells):.3f} s", flush=True)
         if options.without_others:
             continue
+        close_server()  # others would share pages of torch's libraries with it, and seem the smaller
         print_beside("ipyparallel", mine, ipyparallel(ranks, options.cells))
         if find_spec("jupyter_distributed") is None:
             print("         jupyter-distributed: not installed")

@@ -21,6 +21,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import torch
 
@@ -109,10 +110,12 @@ def count_threads() -> int:
 
 
 def plan_tables() -> None:
-    """Build a lazy query of a small table, without running it, so that ranks find those parts of polars loaded.
+    """Build a column of numpy's numbers, and a lazy query of a small table without running it, so that ranks find those
+    parts of polars loaded, and numpy's masked arrays, which polars asks for.
 
     Running it would start the threads that polars computes with, and a process with threads must not be forked.
     """
+    pl.Series(np.zeros(1, dtype=np.int64), dtype=pl.Int64)
     table = pl.DataFrame({"rank": [0], "shape": [[0]]}, schema={"rank": pl.Int32, "shape": pl.List(pl.Int64)})
     table.lazy().select(pl.all().gather([0])).with_columns(pl.Series("step", [None], pl.Int64), pl.col("rank") + 1)
 

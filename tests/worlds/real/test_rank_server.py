@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import pickle
 import socket
@@ -13,10 +14,11 @@ import pytest
 from dsexplore import run_ranks
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real import server_handle
-from dsexplore.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
+from dsexplore.worlds.real.messages import LENGTH, Cell, Report, receive, send, unpack_report
 from dsexplore.worlds.real.packed_program import pack_program
 from dsexplore.worlds.real.rank_process import run_source
 from dsexplore.worlds.real.rank_server import PRELOAD
+from dsexplore.worlds.real.rank_world import RankWorld
 
 RESTART = """
 import os, signal
@@ -38,6 +40,38 @@ def test_a_server_that_died_is_replaced() -> None:
 @pytest.mark.usefixtures("rank_server")
 def test_ranks_begin_with_what_programs_need_already_imported() -> None:
     assert run_ranks(f"import sys\nsorted(set({PRELOAD}) - set(sys.modules))", 1, backend=None).values == ["[]"]
+
+
+SUM = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
+STEP = """
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(8, 64)).sum().backward()
+optimizer.step()
+"""
+
+
+def cell_of(body: str, last: str) -> Cell:
+    codes = compile(body, "cell", "exec"), compile(last, "cell", "eval")
+    return Cell(marshal.dumps(codes), "cell", {}, b"", "")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_neither_a_first_cell_nor_a_step_imports_what_the_server_could_have() -> None:
+    """Each rank would import it for itself, in time and memory: numpy's masked arrays alone took 15 MB of each."""
+    world = RankWorld(2)
+    world.open()
+    try:
+        world.run(cell_of(f"import sys\nbefore = set(sys.modules)\n{SUM}{STEP}", "None")).check()
+        imported = world.run(cell_of("", "sorted(set(sys.modules) - before)")).values
+    finally:
+        world.close()
+    assert imported == [[], []]
 
 
 NOT_TO_FREE = """
