@@ -41,14 +41,19 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration with three significant digits: ``0.00125`` → ``"1.25 ms"``."""
+    """A duration with three significant digits: ``0.00125`` → ``"1.25 ms"``, ``1234`` → ``"1,230 s"``."""
     size = abs(seconds)
     if size == 0:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if size >= 0.9995 * scale:  # three digits of less are not 1,000 of the next unit
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns"
+
+
+def _three_digits(number: float) -> str:
+    rounded = f"{number:.3g}"
+    return f"{float(rounded):,.0f}" if abs(number) >= 999.5 else rounded
 
 
 def format_share(part: float, whole: float) -> str:

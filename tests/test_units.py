@@ -59,7 +59,8 @@ def test_percent_has_one_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (1.5, "1.5 s"), (0.00125, "1.25 ms"), (3e-9, "3 ns"), (0.9996, "1 s")]
+    ("seconds", "text"),
+    [(0, "0 s"), (1.5, "1.5 s"), (0.00125, "1.25 ms"), (3e-9, "3 ns"), (0.9996, "1 s"), (1234, "1,230 s")],
 )
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

@@ -38,6 +38,10 @@ SPANS: dict[str, pl.DataType] = {
     "row": pl.UInt32(),  # of the trace's events; null for what is no event
     "label": pl.String(),  # stands on its box; null for the letter of its mark
 }
+HELD: dict[str, pl.DataType] = {
+    "span": pl.Int64(),  # of the timeline's spans
+    "row": pl.Int64(),  # of the trace's events
+}
 NO_AXIS, NO_MODULE = "no axis", "outside any module"
 WAITING, WARM_UP = "waiting", "warm-up"
 """Marks of a pipeline's stages: a gap (of the bubble), and the time before the stage's first backward."""
@@ -66,6 +70,8 @@ class Timeline(Displayable):
     """Messages from one lane to another. Columns: `message_ties.TIES`."""
     note: str = ""
     """The text beside the key, such as how large the bubble of a pipeline is."""
+    held: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HELD))
+    """The events of spans that are none themselves: of a stage's actions, the messages. Columns: `HELD`."""
 
     def __repr__(self) -> str:
         return f"<Timeline: {self.spans.height:,} spans in {len(self.lanes)} lanes, {self.order}>"
@@ -90,8 +96,10 @@ class Timeline(Displayable):
         inside = (pl.col("begin") < end) & (pl.col("end") > begin)
         if lanes is not None:
             inside &= pl.col("lane").is_in(lanes)
-        rows = self.spans.filter(inside & pl.col("row").is_not_null())["row"].sort()
-        events = self.tables.events[rows.to_list()] if len(rows) else self.tables.events.clear()
+        spans = self.spans.with_row_index("span").filter(inside)
+        own, held = spans["row"].drop_nulls(), self.held.join(spans.select(pl.col("span").cast(pl.Int64)), on="span")
+        rows = sorted({*own, *held["row"]})
+        events = self.tables.events[rows] if rows else self.tables.events.clear()
         return Trace(replace(self.tables, events=events))
 
 

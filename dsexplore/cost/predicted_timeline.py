@@ -12,13 +12,15 @@ from typing import Any, get_args
 import polars as pl
 
 from dsexplore.analysis.message_ties import TIES
-from dsexplore.analysis.step_timeline import NO_AXIS, SPANS, WAITING, WARM_UP, Order, Sizes, Timeline
+from dsexplore.analysis.step_timeline import HELD, NO_AXIS, SPANS, WAITING, WARM_UP, Order, Sizes, Timeline
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.cost.schedules import Action, Placed, Schedule, place, read_schedule
+from dsexplore.cost.stage_messages import messages_of_actions
 from dsexplore.cost.stream_simulation import COMPUTE, GAPS
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
+from dsexplore.trace.causes import PIPELINE
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_seconds, format_share
 
@@ -112,6 +114,8 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
         UsageError: the step has no pipeline.
     """
     schedule = read_schedule(tables.info.schedule)
+    if schedule is None and PIPELINE in tables.events["cause"]:
+        raise UsageError("timeline(lanes='stage'): the schedule is not in this trace: record it with costs=True")
     if schedule is None:
         raise UsageError("timeline(lanes='stage'): this step has no pipeline; give other lanes, such as 'rank'")
     if cluster is not None:
@@ -143,12 +147,18 @@ def timeline_of_stages(schedule: Schedule, placed: list[Placed], order: Order, t
     spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
     marks = (WAITING, WARM_UP, *(f"microbatch {number}" for number in range(schedule.microbatches)))
     share = waited / (end * len(lanes)) if end else 0.0
-    note = (
-        f"{schedule.name}: stages wait {format_share(share, 1)} of the time (the bubble); "
-        "F forward, B backward of a microbatch"
-    )
-    ties = _ties(placed, lanes)
-    return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, note=note)
+    kinds = {one.action.kind for one in placed}
+    letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)
+    note = f"{schedule.name}: stages wait {format_share(share, 1)} of the time (the bubble); {letters} of a microbatch"
+    ties, held = _ties(placed, lanes), _held(schedule, spans, tables)
+    return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, note=note, held=held)
+
+
+def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFrame:
+    """The messages of each action. Columns: `HELD`."""
+    place_of = {name: i for i, name in enumerate(spans["name"])}
+    rows = [(place_of[_name(action)], row) for action, row in messages_of_actions(schedule, tables)]
+    return pl.DataFrame(rows, schema=HELD, orient="row")
 
 
 def _in_slots(schedule: Schedule) -> list[Placed]:
@@ -172,9 +182,12 @@ def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str 
 
 
 def _of_action(lane: str, one: Placed) -> dict[str, Any]:
-    stage, kind, number = one.action
-    name = f"{_WORDS[kind]} of microbatch {number} in stage {stage}"
-    return _span(lane, one.start, one.end, f"microbatch {number}", name, f"{kind}{number}")
+    _, kind, number = one.action
+    return _span(lane, one.start, one.end, f"microbatch {number}", _name(one.action), f"{kind}{number}")
+
+
+def _name(action: Action) -> str:
+    return f"{_WORDS[action.kind]} of microbatch {action.microbatch} in stage {action.stage}"
 
 
 def _ties(placed: list[Placed], lanes: tuple[str, ...]) -> pl.DataFrame:

@@ -183,7 +183,7 @@ class Sharding(Displayable):
         Gradients and optimizer states are placed like their parameter, for parameters that require gradients. Step
         counters, padding, buffers and activations are not counted, and nothing is measured.
 
-        Columns: ``ranks`` (how many), ``first_rank``, ``which`` (``"0-6, 8"``), ``parameters``, ``gradients``,
+        Columns: ``ranks`` (how many), ``first_rank``, ``which`` (``"0–6, 8"``), ``parameters``, ``gradients``,
         ``optimizer``, ``total``.
 
         Args:

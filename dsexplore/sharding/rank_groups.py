@@ -83,7 +83,7 @@ class RankGroup:
     first: tuple[int, ...]
     """Coordinates of the group's first rank in mesh order."""
     ranks: str
-    """``"0-6, 8"``; of very many ranks their coordinates, ``"dp 0-2046"``."""
+    """``"0–6, 8"``; of very many ranks their coordinates, ``"dp 0–2046"``."""
     blocks: tuple[Corner, ...]
 
     def numbers(self, mesh: Mesh) -> list[int]:
@@ -157,7 +157,7 @@ def _ranks_text(blocks: Blocks, corners: Sequence[Corner], count: int) -> str:
 
 def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> str:
     parts = [
-        f"{axis} {start}" if length == 1 else f"{axis} {start}-{start + length - 1}"
+        f"{axis} {start}" if length == 1 else f"{axis} {start}–{start + length - 1}"
         for axis, size, start, length in zip(mesh.axes, mesh.shape, starts, lengths, strict=True)
         if length < size
     ]
@@ -165,8 +165,8 @@ def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> st
 
 
 def numbers_text(numbers: Numbers, most: int = 4) -> str:
-    """``[0, 1, 2, 6]`` → ``"0-2, 6"``; of many stretches the first ``most``."""
+    """``[0, 1, 2, 6]`` → ``"0–2, 6"``; of many stretches the first ``most``."""
     ordered = np.unique(numbers)
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
-    texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in stretches[:most]]
+    texts = [f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in stretches[:most]]
     return ", ".join(texts) + (", …" if len(stretches) > most else "")

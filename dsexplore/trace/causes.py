@@ -1,4 +1,4 @@
-"""The causes that say what FSDP does: ``FSDP …`` for FSDP2's ``fully_shard``, ``FSDP1 …`` for its wrapper class."""
+"""The causes of what FSDP and pipelines send: ``FSDP …`` of ``fully_shard``, ``FSDP1 …`` of the wrapper class."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ FSDP_GATHERS = tuple(
     f"{kind} {when}" for kind in ("FSDP", "FSDP1") for when in ("pre_forward", "pre_backward", "prefetch")
 )
 FSDP_REDUCES = ("FSDP post_backward", "FSDP1 post_backward")
+PIPELINE = "pipeline schedule"
+"""The cause of what a pipeline's schedule sends and receives between its calls of the stages."""
 
 
 def is_fsdp2(cause: str) -> bool:

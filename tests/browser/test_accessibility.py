@@ -447,6 +447,27 @@ def test_text_is_as_large_as_jupyterlabs(
     assert {round(below - above) for above, below in itertools.pairwise(tops)} == {33}
 
 
+def test_all_words_of_an_explorer_grow_with_jupyterlabs(page: Any, recorded: Trace) -> None:
+    live = recorded.explore(opened=("timeline", "map"))
+    live.between(0, 5)
+    live.parameter("layers.0.0.weight")
+    sizes = """() => [...document.querySelectorAll("#place *")].filter((each) => {
+        return each.checkVisibility() && !each.closest(".dsx-plot,.pic,svg,sub")
+          && [...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+      }).map((each) => [`${each.localName}.${each.className}`, parseFloat(getComputedStyle(each).fontSize)])"""
+    found, tall = [], []
+    for size in (14, 21):
+        draw(page, live.widget, f":root{{--jp-content-font-size1:{size}px}}")
+        page.wait_for_selector(".dsx-tree[data-ready]")
+        page.wait_for_selector("canvas[data-drawn]")
+        found.append(dict(page.evaluate(sizes)))
+        tall.append(page.evaluate("document.querySelector('canvas').clientHeight"))
+    small, large = found
+    assert {"summary.", "button.dsx-drop", "button.to", "td.l"} <= {*small} & {*large}
+    assert {name for name, size in small.items() if large.get(name, 2 * size) < 1.45 * size} == set()
+    assert tall[1] > 1.45 * tall[0]
+
+
 def test_a_bar_is_level_with_its_number(page: Any, explorers: dict[str, Any]) -> None:
     page.set_viewport_size({"width": 1280, "height": 900})
     draw(page, explorers["explorer"].widget)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.trace.figure_spec import finished
 from dsexplore.views.trace.figures import figure_of as figure_of_trace
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
@@ -232,3 +232,13 @@ def test_bytes_are_written_in_the_page_as_in_python(page: Any) -> None:
         f"async ([source, numbers]) => numbers.map((await {module}).formatBytes)", [ExplorerWidget._esm, numbers]
     )
     assert written == [format_bytes(number) for number in numbers]
+
+
+def test_seconds_are_written_in_the_page_as_in_python(page: Any) -> None:
+    numbers = [0, 1e-10, 9.996e-7, 1e-6, 9.9949e-4, 9.996e-4, 0.00125, 0.9994, 0.9996, 1, 59.96, 999.6, 1234.5, 98765]
+    page.goto("about:blank")
+    module = "import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })))"
+    written = page.evaluate(
+        f"async ([source, numbers]) => numbers.map((await {module}).formatSeconds)", [ExplorerWidget._esm, numbers]
+    )
+    assert written == [format_seconds(number) for number in numbers]

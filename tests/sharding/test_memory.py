@@ -62,8 +62,8 @@ def test_tensors_that_differ_in_one_thing_are_counted_each():
     plan = {"a": ((8, 2), "S(0)"), "b": ((8, 2), "S(1)"), "c": ((8, 4), "S(0)"), "d": ((8, 2), "S(0)")}
     rows = dsexplore.sharding(plan, mesh="dp=4").memory("none").rows(named=True)
     assert [(row["which"], row["parameters"]) for row in rows] == [
-        ("0-1", (4 + 8 + 8 + 4) * 4),
-        ("2-3", (4 + 0 + 8 + 4) * 4),
+        ("0–1", (4 + 8 + 8 + 4) * 4),
+        ("2–3", (4 + 0 + 8 + 4) * 4),
     ]
 
 

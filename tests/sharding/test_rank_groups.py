@@ -19,8 +19,8 @@ def shapes(shape, placements, mesh):
     ("numbers", "text"),
     [
         ([3], "3"),
-        ([0, 1, 2, 6], "0-2, 6"),
-        ([6, 2, 1, 0], "0-2, 6"),
+        ([0, 1, 2, 6], "0–2, 6"),
+        ([6, 2, 1, 0], "0–2, 6"),
         ([0, 2, 4, 6], "0, 2, 4, 6"),
         ([0, 2, 4, 6, 8], "0, 2, 4, 6, …"),
     ],
@@ -32,8 +32,8 @@ def test_numbers_as_text(numbers, text):
 def test_groups_come_largest_first_with_all_their_ranks():
     shown, groups = shapes((10, 6), "S(0), S(1)", "dp=4,tp=2")
     assert [(group.value, group.count, group.ranks, group.first) for group in groups] == [
-        ((3, 3), 6, "0-5", (0, 0)),
-        ((1, 3), 2, "6-7", (3, 0)),
+        ((3, 3), 6, "0–5", (0, 0)),
+        ((1, 3), 2, "6–7", (3, 0)),
     ]
     assert [group.numbers(shown.mesh) for group in groups] == [[0, 1, 2, 3, 4, 5], [6, 7]]
 
@@ -51,14 +51,14 @@ def test_a_tensor_without_dims_is_alike_on_all_ranks():
 def test_of_very_many_ranks_coordinates_are_written():
     _, groups = shapes((8193, 3), "S(0), S(1)", "dp=8194,tp=2")
     assert [(group.value, group.count, group.ranks) for group in groups] == [
-        ((1, 2), 8193, "dp 0-8192, tp 0"),
-        ((1, 1), 8193, "dp 0-8192, tp 1"),
+        ((1, 2), 8193, "dp 0–8192, tp 0"),
+        ((1, 1), 8193, "dp 0–8192, tp 1"),
         ((0, 2), 1, "16386"),
         ((0, 1), 1, "16387"),
     ]
 
 
-@pytest.mark.parametrize(("ranks", "text"), [(4096, "0-4095"), (4097, "dp 0-4096")])
+@pytest.mark.parametrize(("ranks", "text"), [(4096, "0–4095"), (4097, "dp 0–4096")])
 def test_up_to_4096_ranks_are_counted_out(ranks, text):
     assert shapes((ranks,), "S(0)", f"dp={ranks + 1}")[1][0].ranks == text
 

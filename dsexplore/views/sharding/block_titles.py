@@ -21,9 +21,9 @@ _MOST_COUNTED = 4096
 
 
 def place_text(axis: str, place: Place) -> str:
-    """The coordinates on an axis as text: ``"dp 3"``, or ``"dp 0-7"`` for several."""
+    """The coordinates on an axis as text: ``"dp 3"``, or ``"dp 0–7"`` for several."""
     low, high = place
-    return f"{axis} {low}" if high - low == 1 else f"{axis} {low}-{high - 1}"
+    return f"{axis} {low}" if high - low == 1 else f"{axis} {low}–{high - 1}"
 
 
 class Titles:

@@ -33,6 +33,11 @@ def is_gap(colour: Colour) -> bool:
     return colour in _GAPS.values()
 
 
+def key_order(colours: list[Colour]) -> list[int]:
+    """The places of colours in the order in which a key lists them: a pipeline's gaps behind its microbatches."""
+    return sorted(range(len(colours)), key=lambda place: is_gap(colours[place]))
+
+
 def colours_of(timeline: Timeline) -> list[Colour]:
     """One per mark, in the order of `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
     names = timeline.marks

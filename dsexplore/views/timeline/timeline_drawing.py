@@ -7,7 +7,7 @@ from itertools import groupby
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import Boxes, Coded, boxes, extent
-from dsexplore.views.timeline.mark_colours import Colour, colours_of, is_gap
+from dsexplore.views.timeline.mark_colours import Colour, colours_of, is_gap, key_order
 from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, place, whole
 
 COLUMNS, LANES = 160, 24
@@ -49,13 +49,12 @@ def timeline_html(timeline: Timeline) -> str:
 def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
     """The key, the lanes and the axis; needs `STYLE`."""
     colours = colours_of(timeline)
-    gaps = [colour for colour in colours if is_gap(colour)]
-    others = [colour for colour in colours if not is_gap(colour)]
-    key = "".join(_key(colour) for colour in others[:_MOST_KEYS])
-    key += f"and {len(others) - _MOST_KEYS:,} more " if len(others) > _MOST_KEYS else ""
-    key += "".join(_key(colour) for colour in gaps)
+    key = [_key(colours[number]) for number in key_order(colours)]
+    others = len(colours) - sum(map(is_gap, colours))
+    if others > _MOST_KEYS:
+        key[_MOST_KEYS:others] = [f"and {others - _MOST_KEYS:,} more "]
     lanes = _lanes(timeline, colours, most_lanes, columns)
-    return f'<p class="dim">{html.prose(axis_text(timeline), 600)}. {key}</p>{lanes}'
+    return f'<p class="dim">{html.prose(axis_text(timeline), 600)}. {"".join(key)}</p>{lanes}'
 
 
 def _key(colour: Colour) -> str:

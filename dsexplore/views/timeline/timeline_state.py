@@ -12,7 +12,7 @@ from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
-from dsexplore.views.timeline.mark_colours import colours_of
+from dsexplore.views.timeline.mark_colours import colours_of, key_order
 from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, whole
 
 _TICKS = 5
@@ -51,9 +51,11 @@ class TimelineState:
         """(kinds,) the kinds that these events are all of; None where they are not."""
         self.boxes: Boxes
         self._columns, self._most = columns, most
+        colours = colours_of(timeline)
         self._fixed = {
             "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
-            "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
+            "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours],
+            "key": key_order(colours),
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
@@ -166,16 +168,18 @@ class TimelineState:
         events = self.timeline.tables.events.filter(pl.Series(mask))
         wire, message = events.select(pl.col("wire_bytes").sum(), pl.col("message_bytes").sum()).row(0)
         assert self.chosen is not None
-        many = f"{events.height:,} collective{'s' if events.height != 1 else ''}"
+        what = "collective" if self.timeline.held.is_empty() else "message"
+        many = f"{events.height:,} {what}{'s' if events.height != 1 else ''}"
         return (
             f"{many} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
             f"({format_bytes(message)} in messages)"
         )
 
     def _events(self, spans: Mask) -> Mask:
-        rows = self.spans.row[spans]
+        rows, held = self.spans.row[spans], self.timeline.held
         found: Mask = np.zeros(self.timeline.tables.events.height, bool)
         found[rows[rows >= 0]] = True
+        found[held["row"].to_numpy()[spans[held["span"].to_numpy()]]] = True
         return found
 
     def _labels(self, found: Boxes) -> list[str]:

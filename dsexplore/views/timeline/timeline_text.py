@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from math import floor
 from typing import Any
@@ -100,11 +101,12 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     known = [row for row in rows if row is not None]
     columns = {name: iter(events[name].gather(known).to_list()) for name in _EVENT} if known else {}
     words, timed = WORDS[timeline.sizes], timeline.order in ("measured", "predicted")
+    messages = _messages(timeline, at)
     plain = _once(lambda text: html.plain(text, 90))
     sized = _once(lambda size: "" if size is None else f"{format_bytes(size)} {words}")
     texts = []
-    for name, mark, size, begin, end, row in spans.iter_rows():
-        parts = [plain(name), plain(mark), sized(size)]
+    for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
+        parts = [plain(name), plain(mark), sized(size), messages.get(span, "")]
         if row is not None:
             owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
             from_peer = "" if peer is None else f"peer rank {peer}"
@@ -113,6 +115,21 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
         parts.append(f"at {since}, for {format_seconds(end - begin)}" if timed else f"at {since}")
         texts.append(" · ".join(part for part in dict.fromkeys(parts) if part))
     return texts
+
+
+def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
+    """By span: the messages that it sends and receives, and which line issued them; of spans that hold some."""
+    held = timeline.held.filter(pl.col("span").is_in(at.tolist()))
+    if held.is_empty():
+        return {}
+    events = timeline.tables.events[held["row"].to_list()].select("op", "message_bytes", "source")
+    texts: dict[int, list[str]] = defaultdict(list)
+    for (span, op), part in held.hstack(events).group_by("span", "op", maintain_order=True):
+        verb = "sends" if op == "send" else "receives"
+        many = f"{part.height:,} message{'s' if part.height != 1 else ''}"
+        source = html.plain(part["source"][0].partition(" ← ")[0], 90)
+        texts[span] += [f"{verb} {many}, {format_bytes(int(part['message_bytes'].sum()))}", source]
+    return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}
 
 
 def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:

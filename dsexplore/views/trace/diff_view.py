@@ -60,7 +60,7 @@ class TraceDiffView(View):
         if by_op.height:
             lines.append("  Changes per rank and step, in collectives and wire bytes:")
         for op, axis, count, size in by_op.sort("op", "axis").head(8).iter_rows():
-            signed = f"{'+' if count >= 0 else '-'}{count_text(abs(count))}"
+            signed = f"{'+' if count >= 0 else '−'}{count_text(abs(count))}"
             lines.append(
                 f"  {html.plain(op, 40):<16} {html.plain(axis, 24) or '–':<10} {signed:>9}  {signed_bytes(size)}"
             )
@@ -208,7 +208,7 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
     )
     return (
         f'<div class="plans">{rows}</div>'
-        f'<p class="dim" style="font-size:12px">Wire bytes per rank and step, A → B: {words}</p>'
+        f'<p class="dim" style="font-size:var(--dsx-small)">Wire bytes per rank and step, A → B: {words}</p>'
     )
 
 

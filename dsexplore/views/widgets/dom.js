@@ -10,8 +10,9 @@ export function formatBytes(count) {
 export function formatSeconds(given) {
   const size = Math.abs(given);
   if (size === 0) return "0 s";
-  for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) if (size >= scale) return `${Number((given / scale).toPrecision(3))} ${unit}`;
-  return `${Number((given / 1e-9).toPrecision(3))} ns`;
+  const written = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 20 });
+  for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) if (size >= 0.9995 * scale) return `${written(given / scale)} ${unit}`;
+  return `${written(given / 1e-9)} ns`;
 }
 
 function view(model, key, Type) { return typed(model.get(key), Type); }

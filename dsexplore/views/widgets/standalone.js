@@ -212,8 +212,8 @@ class Standalone {
     mask.forEach((kept, i) => { if (kept) { count += 1; size += this.size[i]; } });
     const title = this.picked ? this.picked.title : state.selected < 0 ? "" : this.rows.title(state.selected) + (this.chosenRows.length > 1 ? ` ×${this.chosenRows.length}` : "");
     const place = title ? ` in <bdi>${escaped(title)}</bdi>` : "";
-    const range = this.range ? `<span class="dsx-dim"> – only from ${this.place(this.range[0])} to ${this.place(this.range[1])} of the timeline</span><button class="dsx-drop" data-drop="timeline">drop</button>` : "";
-    const led = this.led < 0 ? "" : `<span class="dsx-dim"> – only sentence ${this.led + 1} of the headline</span><button class="dsx-drop" data-drop="sentence">drop</button>`;
+    const range = this.range ? `<span class="dsx-dim"> – only from ${this.place(this.range[0])} to ${this.place(this.range[1])} of the timeline</span>${dropped("timeline", "the range of the timeline")}` : "";
+    const led = this.led < 0 ? "" : `<span class="dsx-dim"> – only sentence ${this.led + 1} of the headline</span>${dropped("sentence", `sentence ${this.led + 1} of the headline`)}`;
     const known = this.known ? "" : `<span class="dsx-dim"> – no module is called <bdi>${escaped(state.pattern)}</bdi>; * stands for any text, as in *.mlp</span>`;
     this.put("status", `<span>${count.toLocaleString("en")} of ${this.count.toLocaleString("en")} collectives, ${formatBytes(size)} ${sizes}${place}</span><span class="dsx-dim"> – ${escaped(this.lanes.over)}</span>${range}${led}${known}`);
     this.put("details", title ? `<div class="dsx"><p><b><bdi>${escaped(title)}</bdi></b></p>${this.collectives(mask)}${this.held_by()}</div>` : "");
@@ -318,6 +318,7 @@ export function wildcard(pattern) {
 }
 
 // Broken into lines behind dots, slashes and underscores before any other place, as in Python.
+const dropped = (part, what) => `<button class="dsx-drop" data-drop="${part}" aria-label="drop: ${what}">drop</button>`;
 const parted = (name) => escaped(name).replace(/\.(?!py\b)(?=[^\W\d])|[/_](?=\w)|\((?=[^\W\d])/g, "$&<wbr>");
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" })[c]);
 const tabled = (head, rows) => `<div class="scroll"><table><thead><tr>${head.map((title) => `<th scope="col" class="l">${title}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table></div>`;

@@ -1,6 +1,8 @@
 // Boxes in lanes on a canvas. The kernel sends what one window holds in the trait "timeline"; here the window is dragged
 // over and the wheel is turned, and the range asked for is sent back, from 0 to 1 of the window that is shown.
-const LANE = 24, AXIS = 22, LEAST = 44, WHEEL = 1.25, PAN = 0.2;
+// Pixels where the page's text has BODY of them: of a lane, the axis, the names of lanes at least, and words.
+const LANE = 24, AXIS = 22, LEAST = 44, WORD = 12, BODY = 13;
+const WHEEL = 1.25, PAN = 0.2;
 
 export function timeline({ model, el }) {
   el.classList.add("dsx-timeline");
@@ -16,7 +18,7 @@ export function timeline({ model, el }) {
   el.append(title, key, rows, bar);
   const pen = canvas.getContext("2d");
   // Kept, because to read any of them after a change of the page makes the browser lay it out at once.
-  let width = 0, color = "", family = "", keyed = "";
+  let width = 0, color = "", family = "", keyed = "", scale = 1, row = LANE;
   let names = 0, drag = null, at = -1, anchor = -1;
   let now = model.get("timeline"), choice = model.get("brushed");
   const send = (message) => model.send(message);
@@ -44,19 +46,22 @@ export function timeline({ model, el }) {
   const across = (place) => names + place * (width - names);
   const place = (x) => Math.min(1, Math.max(0, (x - names) / Math.max(1, width - names)));
   const box = (i) => {
-    const left = across(found.begin[i]), tall = 3 + (LANE - 6) * found.level[i];
-    return [left, (found.lane[i] + 1) * LANE - 2 - tall, Math.max(1, across(found.end[i]) - left), tall];
+    const left = across(found.begin[i]), tall = 3 + (row - 6) * found.level[i];
+    return [left, (found.lane[i] + 1) * row - 2 - tall, Math.max(1, across(found.end[i]) - left), tall];
   };
 
   function measure() {
     width = canvas.clientWidth;
-    ({ color, fontFamily: family } = getComputedStyle(canvas));
+    const style = getComputedStyle(canvas);
+    ({ color, fontFamily: family } = style);
+    scale = (parseFloat(style.fontSize) || BODY) / BODY;
+    row = Math.round(LANE * scale);
   }
   function draw() {
     if (!width) measure();
     if (!width) return;
     const { lanes = [], marks = [], ticks = [], ties = [] } = now;
-    const ratio = globalThis.devicePixelRatio || 1, height = lanes.length * LANE + AXIS;
+    const ratio = globalThis.devicePixelRatio || 1, height = lanes.length * row + AXIS * scale;
     const wide = Math.round(width * ratio), tall = Math.round(height * ratio);
     if (canvas.width !== wide || canvas.height !== tall) {
       Object.assign(canvas, { width: wide, height: tall });
@@ -64,15 +69,15 @@ export function timeline({ model, el }) {
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
-    pen.font = `12px ${family}`;
-    names = Math.min(width * 0.34, Math.max(LEAST, ...lanes.map((lane) => pen.measureText(lane).width + 10)));
+    pen.font = `${WORD * scale}px ${family}`;
+    names = Math.min(width * 0.34, Math.max(LEAST * scale, ...lanes.map((lane) => pen.measureText(lane).width + 10)));
     pen.textBaseline = "middle";
     lanes.forEach((lane, i) => {
       pen.fillStyle = color;
       pen.globalAlpha = 0.06;
-      if (i % 2 === 0) pen.fillRect(names, i * LANE, width - names, LANE);
+      if (i % 2 === 0) pen.fillRect(names, i * row, width - names, row);
       pen.globalAlpha = 1;
-      pen.fillText(shortened(lane, names - 8), 0, i * LANE + LANE / 2);
+      pen.fillText(shortened(lane, names - 8), 0, i * row + row / 2);
     });
     for (let i = 0; i < found.begin.length; i += 1) drawBox(i, marks[found.mark[i]]);
     drawTies(ties, color);
@@ -80,13 +85,13 @@ export function timeline({ model, el }) {
     pen.fillStyle = color;
     for (const [where, text] of ticks) {
       const wide = pen.measureText(text).width, x = Math.min(width - wide, Math.max(names, across(where) - wide / 2));
-      pen.fillText(text, x, height - AXIS / 2);
+      pen.fillText(text, x, height - (AXIS * scale) / 2);
     }
     const brush = drag ? drag.range : choice.brush || [];
     if (brush.length) {
       pen.strokeStyle = color;
       pen.lineWidth = 1.5;
-      pen.strokeRect(across(brush[0]), 1, Math.max(2, across(brush[1]) - across(brush[0])), lanes.length * LANE - 2);
+      pen.strokeRect(across(brush[0]), 1, Math.max(2, across(brush[1]) - across(brush[0])), lanes.length * row - 2);
     }
     if (at >= 0 && at < found.begin.length) {
       const [x, y, wide, tall] = box(at);
@@ -108,7 +113,7 @@ export function timeline({ model, el }) {
     const [x, y, wide, tall] = box(i);
     const text = now.labels && now.labels.length ? now.labels[i] : letter;
     const room = Math.min(wide, across(found.next[i]) - x);
-    if (text && tall > 11 && room > 7 + 7 * text.length) {
+    if (text && tall > 11 * scale && room > 7 * scale * (1 + text.length)) {
       const length = pen.measureText(text).width, left = x + (room - length) / 2;
       pen.fillStyle = colour;
       if (now.ties && now.ties.length) pen.fillRect(left - 2, y, length + 4, tall);
@@ -124,8 +129,8 @@ export function timeline({ model, el }) {
     pen.lineWidth = 1;
     pen.beginPath();
     for (const [sent, of, got, to] of ties) {
-      pen.moveTo(across(sent), (of + 0.5) * LANE);
-      pen.lineTo(across(got), (to + 0.5) * LANE);
+      pen.moveTo(across(sent), (of + 0.5) * row);
+      pen.lineTo(across(got), (to + 0.5) * row);
     }
     pen.stroke();
     pen.globalAlpha = 1;
@@ -148,7 +153,7 @@ export function timeline({ model, el }) {
   function under(event) {
     const here = canvas.getBoundingClientRect(), x = event.clientX - here.left, y = event.clientY - here.top;
     for (let i = found.begin.length - 1; i >= 0; i -= 1) {
-      if (found.lane[i] !== Math.floor(y / LANE)) continue;
+      if (found.lane[i] !== Math.floor(y / row)) continue;
       const [left, , wide] = box(i);
       if (x >= left - 1 && x <= left + wide + 1) return i;
     }
@@ -162,7 +167,7 @@ export function timeline({ model, el }) {
     if (i >= 0) {
       const [x, , wide] = box(i), text = said(i);
       write(tip, text);
-      tip.style.top = `${(found.lane[i] + 1) * LANE + 2}px`;
+      tip.style.top = `${(found.lane[i] + 1) * row + 2}px`;
       const left = Math.min(x + wide / 2, width * 0.55);
       tip.style.left = `${Math.max(0, left)}px`;
     }
@@ -250,10 +255,12 @@ export function timeline({ model, el }) {
   none.addEventListener("click", clear);
 
   function showKey() {
-    const wanted = JSON.stringify([now.axis, now.marks]);
+    const { axis = "", marks = [], key: order = [...marks.keys()] } = now;
+    const wanted = JSON.stringify([axis, marks, order]);
     if (wanted === keyed) return;
     keyed = wanted;
-    key.replaceChildren(document.createTextNode(`${now.axis || ""}. `), ...(now.marks || []).flatMap(([name, letter, colour, ink]) => {
+    key.replaceChildren(axis && `${axis}. `, ...order.flatMap((place) => {
+      const [name, letter, colour, ink] = marks[place];
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: colour, color: ink });
       const named = element("span", "named");

@@ -27,7 +27,7 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius
 .dsx .rank.own{font-weight:700;text-decoration:underline}
 .dsx button.rank,.dsx [data-link]{cursor:pointer}
 .dsx .rank[aria-pressed=true],.dsx [data-link][aria-selected=true]{box-shadow:0 0 0 2px var(--dsx-focus)}
-.dsx .rank sub{font-size:8px;line-height:0}
+.dsx .rank sub{font-size:calc(var(--dsx-size)*8/13);line-height:0}
 .dsx .ramp{display:inline-block;width:120px;height:10px;border:1px solid var(--dsx-line);vertical-align:middle}
 .dsx .level{display:block;width:140px;height:9px;margin-top:5px;background:var(--dsx-shade)}
 .dsx .level i{display:block;height:9px}

@@ -89,4 +89,4 @@ def test_an_axis_has_one_colour_in_all_pictures_of_a_model() -> None:
 def test_brackets_too_short_to_be_drawn_are_one(blocks: str, text: str) -> None:
     mesh = "dp=300" + (",tp=2" if "," in blocks else "")
     html = dsexplore.sharding((300, 300), blocks, mesh)._repr_mimebundle_()["text/html"]
-    assert brackets_of(html) in ([("x0", text)], [("x0", "dp 0-299")])
+    assert brackets_of(html) in ([("x0", text)], [("x0", "dp 0–299")])

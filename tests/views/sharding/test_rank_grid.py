@@ -62,7 +62,7 @@ def test_empty_ranks_are_seen_in_the_grid_in_the_picture_and_in_the_list() -> No
     one = html_of(dsexplore.sharding((10, 4), "S(0)", "dp=8"))
     assert re.findall(r'class="h(\d) o"', one) == ["5", "6", "7"]
     assert '<div class="none h5 h6 h7"' in one
-    assert "∅ 3 ranks hold nothing: 5-7" in one
+    assert "∅ 3 ranks hold nothing: 5–7" in one
     two = html_of(dsexplore.sharding({"w": ((10, 4), "S(0)"), "b": ((16,), "S(0)")}, mesh="dp=8"))
     assert '<summary class="line e5 e6 e7">' in two
     assert "<b>∅ 3 ranks</b>" in two

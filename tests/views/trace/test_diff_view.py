@@ -140,7 +140,7 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
         "16 collectives instead of 24.",
         "  All of it is in Net.layers.* (×8): all_gather (32 KiB less).",
         "  Changes per rank and step, in collectives and wire bytes:",
-        "  all_gather       dp                -8  −32 KiB",
+        "  all_gather       dp                −8  −32 KiB",
     ]
 
 
