@@ -8,13 +8,12 @@ from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import Boxes, Coded, boxes, extent
 from dsexplore.views.timeline.mark_colours import Colour, colours_of, is_gap, key_order
-from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, place, whole
+from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
 
 COLUMNS, LANES = 160, 24
 """Of the drawing."""
 _LANE, _GAP = 12, 2
 """Height of a lane and between lanes, in the drawing's own units."""
-_TICKS = 5
 _MOST_ONE_BY_ONE = 240
 """Spans that have room for a box, and a label, each."""
 _BETWEEN = 0.2
@@ -81,12 +80,9 @@ def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: 
             rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
-    ticks = "".join(
-        f"<span>{html.escape(place(timeline, first + (last - first) * tick / (_TICKS - 1)))}</span>"
-        for tick in range(_TICKS)
-    )
+    axis = "".join(f"<span>{html.escape(text)}</span>" for _, text in ticks(timeline, first, last))
     ties = _ties(timeline, drawn)
-    return f'<div class="tl">{"".join(rows)}{ties}<div style="grid-row:{drawn + 1}">{ticks}</div></div>{more}'
+    return f'<div class="tl">{"".join(rows)}{ties}<div style="grid-row:{drawn + 1}">{axis}</div></div>{more}'
 
 
 def _labelled(timeline: Timeline, found: Boxes, lane: int, colours: list[Colour]) -> str:

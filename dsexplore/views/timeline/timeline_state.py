@@ -13,9 +13,8 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
 from dsexplore.views.timeline.mark_colours import colours_of, key_order
-from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, whole
+from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
-_TICKS = 5
 _LEAST = 1e-9
 """The narrowest window, as a part of the whole."""
 _MOST_TIES = 400
@@ -143,14 +142,12 @@ class TimelineState:
         kinds = self._kinds if self.window == self.whole else None
         found = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
         self.boxes = found
-        first, last = self.window
-        ticks = [tick / (_TICKS - 1) for tick in range(_TICKS if len(self.spans) else 0)]
         return {
             **self._fixed,
             "boxes": _packed(found),
             "texts": span_texts(self.timeline, found.span) if found.one_by_one else [],
             "labels": self._labels(found),
-            "ticks": [[tick, place(self.timeline, first + (last - first) * tick)] for tick in ticks],
+            "ticks": [list(tick) for tick in ticks(self.timeline, *self.window)] if len(self.spans) else [],
             "ties": self._ties(),
             "zoomed": self.window != self.whole,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from math import floor
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,31 @@ _LENGTHS = {
 }
 """By `Timeline.order`: what the title says of the length of the axis."""
 _LINES = 12
+_TICKS = 5
+_NEAR = 1e-9
+"""How far a place may lie from a whole number and still be one."""
 _EVENT = ("owner", "cause", "peer", "source")
 
 
 def place(timeline: Timeline, at: float) -> str:
     """A place on the axis, ``1.2 ms`` or ``17``."""
-    return format_seconds(at) if timeline.order in ("measured", "predicted") else f"{floor(at + 0.5):,}"
+    return format_seconds(at) if _is_timed(timeline) else f"{floor(at + 0.5):,}"
+
+
+def _is_timed(timeline: Timeline) -> bool:
+    return timeline.order in ("measured", "predicted")
+
+
+def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, str]]:
+    """[place, text] of the ticks of a window, from 0 at its begin to 1 at its end.
+
+    Where an axis without time shows few numbers, each of them has one tick.
+    """
+    step = (last - first) / (_TICKS - 1)
+    places = [first + step * number for number in range(_TICKS)]
+    if step < 1 and not _is_timed(timeline):
+        places = [float(at) for at in range(ceil(first - _NEAR), floor(last + _NEAR) + 1)] or [floor(first)]
+    return [(min(max((at - first) / (last - first), 0.0), 1.0), place(timeline, at)) for at in places]
 
 
 def whole(timeline: Timeline) -> str:
@@ -49,7 +68,7 @@ def whole(timeline: Timeline) -> str:
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
     events = len(timeline.spans) - timeline.spans["row"].null_count()
-    what = f"{events:,} collectives" if events else f"{timeline.spans.height:,} spans"
+    what = _many(events, "collective") if events else _many(timeline.spans.height, "span")
     return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
 
 
@@ -73,7 +92,7 @@ def lane_totals(timeline: Timeline) -> dict[str, str]:
     totals = timeline.spans.group_by("lane").agg(pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum())
     words = WORDS[timeline.sizes]
     return {
-        lane: f"{events:,} collectives, {format_bytes(size)} {words}" if events else f"{count:,} spans"
+        lane: f"{_many(events, 'collective')}, {format_bytes(size)} {words}" if events else _many(count, "span")
         for lane, count, events, size in totals.iter_rows()
     }
 
@@ -100,7 +119,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     rows = spans["row"].to_list()
     known = [row for row in rows if row is not None]
     columns = {name: iter(events[name].gather(known).to_list()) for name in _EVENT} if known else {}
-    words, timed = WORDS[timeline.sizes], timeline.order in ("measured", "predicted")
+    words, timed = WORDS[timeline.sizes], _is_timed(timeline)
     messages = _messages(timeline, at)
     plain = _once(lambda text: html.plain(text, 90))
     sized = _once(lambda size: "" if size is None else f"{format_bytes(size)} {words}")
@@ -126,10 +145,16 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
     texts: dict[int, list[str]] = defaultdict(list)
     for (span, op), part in held.hstack(events).group_by("span", "op", maintain_order=True):
         verb = "sends" if op == "send" else "receives"
-        many = f"{part.height:,} message{'s' if part.height != 1 else ''}"
         source = html.plain(part["source"][0].partition(" ← ")[0], 90)
-        texts[span] += [f"{verb} {many}, {format_bytes(int(part['message_bytes'].sum()))}", source]
+        texts[span] += [
+            f"{verb} {_many(part.height, 'message')}, {format_bytes(int(part['message_bytes'].sum()))}",
+            source,
+        ]
     return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:

@@ -151,7 +151,8 @@ class DiffRows:
         sizes = float(a.bytes[row]) * times, float(b.bytes[row]) * times
         axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
         apart = [(float(a.apart[phase, row]) * times, float(b.apart[phase, row]) * times) for phase in self._apart]
-        moved = counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
+        sent = any((*counts, *(size for both in apart for size in both)))
+        moved = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
         return (
             name
             + _number(sizes[0], format_bytes)

@@ -241,6 +241,14 @@ class Standalone {
 
   at(share) { return this.window[0] + share * (this.window[1] - this.window[0]); }
   place(at) { return this.lanes.timed ? formatSeconds(at) : Math.round(at).toLocaleString("en"); }
+  // Where an axis without time shows few numbers, each of them has one tick.
+  ticks() {
+    const [first, last] = this.window, places = [];
+    if (this.lanes.timed || last - first >= SHARES) for (let k = 0; k <= SHARES; k++) places.push(this.at(k / SHARES));
+    else for (let at = Math.ceil(first - 1e-9); at <= last + 1e-9; at++) places.push(at);
+    if (!places.length) places.push(Math.floor(first));
+    return places.map((at) => [Math.min(1, Math.max(0, (at - first) / (last - first))), this.place(at)]);
+  }
   zoom(begin, end) {
     const [first, last] = this.whole, width = Math.min(Math.max(end - begin, (last - first) * 1e-9), last - first);
     const from = Math.min(Math.max(begin, first), last - width);
@@ -261,7 +269,7 @@ class Standalone {
       boxes: { begin: take("begin", Float32Array), end: take("end", Float32Array), level: take("level", Float32Array), lane: take("lane", Uint16Array),
         mark: take("mark", Uint8Array), ...(one ? {} : { count: take("count", Uint32Array), bytes: take("bytes", Float32Array) }) },
       texts: one ? inside.map((i) => this.said(i)) : [], labels: [], ties: this.ties(mask), zoomed: first !== this.whole[0] || last !== this.whole[1],
-      ticks: Array.from({ length: this.count ? SHARES + 1 : 0 }, (_, k) => [k / SHARES, this.place(this.at(k / SHARES))]),
+      ticks: this.count ? this.ticks() : [],
     });
   }
   // Lines from sends to receives, between events that are shown; none where they are too many to be seen.

@@ -15,6 +15,7 @@ from dsexplore.analysis.message_ties import TIES
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.timeline_state import TimelineState
+from dsexplore.views.timeline.timeline_text import ticks as ticks_of
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,32 @@ def test_an_end_without_an_event_is_drawn_under_every_filter(messages: Timeline)
     every = state.drawn()["ties"]
     state.show_events(np.array([True, True, False, True]))
     assert state.drawn()["ties"] == [every[1]]
+
+
+@pytest.mark.parametrize(
+    ("window", "ticks"),
+    [
+        ((0, 1), [(0, "0"), (1, "1")]),
+        ((0, 2), [(0, "0"), (0.5, "1"), (1, "2")]),
+        ((0.5, 2), [(1 / 3, "1"), (1, "2")]),
+        ((1.2, 1.4), [(0, "1")]),
+        ((0, 40), [(0, "0"), (0.25, "10"), (0.5, "20"), (0.75, "30"), (1, "40")]),
+    ],
+)
+def test_each_number_of_an_axis_without_time_stands_once(
+    messages: Timeline, window: tuple[float, float], ticks: list[tuple[float, str]]
+) -> None:
+    found = ticks_of(messages, *window)
+    assert [text for _, text in found] == [text for _, text in ticks]
+    assert [place for place, _ in found] == pytest.approx([place for place, _ in ticks])
+
+
+def test_one_collective_is_no_plural(messages: Timeline) -> None:
+    trace = Trace(messages.tables).where(rank=0, seq=0)
+    assert (
+        trace.timeline()._repr_mimebundle_()["text/plain"].splitlines()[0]
+        == "Timeline of 1 collective in program order"
+    )
 
 
 def test_a_timeline_of_nothing_has_no_places_on_its_axis() -> None:
