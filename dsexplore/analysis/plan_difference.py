@@ -19,7 +19,7 @@ from dsexplore.trace.diff import KEYS
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_seconds, format_share
 
 SIZES = ("count", "message_bytes", "wire_bytes")
 COLUMNS: dict[str, pl.DataType] = {
@@ -233,11 +233,20 @@ def _compared(change: float, a: float, b: float) -> str:
     """``B sends 40 MiB less on the wire per rank and step than A, 160 MiB instead of 200 MiB (−20 %)``."""
     if abs(change) < 0.5:  # bytes
         return f"B sends as much on the wire per rank and step as A, {format_bytes(b)}"
-    share = f" ({100 * change / a:+.0f} %)".replace("-", "−") if a and abs(change) < 10 * a else ""
     return (
         f"B sends {_amount(change)} on the wire per rank and step than A, {format_bytes(b)} instead of "
-        f"{format_bytes(a)}{share}"
+        f"{format_bytes(a)}{_share(change, a)}"
     )
+
+
+def _share(change: float, a: float) -> str:
+    """A change as a part of ``a``: `` (−20 %)``, `` (over 99 % less)``; empty where it is more than tenfold."""
+    if not a or abs(change) >= 10 * a:
+        return ""
+    part = format_share(abs(change), a)
+    if part[0].isdecimal():
+        return f" ({'+' if change > 0 else '−'}{part})"
+    return f" ({part} {'more' if change > 0 else 'less'})"
 
 
 def _amount(change: float) -> str:

@@ -34,6 +34,21 @@ def test_it_names_bytes_share_axes_and_collectives() -> None:
     assert said(after, before)[0].startswith("B sends 1000 B more on the wire per rank and step than A")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (1536, 1, "(over 99 % less)"),
+        (1 << 20, (1 << 20) + 8, "(under 1 % more)"),
+        (1000, 3500, "(+250 %)"),
+        (1, 11, "B."),
+    ],
+)
+def test_what_is_not_all_or_nothing_is_not_100_or_0_percent(before: int, after: int, words: str) -> None:
+    sentence = said(trace_of(row(0, wire_bytes=before)), trace_of(row(0, wire_bytes=after)))[0]
+    start = sentence.partition(", all on tp")[0]
+    assert start.endswith(words.removesuffix(".")), sentence
+
+
 def test_it_names_the_place_that_changes_most() -> None:
     before = trace_of(*(row(i, owner=f"Net.layers.{i}.up", cause="P→R") for i in range(3)), row(3, owner="Net.head"))
     parts = [row(i, owner=f"Net.layers.{i}.up", cause="P→S(0)", op="reduce_scatter", wire_bytes=768) for i in range(3)]
