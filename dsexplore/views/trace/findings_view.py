@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsexplore.analysis.findings.finding import Finding, Findings
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.trace import drawings
 from dsexplore.views.view import View
 
 MOST_FINDINGS = 30
@@ -45,6 +46,19 @@ def sizes(one: Finding) -> str:
     """The bytes of a finding, per what, and the saving of the change."""
     spared = f", of which the change would spare {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
     return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
+
+
+def findings_part(found: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
+    """The findings as a section that opens and closes; empty where there are none.
+
+    Args:
+        found: the findings.
+        most: of them that are shown.
+        opened: whether they are in sight at first.
+        anchor: the id of the table.
+    """
+    table = f"<div>{findings_table(found, most)}</div>" if len(found) else ""
+    return drawings.part(f"Findings: {len(found):,}{PER}", table, opened, anchor)
 
 
 def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:

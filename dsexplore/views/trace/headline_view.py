@@ -11,6 +11,7 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE
+from dsexplore.views.trace.findings_view import findings_part
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
 
@@ -77,11 +78,11 @@ def link_to(anchor: str, sentence: Sentence) -> str:
 
 
 def live_headline(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
-    """The bar and the sentences, each with a button that shows its events alone."""
+    """The bar and the sentences, each with a button that shows its events alone, and all findings below them."""
     shown = headline_html(
         headline, lambda i: f' <button class="to" data-sentence="{i}">show</button>', axes, prediction
     )
-    return f'<div class="dsx">{shown}</div>' if shown else ""
+    return f'<div class="dsx">{shown}{findings_part(headline.findings)}</div>' if shown else ""
 
 
 def _predicted(prediction: Prediction | None) -> str:

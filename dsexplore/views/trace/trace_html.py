@@ -19,7 +19,7 @@ from dsexplore.views.timeline.timeline_text import whole
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.findings_view import PER, findings_table
+from dsexplore.views.trace.findings_view import findings_part
 from dsexplore.views.trace.headline_view import headline_html
 from dsexplore.views.trace.sections import communication_html, still_html
 from dsexplore.views.trace.time_columns import TimeColumn, measured_columns, time_columns
@@ -82,7 +82,7 @@ def trace_html(
     names = dict(zip((one.about for one in headline.sentences), headline_view.anchors(headline), strict=True))
     modules = {one.module: names[one.about] for one in headline.sentences if one.about == "module"}
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
-    sent = _findings_part(headline, names.get("finding", "")) + communication_html(codes, figures)
+    sent = findings_part(headline.findings, 8, True, names.get("finding", "")) + communication_html(codes, figures)
     answers = _answers(headline) if in_words and len(codes) else ""
     head = (
         _header(tables)
@@ -127,16 +127,6 @@ def _timeline(codes: EventCodes) -> str:
     shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
     drawn = timeline_drawing.drawing(shown, _TIMELINE_LANES, _TIMELINE_COLUMNS)
     return f'<details class="tl-part" open><summary>{html.escape(whole(shown))}</summary>{drawn}</details>'
-
-
-def _findings_part(headline: Headline, anchor: str) -> str:
-    """The section of the findings; empty where there are none."""
-    found = headline.findings if len(headline.tables.events) else ()
-    if not len(found):
-        return ""
-    return drawings.part(
-        f"Findings: {len(found):,}{PER}", f"<div>{findings_table(headline.findings, 8)}</div>", True, anchor
-    )
 
 
 def _answers(headline: Headline) -> str:

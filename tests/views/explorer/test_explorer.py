@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import subprocess
 import sys
@@ -16,12 +18,15 @@ import numpy as np
 import polars as pl
 import pytest
 
+import dsexplore
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.folded_rows import FoldedRows
+from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS
+from tests.analysis import planted
 
 
 def column(explorer: Any, title: str) -> list[float]:
@@ -514,3 +519,25 @@ def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleT
     send(explorer, {"type": "drop", "part": "sentence"})
     explorer.select(None)
     assert explorer.selection.events.equals(trace.events)
+
+
+def test_all_findings_stand_below_the_headline_live_and_in_a_file_of_its_own(tmp_path: Path) -> None:
+    with dsexplore.commtrace(world_size=4) as trace:
+        planted.implicit_redistributes(True)
+        planted.repeated_collectives(True)
+    found = trace.findings()
+    assert len(found) > 1
+    live = trace.explore().widget.headline
+    assert f"Findings: {len(found)}; bytes are those on the wire" in live
+    for one in found:
+        assert html.prose(one.change, 320) in live
+    page = trace.to_html(tmp_path / "page.html", interactive=True).read_text("utf-8")
+    packed = page.partition('id="dsx-events">')[2].partition("<")[0]
+    assert json.loads(gzip.decompress(base64.b64decode(packed)))["state"]["headline"] == live
+
+
+def test_a_headline_without_findings_has_no_section_of_them() -> None:
+    with dsexplore.commtrace(world_size=4) as trace:
+        planted.repeated_collectives(False)
+    assert len(trace.findings()) == 0
+    assert "Findings" not in trace.explore().widget.headline
