@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from dsexplore import RanksFailedError, real_cells
+from dsexplore.errors import UsageError
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import server_handle as server_module
 from dsexplore.worlds.real.messages import Cell
+from dsexplore.worlds.real.rank_world import RankWorld
 from tests.running_processes import is_running
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
@@ -386,6 +389,18 @@ def test_a_full_dev_shm_is_the_error_of_what_needs_it_alone(
     finally:
         notebook.run("%commtrace --close")
         server_module.close()
+
+
+def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs are imitated: a world of NCCL is described here and not opened."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="this machine shows 2 for 3 ranks: give --backend gloo, or --real 2"):
+        RankWorld(3, backend="nccl")
+    RankWorld(2, backend="nccl")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == 1, raising=False)
+    with pytest.warns(RuntimeWarning, match="holds a CUDA context on GPU 1, where a rank will run"):
+        RankWorld(2, backend="nccl")
 
 
 @pytest.mark.parametrize(

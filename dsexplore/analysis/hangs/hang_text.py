@@ -48,7 +48,8 @@ def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
     waiting = format_ranks(call.rank for call in first.pending)
     verb = "waits" if len(first.pending) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
-    where = f"{call_text(first.pending[0])}{_number(first)}{_others(front, first)}"
+    with_line = next((call for call in first.pending if call.source), first.pending[0])  # a JSON dump has no frames
+    where = f"{call_text(with_line)}{_number(first)}{_others(front, first)}"
     waits = f"{waiting} {verb} for {whom} in {where}"
     if found.reason == "no evidence":
         return _without_record_text(job, found, first, waits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import dsexplore
 from dsexplore.cli import main
 from dsexplore.errors import TraceFileError, UsageError
-from tests.analysis.hangs.hangs import ALL4, HANGS, slow_loader
-from tests.analysis.hangs.programs import Collective, Group, dumps, run, write
+from tests.analysis.hangs.hangs import ALL4, HANGS, WORLD4, slow_loader
+from tests.analysis.hangs.programs import STOP, Collective, Group, Step, dumps, run, write
 
 
 @pytest.fixture
@@ -42,6 +43,19 @@ def test_json_and_pickle_say_the_same(folder: Path, tmp_path: Path) -> None:
     as_json = write(dumps(run(slow_loader, 4), ALL4), tmp_path / "json", "of {} here.txt", as_json=True)
     assert dsexplore.explain_hang(as_json).sentence == dsexplore.explain_hang(folder).sentence
     assert dsexplore.explain_hang(sorted(folder.iterdir())).culprits == (2,)
+
+
+def test_a_line_that_one_of_the_waiting_ranks_lacks_is_taken_from_another(tmp_path: Path) -> None:
+    """A dump in torch's JSON has no frames, also where those of the other ranks have."""
+
+    def program(rank: int) -> Iterator[Step]:
+        yield STOP if rank == 3 else Collective(WORLD4, "all_reduce", 512, line=20)
+
+    found = dumps(run(program, 4), [WORLD4])
+    for entry in found[0]["entries"]:
+        entry["frames"] = []
+    sentence = dsexplore.explain_hang(write(found, tmp_path / "dumps")).sentence
+    assert "ranks 0–2 wait for it in all_reduce (train.py:20, group default, 2 KiB)" in sentence
 
 
 def test_an_empty_file_is_a_rank_without_evidence(folder: Path) -> None:
