@@ -19,6 +19,7 @@ from dsexplore.display import plain_text
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.near_names import options_meant
 from dsexplore.paused_collector import no_collection
+from dsexplore.printed import print_result
 
 if TYPE_CHECKING:
     from dsexplore.trace.trace import Trace
@@ -170,7 +171,7 @@ def _report(trace: object, html: Path | None) -> None:
 
     assert isinstance(trace, Trace)
     _check_folder(html)
-    print(plain_text(trace))
+    print_result(plain_text(trace))
     if html is not None:
         print(f"wrote {trace.to_html(html)}")
 
@@ -189,7 +190,7 @@ def _hang_arguments(parser: argparse.ArgumentParser) -> None:
 def _hang(options: argparse.Namespace) -> None:
     report = dsexplore.explain_hang(options.paths)
     _check_folder(options.html)
-    print(json.dumps(report.to_dict(), indent=2) if options.json else plain_text(report))
+    print_result(json.dumps(report.to_dict(), indent=2) if options.json else plain_text(report))
     if options.html is not None:
         print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
 
@@ -277,7 +278,7 @@ def _run_script(options: argparse.Namespace) -> int:
             async_tp=options.async_tp,
             attention=options.attention or "flash-2",
         )
-        print(plain_text(prediction))
+        print_result(plain_text(prediction))
 
     return run(options, show_more=show_prediction)
 

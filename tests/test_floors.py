@@ -25,6 +25,7 @@ FLOORS = (
         "near_names",
         "paused_collector",
         "placement_text",
+        "printed",
         "progress",
         "saved_json",
         "signatures",

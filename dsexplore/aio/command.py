@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import sigterm_interrupts
+from dsexplore.printed import print_no_more
 from dsexplore.units import format_bytes, format_rate, parse_size
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
             return 0
         return _sweep_all(args)
     except BrokenPipeError:  # the results are saved by now
-        _print_no_more()
+        print_no_more()
         return 0
     except (OSError, UsageError) as error:
         print(f"dsexplore aio: {error}", file=sys.stderr)
@@ -113,7 +114,7 @@ def _sweep_all(args: argparse.Namespace) -> int:
         except BrokenPipeError:
             if not (args.save or args.html):
                 raise
-            _print_no_more()
+            print_no_more()
         if result.interrupted:
             break
     if args.json:
@@ -124,13 +125,6 @@ def _sweep_all(args: argparse.Namespace) -> int:
     if unsaved is not None:
         raise unsaved
     return 130 if results[-1].interrupted else 0
-
-
-def _print_no_more() -> None:
-    """Close a pipe whose reader has ended, as head does: Python would fail again when it flushes."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
 
 
 def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:

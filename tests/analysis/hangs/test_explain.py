@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,18 @@ def test_the_command_prints_json(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert read["culprits"] == [2]
     assert read["lines"] == {"2": "/job/train.py:12"}
     assert {row["rank"]: row["waits_for"] for row in read["waiting"]} == {0: [2], 1: [3], 3: [2]}
+    assert "rank 2 did not come" in page.read_text()
+
+
+def test_a_reader_that_has_gone_is_no_error(folder: Path, tmp_path: Path) -> None:
+    """As with ``dsexplore hang DIR | head -1``."""
+    page = tmp_path / "hang.html"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "dsexplore", "hang", "--html", str(page), str(folder)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, f"wrote {page}\n")
     assert "rank 2 did not come" in page.read_text()
 
 
