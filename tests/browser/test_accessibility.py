@@ -283,7 +283,8 @@ def test_at_200_percent_and_800_wide_nothing_is_cut_off_without_a_cue(
 
 
 LOST = """() => [...document.querySelectorAll(
-    ".key,.thin i,.headline .bar span,.nodes .rank[style*=background],.ramp,.level i")]
+    ".key,.thin i,.headline .bar span,.nodes .rank[style*=background],.ramp,.level i,"
+    + ".pic .b,.pic .cut,.pic .k,.sw,.ranks label,.axis")]
   .filter((mark) => getComputedStyle(mark).forcedColorAdjust !== "none").map((mark) => mark.outerHTML.slice(0, 120))"""
 
 
@@ -292,7 +293,7 @@ def test_in_forced_colours_marks_keep_theirs_and_the_selected_row_is_seen(
 ) -> None:
     page.emulate_media(forced_colors="active")
     try:
-        for name in ("trace", "timeline", "world map", "diff"):
+        for name in ("trace", "timeline", "world map", "diff", "sharding", "plan", "redistribution", "parameter"):
             open_static(page, shown[name], tmp_path)
             assert page.evaluate(LOST) == [], name
         draw(page, explorers["explorer"].widget)

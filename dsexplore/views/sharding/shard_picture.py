@@ -62,6 +62,9 @@ repeating-linear-gradient(0deg,transparent 0 calc(var(--down) - 1px),var(--dsx-f
 background:var(--lit,none);outline:var(--ring,none)}
 .dsx .pic .t{font:10px/12px var(--dsx-mono);color:var(--dsx-dim);white-space:nowrap}
 .dsx .pics{display:flex;flex-wrap:wrap;gap:4px 18px;align-items:flex-start}
+@media (forced-colors:active){
+.dsx .pic,.dsx .sw,.dsx .ranks,.dsx .axis{forced-color-adjust:none;color:CanvasText;
+--dsx-fg:CanvasText;--dsx-bg:Canvas;--dsx-dim:CanvasText;--dsx-line:CanvasText}}
 """
     + "".join(
         f".dsx .pic .over.{kind}{{background:{_HATCHES[kind]};opacity:.7}}\n" for kind in ("replicate", "partial")
