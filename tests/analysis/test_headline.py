@@ -127,6 +127,23 @@ def test_each_sentence_links_to_an_element_of_the_page() -> None:
     assert len(ids) == len(set(ids))
 
 
+def ids_of(view: str) -> set[str]:
+    return set(re.findall(r' id="([^"]+)"', view))
+
+
+def test_links_lead_nowhere_but_into_their_own_view() -> None:
+    """A notebook is one page, and alike sentences stand in several of its views."""
+    first, second = (trace_of(row(0), row(1, phase=phase)) for phase in ("forward", "backward"))
+    before = trace_of(row(0))
+    for view, other in ((first, second), (before.diff(first), before.diff(second))):
+        assert view.headline().sentences == other.headline().sentences
+        shown, again, beside = (one._repr_mimebundle_()["text/html"] for one in (view, view, other))
+        assert ids_of(shown)
+        assert shown == again
+        assert not ids_of(shown) & ids_of(beside)
+        assert set(re.findall(r'href="#([^"]+)"', shown)) <= ids_of(shown)
+
+
 def test_sentences_that_say_the_same_are_equal() -> None:
     one, same = (trace_of(row(0), row(1)).headline().sentences for _ in range(2))
     assert one == same

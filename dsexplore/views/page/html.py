@@ -121,6 +121,17 @@ def content_id(*parts: object) -> str:
     return f"dsx-{digest.hexdigest()[:12]}"
 
 
+def with_ids_of_its_own(page: str, ids: Iterable[str]) -> str:
+    """A view whose ids, as `content_id` made them, no other view has: each is made of all that the view shows.
+
+    A notebook holds many views in one page, and alike sentences stand in several of them.
+    """
+    renamed = page
+    for one in ids:
+        renamed = renamed.replace(one, content_id(one, page))
+    return renamed
+
+
 def fragment(body: str, style: str = "") -> str:
     """The root element of a view, with the theme, the style of all views and the view's own."""
     return f'<div class="dsx"><style>{_squeeze(theme.VARIABLES + STYLE + style)}</style>{body}</div>'

@@ -97,7 +97,8 @@ class TraceDiffView(View):
             else "Modules that are the same in both are left out."
         )
         tree = f'<div id="{ids["axes"]}">{drawn.html}</div>' if "axes" in ids else drawn.html
-        return html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
+        drawn_view = html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
+        return html.with_ids_of_its_own(drawn_view, names.values())
 
     def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
         """A document with many more modules than a notebook's output holds.

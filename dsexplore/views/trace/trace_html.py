@@ -93,7 +93,7 @@ def trace_html(
     )
     around = html.fragment(head + sent, _STYLE)
     tree = tree_html(codes, budget - len(around.encode()), modules, _times(codes, prediction))
-    return html.fragment(head + tree + sent, _STYLE)
+    return html.with_ids_of_its_own(html.fragment(head + tree + sent, _STYLE), names.values())
 
 
 def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]:
