@@ -9,7 +9,7 @@ from dsexplore.views.trace import drawings
 from dsexplore.views.view import View
 
 MOST_FINDINGS = 30
-PER = "; bytes are those on the wire, those of the columns per rank and step"
+PER = "; sizes are wire bytes, in the columns per rank and step"
 NOTHING = "No rule found anything: see dsexplore.analysis.findings for what they look for."
 
 
