@@ -528,7 +528,7 @@ def test_all_findings_stand_below_the_headline_live_and_in_a_file_of_its_own(tmp
     found = trace.findings()
     assert len(found) > 1
     live = trace.explore().widget.headline
-    assert f"Findings: {len(found)}; bytes are those on the wire" in live
+    assert f"Findings: {len(found)}; sizes are wire bytes" in live
     for one in found:
         assert html.prose(one.change, 320) in live
     page = trace.to_html(tmp_path / "page.html", interactive=True).read_text("utf-8")
