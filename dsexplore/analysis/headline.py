@@ -18,7 +18,7 @@ from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
-from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, PIPELINE
+from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, PIPELINE_SCHEDULE
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.steps import IN_A_STEP, in_steps
 from dsexplore.trace.tables import Tables
@@ -39,7 +39,7 @@ _DOINGS = {
     **{(cause, "reduce_scatter"): "FSDP reduces gradients" for cause in FSDP_REDUCES},
     **{(cause, "all_reduce"): "FSDP reduces gradients over replicas" for cause in FSDP_REDUCES},
     ("DDP gradient bucket", "all_reduce"): "DDP reduces gradients",
-    (PIPELINE, "send"): "stages pass activations and gradients on",
+    (PIPELINE_SCHEDULE, "send"): "stages pass activations and gradients on",
 }
 
 

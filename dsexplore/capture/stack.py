@@ -26,7 +26,7 @@ from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, Thre
 from dsexplore.capture.issued_collective import Redistribute
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Source, Sources
-from dsexplore.trace.causes import PIPELINE
+from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.schema import Phase
 
 DDP_BUCKET = "DDP gradient bucket"
@@ -246,7 +246,7 @@ def _read_batch(reading: StackReading, frame: FrameType) -> None:
 
 def _read_pipeline(reading: StackReading, frame: FrameType) -> None:
     if not reading.phase_is_known:
-        reading.cause = reading.cause if reading.owner is not None else PIPELINE
+        reading.cause = reading.cause if reading.owner is not None else PIPELINE_SCHEDULE
         reading.schedule += (frame.f_locals,)
 
 

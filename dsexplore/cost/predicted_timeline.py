@@ -20,7 +20,7 @@ from dsexplore.cost.stage_messages import messages_of_actions
 from dsexplore.cost.stream_simulation import COMPUTE, GAPS
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
-from dsexplore.trace.causes import PIPELINE
+from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_seconds, format_share
 
@@ -114,7 +114,7 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
         UsageError: the step has no pipeline.
     """
     schedule = read_schedule(tables.info.schedule)
-    if schedule is None and PIPELINE in tables.events["cause"]:
+    if schedule is None and PIPELINE_SCHEDULE in tables.events["cause"]:
         raise UsageError("timeline(lanes='stage'): the schedule is not in this trace: record it with costs=True")
     if schedule is None:
         raise UsageError("timeline(lanes='stage'): this step has no pipeline; give other lanes, such as 'rank'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from dsexplore.cost.schedules import Action, Schedule
-from dsexplore.trace.causes import PIPELINE
+from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 
@@ -27,7 +27,7 @@ def messages_of_actions(schedule: Schedule, tables: Tables) -> list[tuple[Action
         group: list(ranks)
         for group, ranks in tables.groups.filter(size=len(schedule.order)).select("group", "ranks").iter_rows()
     }
-    sent = (pl.col("cause") == PIPELINE) & pl.col("op").is_in(["send", "recv"]) & pl.col("peer").is_not_null()
+    sent = (pl.col("cause") == PIPELINE_SCHEDULE) & pl.col("op").is_in(["send", "recv"]) & pl.col("peer").is_not_null()
     messages = tables.events.with_row_index("row").filter(IN_STEPS & sent & pl.col("group").is_in(list(pipelines)))
     found: list[tuple[Action, int]] = []
     for key, part in messages.sort("seq").partition_by(_ONE_WAY, as_dict=True, maintain_order=True).items():

@@ -8,7 +8,7 @@ FSDP_GATHERS = tuple(
     f"{kind} {when}" for kind in ("FSDP", "FSDP1") for when in ("pre_forward", "pre_backward", "prefetch")
 )
 FSDP_REDUCES = ("FSDP post_backward", "FSDP1 post_backward")
-PIPELINE = "pipeline schedule"
+PIPELINE_SCHEDULE = "pipeline schedule"
 """The cause of what a pipeline's schedule sends and receives between its calls of the stages."""
 
 

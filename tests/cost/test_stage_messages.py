@@ -25,7 +25,7 @@ import dsexplore
 from dsexplore.cost.schedules import read_schedule
 from dsexplore.cost.stage_messages import messages_of_actions
 from dsexplore.errors import UsageError
-from dsexplore.trace.causes import PIPELINE
+from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.trace import Trace
 
 MICROBATCHES = 4
@@ -91,7 +91,7 @@ def test_messages_whose_number_does_not_fit_belong_to_no_action(recorded: dict[s
     trace = recorded["1F1B"]
     schedule = read_schedule(trace.info.schedule)
     assert schedule is not None
-    sent = {"rank": 0, "op": "send", "cause": PIPELINE}
+    sent = {"rank": 0, "op": "send", "cause": PIPELINE_SCHEDULE}
     events = trace.events.with_row_index("row")
     lost = events.filter(**sent)["row"][0]
     fewer = replace(trace.tables, events=events.filter(pl.col("row") != lost).drop("row"))

@@ -13,7 +13,7 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
 from dsexplore.views.timeline.mark_colours import colours_of, key_order
-from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
+from dsexplore.views.timeline.timeline_text import WORDS, axis_text, many, place, span_texts, ticks, whole
 
 _LEAST = 1e-9
 """The narrowest window, as a part of the whole."""
@@ -166,9 +166,8 @@ class TimelineState:
         wire, message = events.select(pl.col("wire_bytes").sum(), pl.col("message_bytes").sum()).row(0)
         assert self.chosen is not None
         what = "collective" if self.timeline.held.is_empty() else "message"
-        many = f"{events.height:,} {what}{'s' if events.height != 1 else ''}"
         return (
-            f"{many} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
+            f"{many(events.height, what)} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
             f"({format_bytes(message)} in messages)"
         )
 

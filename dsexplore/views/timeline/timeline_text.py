@@ -68,7 +68,7 @@ def whole(timeline: Timeline) -> str:
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
     events = len(timeline.spans) - timeline.spans["row"].null_count()
-    what = _many(events, "collective") if events else _many(timeline.spans.height, "span")
+    what = many(events, "collective") if events else many(timeline.spans.height, "span")
     return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
 
 
@@ -92,7 +92,7 @@ def lane_totals(timeline: Timeline) -> dict[str, str]:
     totals = timeline.spans.group_by("lane").agg(pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum())
     words = WORDS[timeline.sizes]
     return {
-        lane: f"{_many(events, 'collective')}, {format_bytes(size)} {words}" if events else _many(count, "span")
+        lane: f"{many(events, 'collective')}, {format_bytes(size)} {words}" if events else many(count, "span")
         for lane, count, events, size in totals.iter_rows()
     }
 
@@ -147,13 +147,14 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
         verb = "sends" if op == "send" else "receives"
         source = html.plain(part["source"][0].partition(" ← ")[0], 90)
         texts[span] += [
-            f"{verb} {_many(part.height, 'message')}, {format_bytes(int(part['message_bytes'].sum()))}",
+            f"{verb} {many(part.height, 'message')}, {format_bytes(int(part['message_bytes'].sum()))}",
             source,
         ]
     return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}
 
 
-def _many(count: int, what: str) -> str:
+def many(count: int, what: str) -> str:
+    """So many of a thing, as text: ``"1 span"``, ``"1,024 spans"``."""
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 

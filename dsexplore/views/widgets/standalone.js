@@ -325,8 +325,8 @@ export function wildcard(pattern) {
   return new RegExp(`^(?:[^.]*\\.)?(?:${body})(?=\\.|$)`, "s");
 }
 
-// Broken into lines behind dots, slashes and underscores before any other place, as in Python.
 const dropped = (part, what) => `<button class="dsx-drop" data-drop="${part}" aria-label="drop: ${what}">drop</button>`;
+// Broken into lines behind dots, slashes and underscores before any other place, as in Python.
 const parted = (name) => escaped(name).replace(/\.(?!py\b)(?=[^\W\d])|[/_](?=\w)|\((?=[^\W\d])/g, "$&<wbr>");
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" })[c]);
 const tabled = (head, rows) => `<div class="scroll"><table><thead><tr>${head.map((title) => `<th scope="col" class="l">${title}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table></div>`;
