@@ -29,6 +29,7 @@ from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
 from dsexplore.worlds.cuda import autocast
 from dsexplore.worlds.fake import shared_entries
+from dsexplore.worlds.real import file_pages
 from dsexplore.worlds.real.messages import Preload, Reap, receive, send
 from dsexplore.worlds.real.rank_process import become_rank
 
@@ -131,11 +132,12 @@ def record_nothing() -> None:
 
 def freeze() -> None:
     """Keep what is there from the collectors of ranks, which would write to the memory that they share, and give back
-    what importing has freed."""
+    what importing has freed, and the pages of libraries that it alone has used."""
     gc.collect()
     gc.freeze()
     with suppress(AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
+    file_pages.let_go()
 
 
 def main(descriptor: int) -> None:

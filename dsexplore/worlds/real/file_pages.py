@@ -1,0 +1,43 @@
+"""Let go of the pages of files that a process has mapped and does not need any more, such as code of libraries that
+only their import runs.
+
+Those pages stay in the system's cache, and come back when they are touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_MADV_DONTNEED = 4
+_SMAPS = Path("/proc/self/smaps")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+\s*(/.*)?")
+
+
+def unwritten(smaps: str) -> Iterator[tuple[int, int]]:
+    """Address and bytes of each mapping of a file that this process neither may write to nor ever has written to.
+
+    A page that was written to, as by relocation, is in no file: nobody could bring it back.
+
+    Args:
+        smaps: text of /proc/PID/smaps.
+    """
+    mapping: tuple[int, int] | None = None
+    for line in smaps.splitlines():
+        if found := _MAPPING.match(line):
+            start, end = (int(found[number], 16) for number in (1, 2))
+            is_ours = found[4] is not None and "w" not in found[3] and found[3].endswith("p")
+            mapping = (start, end - start) if is_ours else None
+        elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
+            yield mapping
+
+
+def let_go() -> None:
+    """Unmap the pages that are there of `unwritten` mappings, on Linux; they are read again where they are used."""
+    if not _SMAPS.exists():
+        return
+    madvise = ctypes.CDLL(None).madvise
+    for address, size in unwritten(_SMAPS.read_text(encoding="utf-8")):
+        madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_DONTNEED)
