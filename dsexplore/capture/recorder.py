@@ -33,7 +33,8 @@ from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
 from dsexplore.capture.origins import Origins
 from dsexplore.capture.peers import PARTIES
-from dsexplore.capture.recorded_tables import tables_of
+from dsexplore.capture.recorded_content import content_of
+from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
@@ -106,12 +107,12 @@ class Recorder:
             self._keeps_kernels = keep
             self._uninstall_if_unused()
 
-    def close(self, recording: Recording) -> Tables:
+    def close(self, recording: Recording) -> Recorded:
         """End ``recording`` and return its content; the last one removes everything that was installed."""
         with self._lock:
             self._remove(recording)
             try:
-                return self.tables(recording)
+                return self._content(recording)
             finally:
                 self._uninstall_if_unused()
 
@@ -356,10 +357,13 @@ class Recorder:
             recording: of this recorder.
             waits: whether to wait for devices that have not got to the end of a collective; else it is unfinished.
         """
+        return self._content(recording, waits=waits)()
+
+    def _content(self, recording: Recording, *, waits: bool = True) -> Recorded:
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         groups = self._describe_groups()
-        return tables_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
+        return content_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
 
 
 def _may_be_group(arg: Any) -> bool:

@@ -34,7 +34,7 @@ class Trace(Displayable):
     """Collectives, parameters, modules and groups of a recorded program.
 
     Args:
-        tables: the content; or, while a recording runs, a function that returns the content so far.
+        tables: the content, or a function that returns it: while a recording runs, the content so far.
         steps: marks the steps of the recording; None where none runs.
     """
 
@@ -105,8 +105,8 @@ class Trace(Displayable):
             )
         return self._steps
 
-    def finish(self, tables: Tables) -> None:
-        """Hold the final content; called by the recorder when the block ends."""
+    def finish(self, tables: Callable[[], Tables]) -> None:
+        """Hold what returns the final content; called by the recorder when the block ends."""
         self._tables = tables
         self._steps = None
 

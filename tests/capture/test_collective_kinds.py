@@ -14,7 +14,7 @@ from dsexplore.capture.groups import Group, Groups
 from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
-from dsexplore.capture.recorded_tables import events_table
+from dsexplore.capture.recorded_content import event_columns
 from dsexplore.capture.stack import StackReading
 
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
@@ -61,7 +61,7 @@ def test_what_differs_otherwise_has_another(change: dict[str, object]) -> None:
 
 def test_a_collective_without_messages_leaves_the_others_their_times() -> None:
     """As many messages as collectives, but not one each."""
-    table = events_table(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1)
+    table = event_columns(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1).table()
     assert table.select("start", "end", "step", "seq").rows() == [(3, 4, 1, 0), (3, 4, 1, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The tables of a trace say what the recording holds."""
+"""The content of a trace is what the recording holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dsexplore.capture.issued_collective import Batches, Issued, Origin, Redistr
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import COMMUNICATION
 from dsexplore.capture.parameters import Layout, Parameter
-from dsexplore.capture.recorded_tables import events_table, groups_table, modules_table, parameters_table
+from dsexplore.capture.recorded_content import event_columns, group_rows, module_rows, parameter_columns
 
 MODEL = nn.Identity()
 
@@ -43,15 +43,14 @@ def issued(*messages: tuple[Any, ...], group: Group | None = GROUP, **origin: An
 
 
 def table_of(collectives: Sequence[Issued], steps: Sequence[int] = (), depth: int = 1) -> pl.DataFrame:
-    return events_table(CollectiveKinds(collectives), steps, depth)
+    return event_columns(CollectiveKinds(collectives), steps, depth).table()
 
 
 REDUCED = ("all_reduce", 1024, torch.bfloat16, (16, 32))
 
 
 def test_a_root_has_no_parent_and_depths_count_from_it() -> None:
-    table = modules_table([ROOT, BLOCK, LINEAR], {id(ROOT): 3, id(LINEAR): 4})
-    assert list(table.iter_rows()) == [
+    assert module_rows([ROOT, BLOCK, LINEAR], {id(ROOT): 3, id(LINEAR): 4}) == [
         ("Net#2", "", "Net", 0, 4),
         ("Net#2.layers.0", "Net#2.layers", "Block", 2, 5),
         ("Net#2.layers.0.up", "Net#2.layers.0", "Linear", 3, 0),
@@ -102,17 +101,18 @@ def test_a_parameter_names_the_one_that_is_the_same_tensor() -> None:
     layout = Layout((8, 8), (4, 8), "float32", "S(0), R", "dp=2,tp=2", 256, 128)
     first = Parameter(BLOCK, "weight", layout, True, None)
     tied = Parameter(LINEAR, "weight", layout, False, first)
-    table = parameters_table([first, tied], 3)
-    assert list(table.select("rank", "module", "name", "shared_with", "requires_grad").iter_rows()) == [
+    columns = parameter_columns([first, tied], 3)
+    names = ("rank", "module", "name", "shared_with", "requires_grad")
+    assert list(zip(*(columns[name] for name in names), strict=True)) == [
         (3, "Net#2.layers.0", "Net#2.layers.0.weight", "", True),
         (3, "Net#2.layers.0.up", "Net#2.layers.0.up.weight", "Net#2.layers.0.weight", False),
     ]
-    assert table["global_shape"].to_list() == [[8, 8], [8, 8]]
-    assert table["local_bytes"].to_list() == [128, 128]
+    assert columns["global_shape"] == [(8, 8), (8, 8)]
+    assert columns["local_bytes"] == [128, 128]
 
 
 def test_groups_keep_their_ranks_in_order() -> None:
-    assert list(groups_table([GROUP]).iter_rows()) == [("3", "tp", "dp=2,tp=4", [0, 2, 4, 6], 4, "gloo", "work")]
+    assert group_rows([GROUP]) == [("3", "tp", "dp=2,tp=4", [0, 2, 4, 6], 4, "gloo", "work")]
 
 
 CHANGE = Redistribute("aten.add", (Shard(0),), (Replicate(),))

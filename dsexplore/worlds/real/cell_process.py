@@ -116,7 +116,8 @@ def _reported_first(handler: Any) -> Iterator[None]:
 
 
 def _packed(trace: Trace | None) -> bytes:
-    return b"" if trace is None else pickle.dumps(trace.tables)
+    """The trace as bytes, of which the launcher makes the tables."""
+    return b"" if trace is None else pickle.dumps(trace)
 
 
 def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -> Any:

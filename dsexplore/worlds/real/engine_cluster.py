@@ -324,7 +324,7 @@ class Cluster:
             outcome, trace = rank.outcome()
             outcomes.append(outcome)
             if trace:
-                parts.append(pickle.loads(trace))
+                parts.append(pickle.loads(trace).tables)
         tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
         stuck = any(outcome.status == "stuck" for outcome in outcomes)
         return CellRun(

@@ -282,8 +282,8 @@ def _has_left_a_trace(rank: RankHandle, folder: str) -> bool:
 def trace_of(rank: RankHandle, folder: str) -> Tables | None:
     """The trace that a rank has sent with its report, or has saved in the folder when ended; None for neither."""
     if isinstance(rank.report, CellReport) and rank.report.trace:
-        sent: Tables = pickle.loads(rank.report.trace)
-        return sent
+        sent: Trace = pickle.loads(rank.report.trace)
+        return sent.tables
     saved = Path(folder, files.rank_file(rank.rank))
     return files.load(saved) if saved.exists() else None
 

@@ -74,6 +74,28 @@ def test_neither_a_first_cell_nor_a_step_imports_what_the_server_could_have() ->
     assert imported == [[], []]
 
 
+THREADS = """
+from pathlib import Path
+sorted(name for thread in Path("/proc/self/task").iterdir() if "polars" in (name := (thread / "comm").read_text()))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_ranks_that_run_cells_leave_the_tables_of_what_they_record_to_the_launcher() -> None:
+    """Each would start threads of polars, and load its code, in memory of its own."""
+    world = RankWorld(2)
+    world.open()
+    try:
+        run = world.run(cell_of(SUM, "None"))
+        threads = world.run(cell_of(*THREADS.strip().rsplit("\n", 1))).values
+    finally:
+        world.close()
+    assert threads == [[], []]
+    assert run.trace is not None
+    assert run.trace.events["op"].to_list() == ["all_reduce", "all_reduce"]
+
+
 NOT_TO_FREE = """
 from torch._dynamo import trace_rules
 [trace_rules.get_torch_obj_rule_map.cache_info().currsize, trace_rules.get_mod_inlinelist.cache_info().currsize]

@@ -1,0 +1,257 @@
+"""The content of a recording as plain numbers and texts; names and texts are made only now.
+
+`dsexplore.capture.recorded_tables` makes tables of them, here or in another process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dsexplore.capture.collective_kinds import CollectiveKinds, Kind
+from dsexplore.capture.groups import Group, own_rank, size_of
+from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.modules import Modules
+from dsexplore.capture.parameters import Parameter
+from dsexplore.capture.peers import Parties
+from dsexplore.capture.recorded_tables import Columns, EventColumns, Recorded
+from dsexplore.capture.recording import Recording
+from dsexplore.capture.source_lines import source_texts
+from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.tables import TraceInfo
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def content_of(
+    recording: Recording,
+    steps: Sequence[int],
+    issued: Sequence[Issued],
+    groups: Sequence[Group],
+    modules: Modules,
+    *,
+    waits: bool = True,
+) -> Recorded:
+    """The content of a recording, and what its trace says of itself.
+
+    Args:
+        recording: the recording, closed or still open.
+        steps: how many collectives had been issued at each `Trace.step`.
+        issued: its collectives in program order.
+        groups: the groups that the recorder describes now; a recording that was opened again may hold older ones.
+        modules: the modules that the recording has met.
+        waits: see `Issued.read_clock`.
+    """
+    found = CollectiveKinds(issued, waits=waits)
+    ranks = _ranks(kind.issued for kind in found.kinds)
+    rank = ranks[0] if ranks else 0
+    used = {id(kind.issued.group): kind.issued.group for kind in found.kinds if kind.issued.group is not None}
+    known = {group.name for group in groups}
+    older = {group.name: group for group in used.values() if group.name not in known}
+    groups = [*groups, *older.values()]
+    recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
+    return Recorded(
+        events=event_columns(found, steps, recording.stack_depth),
+        costs=_cost_tables(recording, issued, rank),
+        parameters=parameter_columns(modules.parameters(), rank),
+        modules=module_rows(modules.in_order(), recording.earlier_calls),
+        groups=group_rows(group for group in groups if id(group) in used),
+        info=_info(recording, len(issued), ranks, groups),
+        steps=len(steps) if recording.ends_with_step else None,
+        trains=recording.trains,
+    )
+
+
+def _info(recording: Recording, count: int, ranks: Sequence[int], groups: Sequence[Group]) -> TraceInfo:
+    """What the trace of a recording of so many collectives says of itself."""
+    kernels = recording.kernels
+    return TraceInfo(
+        world_size=_world_size(groups),
+        ranks=tuple(ranks),
+        mesh=recording.mesh or _mesh_of(groups),
+        simulated=recording.simulated or any(group.backend == "fake" for group in groups),
+        target=recording.target,
+        schedule=kernels.schedule if kernels else "",
+        torch_version=torch.__version__,
+        notes=(*recording.notes, *recording.further_notes(count)),
+    )
+
+
+def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
+    """The tables of kernels and of memory; none where costs are not recorded."""
+    if recording.kernels is None:
+        return {}
+    from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
+
+    return {
+        "kernels": kernels_table(recording.kernels, issued, rank),
+        "memory": memory_table(recording.kernels, issued, rank),
+    }
+
+
+def _ranks(issued: Iterable[Issued]) -> list[int]:
+    """The ranks that issued these collectives; where there are none, this process's rank."""
+    ranks = sorted({one.rank for one in issued})
+    if ranks:
+        return ranks
+    if dist.is_initialized():
+        return [own_rank()]
+    # Started by a launcher, and has no process group yet or no more.
+    return [int(os.environ["RANK"])] if "RANK" in os.environ else []
+
+
+def _mesh_of(groups: Sequence[Group]) -> str:
+    """The first mesh that has names; torch makes one of the world without names, as for its random numbers."""
+    meshes = [group.mesh for group in groups if group.mesh]
+    return next((mesh for mesh in meshes if not mesh.startswith("dim_0=")), meshes[0] if meshes else "")
+
+
+def _world_size(groups: Sequence[Group]) -> int:
+    """The size of the process group; where there is none, the launcher's, or that of the largest group seen."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
+
+
+def event_columns(found: CollectiveKinds, steps: Sequence[int], stack_depth: int) -> EventColumns:
+    """The events of collectives.
+
+    Args:
+        found: the collectives.
+        steps: how many of them had been issued at each `Trace.step`.
+        stack_depth: how many of the user's lines to name per event.
+    """
+    of_events, collectives = found.rows()
+    own: Columns = {**found.columns, "step": _step_numbers(steps, len(found.numbers))}
+    return EventColumns(_kind_columns(found.kinds, stack_depth), of_events, own, collectives)
+
+
+def _kind_columns(kinds: Sequence[Kind], stack_depth: int) -> Columns:
+    """By column of `schema.EVENTS` that the events of a kind have in common: a value per message of each kind."""
+    places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
+    collectives = [one for one, _ in places]
+    messages = [one.messages[position] for one, position in places]
+    origins = [one.origin for one in collectives]
+    names = {id(module): module.name for each in origins for module in (each.trigger, each.owner) if module}
+    groups = [one.group for one in collectives]
+    sizes = [size_of(group) for group in groups]
+    return {
+        "rank": [one.rank for one in collectives],
+        "op": [op for op, *_ in messages],
+        "raw_op": [one.raw_op for one in collectives],
+        "phase": [origin.phase for origin in origins],
+        "trigger": [names[id(origin.trigger)] if origin.trigger else "" for origin in origins],
+        "owner": [names[id(origin.owner)] if origin.owner else "" for origin in origins],
+        "axis": [_axis(*place) for place in places],
+        "group": [group.name if group else "" for group in groups],
+        "group_size": sizes,
+        "message_bytes": [sent for _, sent, *_ in messages],
+        "wire_bytes": [wire_bytes(op, sent, size) for (op, sent, *_), size in zip(messages, sizes, strict=True)],
+        "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in messages],
+        "shape": [_plain(shape) for *_, shape in messages],
+        "implicit": [origin.is_implicit for origin in origins],
+        "cause": [one.cause_text for one in collectives],
+        "source": source_texts(origin.sources[:stack_depth] for origin in origins),
+        "is_async": [one.is_async for one in collectives],
+        "is_object": [origin.is_object for origin in origins],
+        "state": [kind.state for kind in kinds for _ in kind.issued.messages],
+        **_parties(places),
+    }
+
+
+def _axis(one: Issued, position: int) -> str:
+    """The axis of the collective's group; of a message in a group along none, the one between its two ranks."""
+    group, parties = one.group, one.parties
+    if group is None or group.axis or parties is None or position >= len(parties.peers):
+        return group.axis if group is not None else ""
+    peer = _global_rank(one, parties.peers[position])
+    return group.axis_of_peer.get(peer, "") if peer is not None else ""
+
+
+def _parties(places: Iterable[tuple[Issued, int]]) -> Columns:
+    """Peer, root and split sizes: ranks of the group become global ones."""
+    columns: Columns = {name: [] for name in ("peer", "root", "send_splits", "recv_splits")}
+    for one, position in places:
+        known = one.parties or _ALIKE
+        columns["peer"].append(_global_rank(one, known.peers[position]) if position < len(known.peers) else None)
+        columns["root"].append(_global_rank(one, known.root))
+        columns["send_splits"].append(known.send_splits)
+        columns["recv_splits"].append(known.recv_splits)
+    return columns
+
+
+_ALIKE = Parties()
+
+
+def _global_rank(one: Issued, rank: int | None) -> int | None:
+    if rank is None or one.group is None:
+        return rank
+    return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
+
+
+def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
+    """Per collective the number of its step.
+
+    Worked example: steps marked after 2 and after 3 collectives of 4 give 0, 0, 1, 2.
+    """
+    numbers: list[int] = []
+    for step, end in enumerate([*steps, count]):
+        numbers.extend([step] * (end - len(numbers)))
+    return numbers
+
+
+def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
+    """By column of `schema.PARAMETERS`: a value per parameter of the modules met."""
+    layouts = [one.layout for one in parameters]
+    modules = [one.module.name for one in parameters]
+    return {
+        "rank": [rank] * len(parameters),
+        "module": modules,
+        "name": [f"{module}.{one.name}" for module, one in zip(modules, parameters, strict=True)],
+        "global_shape": [_plain(layout.global_shape) for layout in layouts],
+        "local_shape": [_plain(layout.local_shape) for layout in layouts],
+        "dtype": [layout.dtype for layout in layouts],
+        "placements": [layout.placements for layout in layouts],
+        "mesh": [layout.mesh for layout in layouts],
+        "global_bytes": [layout.global_bytes for layout in layouts],
+        "local_bytes": [layout.local_bytes for layout in layouts],
+        "requires_grad": [one.requires_grad for one in parameters],
+        "shared_with": [
+            f"{one.shared_with.module.name}.{one.shared_with.name}" if one.shared_with else "" for one in parameters
+        ],
+    }
+
+
+def _plain(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(int, shape))
+
+
+def module_rows(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> list[tuple[Any, ...]]:
+    """One row per module met, in the order of `schema.MODULES`.
+
+    Args:
+        modules: parents before children.
+        earlier_calls: calls to leave out, by identity of the entry.
+    """
+    rows = []
+    for module in modules:
+        name = module.name
+        is_root = module.root is None
+        parent = "" if is_root else name.rpartition(".")[0]
+        depth = 0 if is_root else module.path.count(".") + 1
+        rows.append((name, parent, module.type, depth, module.calls - earlier_calls.get(id(module), 0)))
+    return rows
+
+
+def group_rows(groups: Iterable[Group]) -> list[tuple[Any, ...]]:
+    """One row per group, in the order of `schema.GROUPS`."""
+    return [
+        (group.name, group.axis, group.mesh, list(group.ranks), group.size, group.backend, group.timing)
+        for group in groups
+    ]
