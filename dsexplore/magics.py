@@ -18,7 +18,7 @@ from IPython.display import display
 from dsexplore import run_cell, unloaded_magic
 from dsexplore.errors import UsageError
 from dsexplore.near_names import options_meant
-from dsexplore.real_cells import RealCells, failure, hang_sentences, stack_texts
+from dsexplore.real_cells import RealCells, explain_interrupt, failure
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.real.engine_cluster import Cluster
@@ -174,6 +174,8 @@ class CommtraceMagics(Magics):
         if options.real is not None or (self._real.kept is not None and not _names_simulated(options)):
             self._run_on_ranks(options, cell)
             return
+        if not _names_simulated(options):
+            self._real.check_not_lost()
         if not _opens(options):
             self._trace(options, cell)
             return
@@ -213,11 +215,8 @@ class CommtraceMagics(Magics):
         except KeyboardInterrupt as interrupt:
             interrupted = getattr(interrupt, "run", None)
             self._bind_trace(options, interrupted)
-            if interrupted is not None:
-                for text in (*hang_sentences(interrupted), *stack_texts(interrupted)):
-                    interrupt.add_note(text)
             did = "engines were interrupted" if isinstance(kept, Cluster) else "ranks were ended"
-            interrupt.add_note(f"The {did}. What was recorded until then is in `{name}`.")
+            explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
             raise
         trace = self._bind_trace(options, run)
         if not run.ok:

@@ -111,6 +111,8 @@ class RealCells:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.kept: RankWorld | Cluster | None = None
+        self.lost: RankWorld | Cluster | None = None
+        """The world that was kept until a cell ended it: cells that would have run there are not to run elsewhere."""
         self._travel = Travel()
 
     def keep(self, world: RankWorld | Cluster) -> None:
@@ -119,9 +121,21 @@ class RealCells:
         world.open()
         self.kept, self._travel = world, Travel()
 
+    def check_not_lost(self) -> None:
+        """Refuse a cell that would have run on ranks which an earlier cell has ended.
+
+        Raises:
+            UsageError: it names the world, and how to open it again.
+        """
+        if self.lost is not None:
+            raise UsageError(
+                f"the world of {self.lost} that this notebook kept was ended by an earlier cell: open it again "
+                f"(%commtrace {self.lost.options}), or give it up (%commtrace --close) and run this cell here"
+            )
+
     def close(self) -> str:
         """End the kept world and return its description; an empty text where there is none."""
-        world, self.kept = self.kept, None
+        world, self.kept, self.lost = self.kept, None, None
         if world is None:
             return ""
         world.close()
@@ -169,7 +183,7 @@ class RealCells:
             if world is not None:
                 world.close()
             if self.kept is not None and not self.kept.is_open:
-                self.kept = None
+                self.lost, self.kept = self.kept, None
         return self._shown(run, screen, message, cell)
 
     def _message(self, compiled: run_cell.CompiledCell, names: bytes) -> Cell:
@@ -259,6 +273,24 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     error = RanksFailedError(run, text)
     error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
     return error
+
+
+def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: str) -> None:
+    """Add to Ctrl-C where the ranks of a cell were, and show it without the frames of the magic.
+
+    Args:
+        interrupt: Ctrl-C.
+        run: the cell until then; None where it had not begun.
+        end: what became of the ranks.
+    """
+    if run is None:
+        interrupt.add_note(end)
+        return
+    notes = [*hang_sentences(run), *stack_texts(run), end]
+    for note in notes:
+        interrupt.add_note(note)
+    text = "\n".join(["KeyboardInterrupt", *notes])
+    interrupt._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
 
 
 def hang_sentences(run: CellRun) -> list[str]:

@@ -253,12 +253,33 @@ def test_a_collective_of_another_size_or_dtype_is_an_error(notebook: Notebook, o
     assert "(cell line 5)\nthe ranks were ended: rank 0 died" in text
 
 
+def test_a_cell_after_the_kept_ranks_were_ended_does_not_run_in_the_kernel(notebook: Notebook) -> None:
+    notebook.ok("%commtrace --real 2 --mesh dp=2")
+    error, _ = notebook.run(f"%%commtrace\n{SUM}if rank == 1: raise ValueError('on purpose')\ndist.barrier()")
+    assert isinstance(error, RanksFailedError)
+    for cell in ("%%commtrace\nran_here = 1", "%%commtrace --rank 1\nran_here = 1"):
+        _, text = notebook.run(cell)
+        assert (
+            "the world of 2 real ranks (dp=2) that this notebook kept was ended by an earlier cell: open it again "
+            "(%commtrace --real 2 --mesh dp=2), or give it up (%commtrace --close) and run this cell here" in text
+        )
+    assert "ran_here" not in notebook.names
+    notebook.ok("%%commtrace --mesh tp=2\nran_simulated = 1")
+    notebook.ok("%commtrace --real 2 --mesh dp=2")
+    notebook.ok("%%commtrace\nassert rank in (0, 1)")
+    notebook.ok("%commtrace --close")
+    notebook.ok("%%commtrace\nran_here = 1")
+    assert notebook.names["ran_here"] == 1
+
+
 def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook, hang: Hang) -> None:
     notebook.ok("%commtrace --real 2")
     pids = notebook.kept_pids
     wait = "if rank == 0:\n    w = dist.all_reduce(x, async_op=True)\nprint('here')\nif rank == 0:\n    w.wait()"
-    error, _ = hang(f"%%commtrace\n{SUM}{wait}", signal.SIGINT)
+    error, text = hang(f"%%commtrace\n{SUM}{wait}", signal.SIGINT)
     assert isinstance(error, KeyboardInterrupt)
+    assert "\nKeyboardInterrupt\nrank 1 did not come: rank 0 waits for it in all_reduce" in f"\n{text}"
+    assert "selectors.py" not in text  # no frame of the magic
     notes = "".join(error.__notes__)
     assert "The ranks were ended. What was recorded until then is in `_trace`." in notes
     assert "rank 1 did not come: rank 0 waits for it in all_reduce" in notes

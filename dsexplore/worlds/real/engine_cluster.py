@@ -129,6 +129,12 @@ class Cluster:
     def __str__(self) -> str:
         return f"{self.size} engines of {self.profile}"
 
+    @property
+    def options(self) -> str:
+        """The options of the magic that connect to it."""
+        backend = f" --backend {self.backend}" if self.backend != "gloo" else ""
+        return f"--profile {self.profile}{backend}{f' --mesh {self.mesh}' if self.mesh else ''}"
+
     def open(self) -> None:
         """Connect, and find out which rank each engine is.
 

@@ -89,6 +89,12 @@ class RankWorld:
         return f"{ranks} ({self.mesh})" if self.mesh else ranks
 
     @property
+    def options(self) -> str:
+        """The options of the magic that open such a world."""
+        backend = f" --backend {self.backend}" if self.backend != "gloo" else ""
+        return f"--real {self.size}{backend}{f' --mesh {self.mesh}' if self.mesh else ''}"
+
+    @property
     def is_open(self) -> bool:
         """Whether its ranks run."""
         return bool(self._ranks)
