@@ -96,7 +96,7 @@ def choose(
     if holding_up:
         return holding_up[0], tied, ""
     fastest = max(means, key=lambda config: means[config].value)
-    if means[fastest].value >= 1 + MATTERS and means[fastest].n < 2:
+    if means[fastest].n < 2:
         return control, tied, "each setting was measured only once, so give the sweep more seconds"
     if worth_it:
         slower = (1 - worst[worth_it[0]]) * 100

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.choice import MATTERS
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import sigterm_interrupts
 from dsexplore.printed import print_no_more
@@ -145,6 +146,8 @@ def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) 
     most = None if args.max_written == "none" else args.max_written
     if args.read_only and Path(path).is_dir():
         path = _largest_file(path)
+        if not args.json:
+            print(f"dsexplore aio: this reads {path}, and writes nothing (--read-only)", file=sys.stderr)
     if not args.json and Path(path).is_dir():
         _announce(args, path, most, axes)
     return sweep(
@@ -234,12 +237,17 @@ def _print(result: SweepResult, args: argparse.Namespace, *, heading: bool) -> N
 
 
 def _fastest(results: Sequence[SweepResult]) -> str:
-    """The paths by what the setting to take gives on each, the fastest first."""
-    rates = {result.disk.path: result.best().rate for result in results if result.rounds}
-    if not rates:
+    """The paths by what the setting to take gives on each, the fastest first, and which are not surely slower."""
+    compared = sorted((result for result in results if result.rounds), key=lambda result: -result.best().rate)
+    if not compared:
         return "No path was compared."
-    ranked = sorted(rates, key=lambda path: -rates[path])
-    return "Fastest first: " + "; ".join(f"{path} {format_rate(rates[path])}" for path in ranked)
+    first, told = compared[0].rate_interval(), []
+    for number, result in enumerate(compared):
+        given = result.rate_interval()
+        is_slower = given.high < first.low and given.value < first.value * (1 - MATTERS)
+        doubt = "" if number == 0 or is_slower else " (not surely slower)"
+        told.append(f"{result.disk.path} {format_rate(result.best().rate)}{doubt}")
+    return f"Fastest first: {'; '.join(told)}"
 
 
 def _compare(first: str, second: str) -> None:
@@ -249,6 +257,8 @@ def _compare(first: str, second: str) -> None:
     one, other = SweepResult.load(first), SweepResult.load(second)
     for name, result in ((first, one), (second, other)):
         print(f"{name}: {result.lines()[0]}, {result.conditions.started}")
+    for sentence in one.unlike(other):
+        print(sentence)
     print(f"{'':<6}{'setting':<62}{'GB/s':>8}{'other':>8}{'ratio':>8}")
     for row in one.compare_rows(other):
         names = (*_AXES, *_SWITCHES)

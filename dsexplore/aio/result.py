@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -12,9 +13,9 @@ from dsexplore.aio.choice import Best, Cost, choose, paired
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Sample
 from dsexplore.aio.references import fio_job
-from dsexplore.aio.result_rows import setting_rows, shared_rows, slice_rows
+from dsexplore.aio.result_rows import setting_rows, shared_rows, shared_sizes, slice_rows
 from dsexplore.aio.rounds import Measured, Rounds, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
-from dsexplore.aio.statistics import median, ratio_interval
+from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.saved_json import SavedFormat, SavedJson
@@ -186,6 +187,17 @@ class SweepResult(SavedJson, Displayable):
         """Median bytes per second of one setting for the user's mix of reads and writes."""
         return mixed_rate([m for m in self.deciding if m.sample.config == config], self.conditions.read_share)
 
+    def rate_interval(self) -> Interval:
+        """What the setting to take gives for the user's mix, bytes per second: the mean over the rounds with its 95 %
+        interval, which is 0 to infinity after one round."""
+        config, slices = self.best().config, defaultdict(list)
+        for m in self.deciding:
+            if (
+                m.sample.config == config and m.round in self.rounds[config]
+            ):  # of one that was cut short, a part is there
+                slices[m.round].append(m)
+        return ratio_interval([mixed_rate(each, self.conditions.read_share) for each in slices.values()])
+
     def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
         """The ``"aio"`` block of the best setting, to put into a ds_config."""
         return self.best().config.to_ds_config()
@@ -209,6 +221,8 @@ class SweepResult(SavedJson, Displayable):
     def compare(self, other: SweepResult) -> polars.DataFrame:
         """Settings that both results measured: ``ratio`` is this one's median rate over the other's.
 
+        Compared are the tensor sizes that both moved, or all where they share none: see `unlike`.
+
         Raises:
             TypeError: ``other`` is no SweepResult.
             UsageError: they share no setting.
@@ -227,6 +241,21 @@ class SweepResult(SavedJson, Displayable):
         if not rows:
             raise UsageError("the two sweeps measured no setting in common: sweep with the same axes")
         return sorted(rows, key=lambda row: (row["operation"], row["ratio"]))
+
+    def unlike(self, other: SweepResult) -> list[str]:
+        """Sentences on what was not measured alike in two sweeps, for which alone their rates may differ."""
+        mine, theirs, told = self.conditions, other.conditions, []
+        if set(mine.transfers) != set(theirs.transfers):
+            shared = sorted(shared_sizes(self.measured, other.measured))
+            at = f"the rates below are those of {_sizes(shared)}" if shared else "the rates below are those of all"
+            told.append(f"Tensors are of {_sizes(mine.transfers)} and of {_sizes(theirs.transfers)}: {at}.")
+        if mine.processes != theirs.processes:
+            told.append(f"Processes at once are {mine.processes} and {theirs.processes}: rates are of all together.")
+        if mine.size != theirs.size:
+            told.append(f"Files hold {format_bytes(mine.size)} and {format_bytes(theirs.size)}.")
+        if mine.write_mode != theirs.write_mode:
+            told.append(f"Writes are {mine.write_mode} and {theirs.write_mode}.")
+        return told
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; `from_json` reads them back."""
@@ -311,8 +340,8 @@ class SweepResult(SavedJson, Displayable):
 def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
     """Rate, rate with fsync, and latencies of one setting in one direction."""
     rates = [sample.rate for sample in samples]
-    spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, n {len(rates)}"
-    yield f"{name}: median {format_rate(median(rates))}, {spread}"
+    spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, " if len(rates) > 1 else ""
+    yield f"{name}: median {format_rate(median(rates))}, {spread}n {len(rates)}"
     if any(sample.fsync_seconds for sample in samples):
         yield f"{name} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"
     p50, p95, p99 = (median([getattr(s, name) for s in samples]) * 1e3 for name in ("p50", "p95", "p99"))
@@ -321,6 +350,10 @@ def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
         f"{name} latency of a request: p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f}, "
         f"longest {max(sample.longest for sample in samples) * 1e3:.2f} ms; {cpu:.1f} ms of CPU per GiB"
     )
+
+
+def _sizes(transfers: Sequence[int]) -> str:
+    return ", ".join(map(format_bytes, transfers)) or "sizes not recorded"
 
 
 def _conditions(values: dict[str, Any]) -> Conditions:

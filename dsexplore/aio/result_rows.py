@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -32,9 +32,18 @@ def setting_rows(measured: list[Measured], control: AioConfig) -> list[Row]:
     ]
 
 
-def shared_rows(measured: list[Measured], other: list[Measured]) -> list[Row]:
-    """One row per setting and operation that both measured: medians in GB/s and the first over the second."""
-    mine, theirs = _medians(measured), _medians(other)
+def shared_sizes(measured: Iterable[Measured], other: Iterable[Measured]) -> set[int]:
+    """The bytes of tensors that two sweeps both moved."""
+    return {m.sample.transfer for m in measured} & {m.sample.transfer for m in other}
+
+
+def shared_rows(measured: Sequence[Measured], other: Sequence[Measured]) -> list[Row]:
+    """One row per setting and operation that both measured: medians in GB/s and the first over the second.
+
+    Of tensor sizes, those that both moved; all, where they share none.
+    """
+    sizes = shared_sizes(measured, other)
+    mine, theirs = (_medians(m for m in each if not sizes or m.sample.transfer in sizes) for each in (measured, other))
     return [
         {
             "operation": operation,
@@ -48,7 +57,7 @@ def shared_rows(measured: list[Measured], other: list[Measured]) -> list[Row]:
     ]
 
 
-def _medians(measured: list[Measured]) -> dict[tuple[AioConfig, str], float]:
+def _medians(measured: Iterable[Measured]) -> dict[tuple[AioConfig, str], float]:
     rates: dict[tuple[AioConfig, str], list[float]] = defaultdict(list)
     for m in measured:
         rates[m.sample.config, m.sample.operation].append(m.sample.rate)

@@ -21,7 +21,7 @@ from dsexplore.comm.issuing_layer import OWN
 from dsexplore.comm.spellings import Spelling
 
 MOST_CALLS = 300_000
-"""How many collectives a log keeps one by one, some 400 bytes each."""
+"""How many collectives a log keeps one by one, some 270 bytes each."""
 _DROPPED_AT_ONCE = 1024
 _dropping = threading.Lock()
 

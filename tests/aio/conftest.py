@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dsexplore.aio import sweep_setup
 from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.choose import ENGINES, why_not
 
@@ -32,6 +33,12 @@ def backend(request: pytest.FixtureRequest) -> str:
 def python_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines without their loop in C."""
     monkeypatch.setattr(compiled_loop, "_library", lambda: "a test asks for it")
+
+
+@pytest.fixture
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps that measure each setting for no longer than 20 ms at a time, whatever they may spend."""
+    monkeypatch.setattr(sweep_setup, "_SLICE", (0.02, 0.02))
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,8 @@ def test_one_measurement_is_not_enough() -> None:
     config, unsure = chosen({CONTROL: {0: 1.0}, DEEP: {0: 16.9}})
     assert config == CONTROL
     assert unsure == "each setting was measured only once, so give the sweep more seconds"
-    assert chosen({CONTROL: {0: 1.0}, DEEP: {0: 1.04}}) == (CONTROL, "")  # nothing to gain: no doubt that matters
+    for ratio in (0.5, 0.99, 1.04):  # nothing to gain is no more sure
+        assert chosen({CONTROL: {0: 1.0}, DEEP: {0: ratio}}) == (CONTROL, unsure)
     assert chosen({CONTROL: {0: 1.0, 1: 1.0}, DEEP: {0: 1.5, 1: 1.5}}) == (DEEP, "")
 
 

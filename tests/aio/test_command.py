@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from dsexplore.aio import AioConfig, SweepResult, command, sweeping
 from dsexplore.aio.statistics import median
 from dsexplore.units import format_rate
+from tests.aio.test_result import result_of
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -139,10 +141,15 @@ def test_the_setting_of_a_ds_config(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f'{tmp_path}/without.json has no "aio" block: give a ds_config that has one' in capsys.readouterr().err
 
 
-def test_axes_to_sweep(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("short_slices")
+def test_axes_to_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--queue-depth", "2", "4", "--thread-count", "1", "--block-size", "256KiB", "--single-submit", "true")
-    assert run_command(str(tmp_path), *FAST, *words, "--grid", "--save", str(tmp_path / "r.json")) == 0
-    others = settings_of(SweepResult.load(tmp_path / "r.json")) - {AioConfig()}
+    limit = ("--max-written", "512MiB")
+    ended = run_command(str(tmp_path), *FAST, *limit, *words, "--grid", "--save", str(tmp_path / "r.json"))
+    assert ended == 0, capsys.readouterr().err
+    result = SweepResult.load(tmp_path / "r.json")
+    assert result.bytes_written <= 512 << 20
+    others = settings_of(result) - {AioConfig()}
     assert {(c.queue_depth, c.overlap_events) for c in others} == {(2, True), (2, False), (4, True), (4, False)}
     assert {(c.block_size, c.thread_count, c.single_submit) for c in others} == {(256 << 10, 1, True)}
 
@@ -163,10 +170,38 @@ def test_several_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [kept["disk"]["path"] for kept in json.loads(capsys.readouterr().out)] == [str(first), str(second)]
 
 
+@pytest.mark.parametrize(
+    ("rates", "rounds", "doubt"),
+    [((3.0, 1.0), 4, ""), ((3.0, 2.9), 4, " (not surely slower)"), ((3.0, 1.0), 1, " (not surely slower)")],
+)
+def test_a_directory_is_called_slower_where_that_is_sure(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rates: tuple[float, float],
+    rounds: int,
+    doubt: str,
+) -> None:
+    """Two directories of one disk, measured once each, differed by 3 %, and one was named the fastest."""
+    given = {}
+    for name, rate in zip("ab", rates, strict=True):
+        (tmp_path / name).mkdir()
+        result = result_of([{AioConfig(): (rate, rate)}] * rounds)
+        given[str(tmp_path / name)] = replace(result, disk=replace(result.disk, path=name))
+    monkeypatch.setattr(sweeping, "sweep", lambda path, *_, **__: given[path])
+    assert run_command(str(tmp_path / "b"), str(tmp_path / "a")) == 0
+    first, second = (format_rate(rate * 1e9) for rate in rates)
+    assert capsys.readouterr().out.splitlines()[-1] == f"Fastest first: a {first}; b {second}{doubt}"
+
+
 def test_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "large").write_bytes(os.urandom(9 << 20))
     (tmp_path / "small").write_bytes(bytes(100))
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+    assert run_command(str(tmp_path), *FAST, *ONE, "--read-only") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"dsexplore aio: this reads {tmp_path / 'large'}, and writes nothing (--read-only)"
+    ]
     assert run_command(str(tmp_path), *FAST, *ONE, "--read-only", "--json") == 0
     captured = capsys.readouterr()
     loaded = json.loads(captured.out)
@@ -251,6 +286,10 @@ def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert line.startswith(row["operation"])
         assert line.split()[-3:] == [f"{row['gb_s']:.2f}", f"{row['other_gb_s']:.2f}", f"{row['ratio']:.3f}"]
     assert lines[-1] == f"{names[1]}: {other.best().sentence()}"
+    sized = replace(other, conditions=replace(other.conditions, size=8 << 30))
+    sized.save(tmp_path / "b.json")
+    assert run_command("--compare", *names) == 0
+    assert "Files hold 16 MiB and 8 GiB." in capsys.readouterr().out.splitlines()
     assert run_command("--compare", names[0], str(tmp_path / "none")) == 1
     assert "none" in capsys.readouterr().err
 

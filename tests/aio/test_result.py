@@ -294,6 +294,18 @@ def test_files_that_are_no_sweeps(tmp_path: Path, text: str, message: str) -> No
     assert str(path) in str(caught.value)
 
 
+def test_the_rate_of_the_setting_to_take_has_an_interval(better: SweepResult) -> None:
+    assert better.best().config == DEEP
+    given = better.rate_interval()
+    assert (given.n, given.low < given.value < given.high) == (4, True)
+    rates = [mix({"read": read, "write": write}, 0.5) for read, write in ((3.0e9, 1.5e9), (3.15e9, 1.65e9))]
+    assert given.value == pytest.approx((rates[0] * rates[1]) ** 0.5)
+    once = result_of([{CONTROL: (1.0, 1.0)}]).rate_interval()
+    assert once == (pytest.approx(1e9), 0.0, float("inf"), 1)
+    better.interrupted = bool(better.measured.pop())  # the write of a round that was cut short
+    assert SweepResult.from_json(better.to_json()).rate_interval().n == 3
+
+
 def test_compare(better: SweepResult) -> None:
     slower = result_of([{CONTROL: (1.0, 0.5), DEEP: (1.0, 0.5)}] * 2)
     frame = better.compare(slower)
@@ -304,6 +316,35 @@ def test_compare(better: SweepResult) -> None:
         better.compare(result_of([{AioConfig(queue_depth=1): (1.0, 1.0)}]))
     with pytest.raises(TypeError, match="takes a SweepResult, not dict"):
         better.compare({})  # type: ignore[arg-type]
+
+
+def test_sweeps_of_other_tensors_are_compared_at_the_sizes_that_both_moved() -> None:
+    """A small tensor has half the rate of a large one: not so one disk beside itself."""
+    rates = {8 << 20: 1.0, 32 << 20: 2.0, 512 << 20: 4.0}
+
+    def sweep_of(*sizes: int, **how: object) -> SweepResult:
+        result = result_of([])
+        result.conditions = replace(result.conditions, transfers=sizes, **how)  # type: ignore[arg-type]
+        result.measured += [
+            Measured("finals", 1, replace(sample(CONTROL, "read", rates[nbytes]), transfer=nbytes)) for nbytes in sizes
+        ]
+        return result
+
+    small, large = sweep_of(8 << 20, 32 << 20), sweep_of(32 << 20, 512 << 20, processes=4, size=2 << 30)
+    (row,) = small.compare_rows(large)
+    assert (row["gb_s"], row["other_gb_s"], row["ratio"]) == pytest.approx((2.0, 2.0, 1.0))
+    assert small.unlike(large) == [
+        "Tensors are of 8 MiB, 32 MiB and of 32 MiB, 512 MiB: the rates below are those of 32 MiB.",
+        "Processes at once are 1 and 4: rates are of all together.",
+        "Files hold 1 GiB and 2 GiB.",
+    ]
+    assert small.unlike(small) == []
+    apart = sweep_of(512 << 20, write_mode="fresh")
+    assert [row["ratio"] for row in small.compare_rows(apart)] == pytest.approx([1.5 / 4.0])
+    assert small.unlike(apart) == [
+        "Tensors are of 8 MiB, 32 MiB and of 512 MiB: the rates below are those of all.",
+        "Writes are overwrite and fresh.",
+    ]
 
 
 def test_text(better: SweepResult) -> None:

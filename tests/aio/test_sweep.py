@@ -56,6 +56,7 @@ def test_sweep_of_an_existing_file_only_reads(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.usefixtures("short_slices")
 def test_the_full_grid(tmp_path: Path) -> None:
     axes = {"queue_depth": [4, 8], "thread_count": [1], "block_size": [1 << 20], "single_submit": [False]}
     told: list[tuple[float, str]] = []
@@ -172,6 +173,7 @@ def written_by_this_process() -> int:
     return int(counters["write_bytes"])
 
 
+@pytest.mark.usefixtures("short_slices")
 @pytest.mark.parametrize(("most", "compared"), [("48MiB", False), ("800MiB", True)])
 def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: bool) -> None:
     said: list[str] = []
