@@ -161,7 +161,10 @@ class StragglerReport(Displayable):
 
     def text(self) -> str:
         """A table with one line per op, group and message size, the worst first; then the differences."""
-        lines = [f"Waiting for each other, {len(self.ranks)} ranks (communication: the rank that waited least)"]
+        compared = f"{len(self.ranks)} ranks" if len(self.ranks) != 1 else "1 rank"
+        lines = [f"Waiting for each other, {compared} (communication: the rank that waited least)"]
+        if not self.ops:
+            lines.append("nothing to compare: no collective of the log has a time on each rank of its group")
         rows = [_HEAD, *(_cells(op) for op in self.ops[:_MOST_ROWS])]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
         for row in rows if self.ops else ():
@@ -174,6 +177,10 @@ class StragglerReport(Displayable):
         if more > 0:
             lines.append(f"… and {more:,} more lines: to_frame() has all")
         return "\n".join([*lines, *(f"difference: {text}" for text in bounded(self.differences))])
+
+    def __str__(self) -> str:
+        """As `text`, for ``print``."""
+        return self.text()
 
     def to_frame(self) -> pl.DataFrame:
         """One row per op, group, message size and rank, the worst ranks first; columns: `COLUMNS`."""
@@ -259,8 +266,8 @@ def straggler_report(logs: Sequence[RankLog]) -> StragglerReport:
         series = {rank: by_rank[rank].series.get(key, nothing) for rank in ranks if rank in by_rank}
         counts = {rank: each.end for rank, each in series.items()}
         if len(set(counts.values())) > 1:
-            logged = alike(counts)
-            differences.append(f"{name} on group {group} was logged {logged} times; the first calls are compared")
+            logged = alike(counts, lambda count: f"logged {count}")
+            differences.append(f"{name} on group {group}, numbers of calls differ: {logged}; the first are compared")
         matched = _match(series)
         if matched is not None:
             found[key] = matched

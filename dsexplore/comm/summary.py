@@ -213,6 +213,10 @@ class CommsSummary(Displayable):
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines) if rows else "nothing was logged"
 
+    def __str__(self) -> str:
+        """As `text`, for ``print``."""
+        return self.text()
+
     def __len__(self) -> int:
         return len(self.lines)
 

@@ -46,8 +46,8 @@ def test_ranks_that_logged_different_ops_get_a_report_that_says_so(ranks: Ranks)
     assert first["differences"].pop(0).endswith(", rank 1 made no such call")
     second["differences"].pop(0)
     wanted = [
-        "all_reduce on group 0 was logged rank 0 4, rank 1 3 times; the first calls are compared",
-        "extra on group 0 was logged rank 0 0, rank 1 1 times; the first calls are compared",
+        "all_reduce on group 0, numbers of calls differ: rank 0 logged 4, rank 1 logged 3; the first are compared",
+        "extra on group 0, numbers of calls differ: rank 0 logged 0, rank 1 logged 1; the first are compared",
     ]
     assert first["differences"] == second["differences"] == wanted
     assert first["straggler_analysis"]["all_reduce"][64]["count"] == 3
@@ -84,6 +84,7 @@ def test_waiting_is_what_a_rank_took_beyond_the_last_to_arrive() -> None:
         pytest.approx(3),
         pytest.approx(3),
     )
+    assert str(report) == report.text()
     assert report.text().splitlines() == [
         "Waiting for each other, 3 ranks (communication: the rank that waited least)",
         "op          group  ranks  message  count  communication   waiting  kept others waiting",
@@ -95,6 +96,14 @@ def test_waiting_is_what_a_rank_took_beyond_the_last_to_arrive() -> None:
         (8, 0, 2.0, 1, 1, pytest.approx(3.0)),
         (8, 1, 2.0, 1, 1, pytest.approx(2.5)),
         (8, 2, 1.5, 0, 1, 0.0),
+    ]
+
+
+def test_a_report_without_times_says_so() -> None:
+    key = ("0", (0,), "broadcast")
+    assert str(straggler_report([RankLog(0, {key: series((8, np.nan))})])).splitlines() == [
+        "Waiting for each other, 1 rank (communication: the rank that waited least)",
+        "nothing to compare: no collective of the log has a time on each rank of its group",
     ]
 
 
@@ -120,7 +129,10 @@ def test_a_report_of_a_thousand_ranks_is_short_and_its_worst_ranks_come_first() 
     text = report.text()
     assert len(text) < 8_000
     assert "… and 48 more lines: to_frame() has all" in text
-    assert "op 0 on group 0 was logged ranks 0–4, 6–1023 50, rank 5 0 times" in text
+    assert (
+        "op 0 on group 0, numbers of calls differ: ranks 0–4, 6–1023 logged 50, rank 5 logged 0; the first are compared"
+        in text
+    )
     assert report.to_frame().height == 2 * 39 * 1024
 
 
