@@ -12,7 +12,7 @@ from dsexplore.capture.groups import Groups
 from dsexplore.capture.issued_collective import Origin
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading
+from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 
 _MOST_KNOWN = 10_000
 

@@ -36,7 +36,7 @@ from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_content import content_of
 from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording
-from dsexplore.capture.stack import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
+from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.timing import Clock, Stopwatch, fail

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.comm.differing_calls import GroupKey
 from dsexplore.comm.log_records import is_collective, records_of
+from dsexplore.comm.log_summary import Line, LineKey, add_up
 from dsexplore.comm.rank_logs import Key, is_matched, key_of
-from dsexplore.comm.summary import Line, LineKey, add_up
 
 
 class Earlier:

@@ -15,9 +15,9 @@ from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm import compared_logs
 from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.log_records import LogRecording, Record, recorded_of, records_of
+from dsexplore.comm.log_summary import CommsSummary, operation_summaries, raw_data
 from dsexplore.comm.ranks import is_initialized
 from dsexplore.comm.straggler import StragglerReport
-from dsexplore.comm.summary import CommsSummary, operation_summaries, raw_data
 from dsexplore.comm.verbose_lines import Printer
 from dsexplore.comm.waiting import waiting_of_lines
 from dsexplore.errors import UsageError

@@ -24,9 +24,9 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.skew import LATE, LATE_SHARE
+from dsexplore.comm.log_summary import trimmed_mean
 from dsexplore.comm.rank_logs import Floats, Key, RankLog, Series
 from dsexplore.comm.ranks_alike import alike
-from dsexplore.comm.summary import trimmed_mean
 from dsexplore.display import Displayable
 from dsexplore.units import format_bytes
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from dsexplore.comm.log_records import Record
+from dsexplore.comm.log_summary import LineKey, Waiting, line_key
 from dsexplore.comm.rank_logs import Key, numbered
 from dsexplore.comm.straggler import StragglerReport, late_ranks
-from dsexplore.comm.summary import LineKey, Waiting, line_key
 
 
 def waiting_of_lines(

@@ -167,12 +167,17 @@ class Lab:
         assert error is None, error.inner_text()
 
     def evaluate(self, page: Any, expression: str) -> Any:
-        """A Python expression in the open notebook's kernel, through JSON."""
+        """A Python expression in the open notebook's kernel, through JSON, after all that the page did before.
+
+        While the kernel has a message of a widget, ipywidgets keeps the next until its end is heard: the first request
+        is answered after that, and the second one asks behind all messages.
+        """
         return json.loads(
             page.evaluate(
                 """async (code) => {
                     const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
                     let text = "";
+                    await kernel.requestExecute({ code: "", silent: true, store_history: false }).done;
                     const future = kernel.requestExecute({ code, silent: false, store_history: false });
                     future.onIOPub = (m) => {
                         if (m.header.msg_type === "stream" && m.content.name === "stdout") text += m.content.text;

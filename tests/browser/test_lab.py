@@ -54,7 +54,7 @@ def test_tree_figure_and_python_follow_one_another(lab: Any, page: Any, explored
 
     redrawn(page, lambda: row(page, "[0–2, 4–7]").click())
     assert lab.evaluate(page, "len(explorer.selection)") == 21
-    page.click(".dsx-fold")
+    redrawn(page, lambda: page.click(".dsx-fold"))
     page.wait_for_function("() => document.querySelectorAll('.dsx-body .dsx-row').length > 12")
     redrawn(page, lambda: row(page, "3Block").click())
     assert lab.evaluate(page, "sorted(set(explorer.selection.events['owner']))") == [

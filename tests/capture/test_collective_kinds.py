@@ -15,7 +15,7 @@ from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorded_content import event_columns
-from dsexplore.capture.stack import StackReading
+from dsexplore.capture.stack_reading import StackReading
 
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
 CODE = compile("1", "/elsewhere/train.py", "eval")

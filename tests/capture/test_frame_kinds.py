@@ -17,7 +17,7 @@ from dsexplore.capture import frame_kinds, recorder
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
 from dsexplore.capture.source_lines import Source
-from dsexplore.capture.stack import StackReading, read_stack
+from dsexplore.capture.stack_reading import StackReading, read_stack
 from dsexplore.worlds.simulate import simulate
 
 

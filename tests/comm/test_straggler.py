@@ -12,9 +12,9 @@ import pytest
 
 import dsexplore.comm as dist
 from dsexplore.analysis.skew import LATE
+from dsexplore.comm.log_summary import CommsSummary
 from dsexplore.comm.rank_logs import RankLog, Series, rank_log
 from dsexplore.comm.straggler import late_ranks, straggler_report
-from dsexplore.comm.summary import CommsSummary
 from dsexplore.comm.waiting import waiting_of_lines
 
 Ranks = Callable[..., list[Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.comm.bandwidth import rate_text
-from dsexplore.comm.summary import WAITING_HEAD, CommsSummary, Line, shown_name, waiting_cells
+from dsexplore.comm.log_summary import WAITING_HEAD, CommsSummary, Line, shown_name, waiting_cells
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dsexplore.comm.log_summary import Waiting
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.comm.summary import Waiting
 from dsexplore.errors import UsageError
 from tests.comm.single_calls import ticking
 

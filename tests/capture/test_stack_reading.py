@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore.capture.record import record
-from dsexplore.capture.stack import user_line_alone
+from dsexplore.capture.stack_reading import user_line_alone
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)
