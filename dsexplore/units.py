@@ -56,6 +56,11 @@ def _three_digits(number: float) -> str:
     return f"{float(rounded):,.0f}" if abs(number) >= 999.5 else rounded
 
 
+def format_count(count: int, noun: str) -> str:
+    """A number of things as text: ``"1 rank"``, ``"1,024 ranks"``; for nouns whose plural takes an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_share(part: float, whole: float) -> str:
     """A part of a whole in percent: ``"75 %"``; ``"100 %"`` and ``"0 %"`` are all and nothing alone."""
     percent = round(100 * part / whole)

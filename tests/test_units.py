@@ -9,6 +9,7 @@ import dsexplore
 from dsexplore.units import (
     format_bytes,
     format_change,
+    format_count,
     format_ranks,
     format_rate,
     format_seconds,
@@ -42,6 +43,11 @@ def test_rate_names_both_units() -> None:
 )
 def test_only_all_is_100_percent_and_only_nothing_is_0(part: float, text: str) -> None:
     assert format_share(part, 1000) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 ranks"), (1, "1 rank"), (1024, "1,024 ranks")])
+def test_a_count_has_its_noun_in_the_right_number(count: int, text: str) -> None:
+    assert format_count(count, "rank") == text
 
 
 @pytest.mark.parametrize(("change", "text"), [(0.2, "+20.0 %"), (-0.125, "−12.5 %"), (0, "+0.0 %")])

@@ -13,7 +13,7 @@ from typing import Any, Self
 from dsexplore.aio import aio_constants as c
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 
 _INTEGERS = (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT, c.AIO_INTRA_OP_PARALLELISM)
 _BOOLEANS = (c.AIO_SINGLE_SUBMIT, c.AIO_OVERLAP_EVENTS, c.AIO_USE_GDS)
@@ -135,8 +135,8 @@ class AioConfig:
         submit = "single" if self.single_submit else "block"
         events = "overlap" if self.overlap_events else "sequential"
         return (
-            f"{format_bytes(self.block_size)} × depth {self.queue_depth} × {threads_text(self.thread_count)}, "
-            f"{submit} submit, {events}"
+            f"{format_bytes(self.block_size)} × depth {self.queue_depth} × "
+            f"{format_count(self.thread_count, 'thread')}, {submit} submit, {events}"
         )
 
 
@@ -174,8 +174,3 @@ def _merge_thread_count(values: dict[str, Any]) -> None:
             f"aio thread_count {older!r} and intra_op_parallelism {newer!r} are one setting under two names: "
             "give one of them, or the same value to both"
         )
-
-
-def threads_text(count: int) -> str:
-    """A number of threads as text: ``"1 thread"``, ``"2 threads"``."""
-    return f"{count} thread{'s' if count > 1 else ''}"

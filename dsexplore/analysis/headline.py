@@ -23,7 +23,7 @@ from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.steps import IN_A_STEP, in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes, format_seconds, format_share
+from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),  # mesh axis; "" for groups that are no axis
@@ -246,7 +246,7 @@ class Headline(Displayable):
             return
         first, more = self.findings[0], len(self.findings) - 1
         spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
-        rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
+        rest = f" ({format_count(more, 'more finding')})" if more else ""
         where = "" if first.module == OUTSIDE else f"{first.module}: "
         module = str(self.tables.events["owner"][int(first.rows[0])])
         yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)

@@ -7,7 +7,7 @@ import polars as pl
 from dsexplore.analysis.headline import Headline, doings, listed, weighed
 from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_bytes, format_share
+from dsexplore.units import format_bytes, format_count, format_share
 
 _MOST_PLACES = 5
 _MADE_BY = "made by: "
@@ -97,7 +97,7 @@ def _no_grad(headline: Headline) -> str:
     sums = placed.group_by("place").agg(weighed("wire_bytes")).sort("wire_bytes", "place", descending=[True, False])
     parts = [f"{place} {format_bytes(size / headline.ranks)}" for place, size in sums.head(_MOST_PLACES).iter_rows()]
     steps = events["step"].n_unique()
-    where = f"in {steps:,} step{'' if steps == 1 else 's'}"
+    where = f"in {format_count(steps, 'step')}"
     return f"{format_bytes(headline.no_grad_bytes)} per rank {where}, which no figure per step counts: {listed(parts)}."
 
 

@@ -19,7 +19,7 @@ from dsexplore.trace.diff import KEYS
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_bytes, format_seconds, format_share
+from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
 SIZES = ("count", "message_bytes", "wire_bytes")
 COLUMNS: dict[str, pl.DataType] = {
@@ -173,7 +173,7 @@ class PlanDifference(Displayable):
             first, more = found[0], len(found) - 1
             spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
             where = "" if first.module == OUTSIDE else f"{first.module}: "
-            rest = f" ({more:,} more finding{'s' if more > 1 else ''})" if more else ""
+            rest = f" ({format_count(more, 'more finding')})" if more else ""
             fewer = "1 finding of A is" if len(other) == 1 else f"{len(other):,} findings of A are"
             resolved = f"; {fewer} gone" if len(other) else ""
             module = str(found.tables.events["owner"][int(first.rows[0])])

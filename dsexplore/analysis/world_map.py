@@ -28,6 +28,7 @@ from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_count
 
 INSIDE, BETWEEN = "inside a node", "between nodes"
 NO_AXIS = "no axis"
@@ -94,8 +95,8 @@ class WorldMap(Displayable):
     @property
     def extent(self) -> str:
         """The ranks and their nodes, in words: ``16 ranks on 2 nodes of 8``."""
-        ranks = f"{self.world_size:,} rank{'s' if self.world_size != 1 else ''}"
-        return f"{ranks} on {self.nodes:,} node{'s' if self.nodes != 1 else ''} of {self.ranks_per_node}"
+        ranks = format_count(self.world_size, "rank")
+        return f"{ranks} on {format_count(self.nodes, 'node')} of {self.ranks_per_node}"
 
     @property
     def nodes(self) -> int:

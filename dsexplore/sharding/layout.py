@@ -17,6 +17,7 @@ from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.redistribution import Redistribution, redistribution
 from dsexplore.sharding.tensor import Placed
+from dsexplore.units import format_count
 
 _MOST_ROWS = 2_000_000
 
@@ -42,7 +43,7 @@ class Sharding(Displayable):
         return len(self.tensors)
 
     def __repr__(self) -> str:
-        return f"<Sharding of {len(self)} tensor{'s' if len(self) != 1 else ''} on {self.mesh}>"
+        return f"<Sharding of {format_count(len(self), 'tensor')} on {self.mesh}>"
 
     def __getitem__(self, name: str) -> Sharding:
         """The sharding of one tensor, by its name.

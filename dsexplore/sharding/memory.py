@@ -12,6 +12,7 @@ from dsexplore.errors import UsageError
 from dsexplore.sharding.mesh import Mesh, Numbers
 from dsexplore.sharding.rank_groups import Blocks, RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.tensor import Placed
+from dsexplore.units import format_count
 
 OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad": 1, "RMSprop": 1, "none": 0}
 """How many states torch's optimizers keep for each parameter, each as large as the parameter."""
@@ -35,7 +36,7 @@ class Assumptions:
         def kind(dtype: torch.dtype | None) -> str:
             return "the parameter's dtype" if dtype is None else str(dtype).removeprefix("torch.")
 
-        states = f"{self.states} state{'s' if self.states != 1 else ''} per parameter"
+        states = f"{format_count(self.states, 'state')} per parameter"
         return (
             f"Counted, not measured: gradients in {kind(self.gradient_dtype)}, {self.optimizer} with {states}"
             + (f" in {kind(self.state_dtype)}" if self.states else "")

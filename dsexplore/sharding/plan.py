@@ -18,6 +18,7 @@ from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.mesh import Mesh, read_mesh
 from dsexplore.sharding.tensor import Placed, fit
+from dsexplore.units import format_count
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
@@ -150,7 +151,7 @@ def _notes(placed: Sequence[Placed], mesh: Mesh, any_placed: bool) -> list[str]:
     plain = sum(not tensor.placements for tensor in placed)
     if not plain or mesh.size == 1:
         return []
-    which = f"{plain:,} plain tensor{'s' if plain != 1 else ''}" if any_placed else "Plain tensors"
+    which = format_count(plain, "plain tensor") if any_placed else "Plain tensors"
     return [f"{which} without placements: each of the {mesh.size:,} ranks has a whole one of its own."]
 
 

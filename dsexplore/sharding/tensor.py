@@ -13,6 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import Cut, Range, held_ranges, part_size
 from dsexplore.sharding.joint_mesh import Reading
+from dsexplore.units import format_count
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def fit(
     listed = ", ".join(map(str, placements)) or "none"
     if len(placements) != len(axes):
         raise UsageError(
-            f"{what}: {len(placements)} placement{'s' if len(placements) != 1 else ''} ({listed}) for {len(axes)} mesh "
+            f"{what}: {format_count(len(placements), 'placement')} ({listed}) for {len(axes)} mesh "
             f"ax{'es' if len(axes) != 1 else 'is'} ({', '.join(axes)}): give one per axis in mesh order, Replicate() "
             "for an axis that does not cut the tensor"
         )

@@ -24,6 +24,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
 from dsexplore.trace.totals import totals
 from dsexplore.trace.unmatched import unmatched
+from dsexplore.units import format_count
 
 if TYPE_CHECKING:
     from dsexplore.cost.cluster import Cluster
@@ -120,7 +121,7 @@ class Trace(Displayable):
         whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
         if tables.info.stands_for:
             whose += f" that stand for {tables.info.ranks_stood_for:,}"
-        return f"<Trace: {events:,} collective{'' if events == 1 else 's'} of {whose}, world of {size:,}>"
+        return f"<Trace: {format_count(events, 'collective')} of {whose}, world of {size:,}>"
 
     def to_frame(self) -> pl.DataFrame:
         """The events as a polars frame; ``.to_pandas()`` on it gives a pandas one."""

@@ -9,6 +9,7 @@ from types import FrameType
 
 from dsexplore.capture.frame_kinds import USER, USER_HOOK, meaningful
 from dsexplore.capture.source_lines import source_text
+from dsexplore.units import format_count
 
 _LINES = 5
 """Lines of the program that a remark names."""
@@ -68,5 +69,5 @@ def _at(lines: list[str]) -> str:
 def named_lines(lines: Sequence[str], most: int) -> str:
     """``"train.py:5, train.py:7 and 1 more line"``: lines of a program, so many of them by name."""
     more = len(lines) - most
-    rest = f" and {more} more line{'' if more == 1 else 's'}" if more > 0 else ""
+    rest = f" and {format_count(more, 'more line')}" if more > 0 else ""
     return f"{', '.join(lines[:most])}{rest}"

@@ -34,6 +34,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.units import format_count
 from dsexplore.user_warnings import naming_the_user
 from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
@@ -192,7 +193,7 @@ class World:
         self._started_processes = False
 
     def __str__(self) -> str:
-        ranks = f"{self.size} rank{'s' if self.size > 1 else ''}"
+        ranks = format_count(self.size, "rank")
         return f"{ranks} ({self.spec})" if self.spec.axes else ranks
 
     def open(self) -> DeviceMesh:

@@ -10,7 +10,7 @@ from dsexplore.sharding.layout import Sharding, dtype_name
 from dsexplore.sharding.memory import PARTS, Assumptions, memory_groups
 from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import Placed
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import MEMORY
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
@@ -182,7 +182,7 @@ def _cells(drawn_mesh: DrawnMesh, kind: Kind, drawn: bool) -> str:
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     )
     nothing = drawn_mesh.without(tensor)
-    empty = f"<b>∅ {nothing.count:,} rank{'s' if nothing.count != 1 else ''}</b>" if nothing is not None else ""
+    empty = f"<b>∅ {format_count(nothing.count, 'rank')}</b>" if nothing is not None else ""
     uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
     rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all alike"
     least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsexplore.sharding.layout import Sharding, dtype_name
 from dsexplore.sharding.redistribution import Redistribution, Step
 from dsexplore.sharding.tensor import Placed
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import rank_grid, shard_picture
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
@@ -73,7 +73,7 @@ def _counted(steps: list[Step]) -> str:
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.op] = counts.get(step.op, 0) + 1
-    return " and ".join(f"{count} {op}{'s' if count > 1 else ''}" for op, count in counts.items())
+    return " and ".join(format_count(count, op) for op, count in counts.items())
 
 
 def _line(step: Step) -> str:

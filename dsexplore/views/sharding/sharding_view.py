@@ -10,7 +10,7 @@ import torch
 
 from dsexplore.sharding.layout import Sharding, dtype_name, index_text
 from dsexplore.sharding.tensor import Placed
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import parameter_list
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
@@ -110,7 +110,7 @@ def _model_headline(shown: Sharding) -> str:
 
 def _mesh_text(shown: Sharding) -> str:
     count = shown.mesh.size
-    return f"{html.plain(shown.mesh)} ({count:,} rank{'s' if count != 1 else ''})"
+    return f"{html.plain(shown.mesh)} ({format_count(count, 'rank')})"
 
 
 def _axis_lines(tensor: Placed) -> list[str]:
@@ -126,7 +126,5 @@ def _held_lines(shown: Sharding, tensor: Placed) -> list[str]:
         size = format_bytes(math.prod(group.value) * tensor.dtype.itemsize)
         index = index_text(tensor.ranges(group.first))
         example = f"; rank {shown.mesh.rank(group.first)} has {index}" if math.prod(group.value) else ""
-        lines.append(
-            f"  {group.count:,} rank{'s' if group.count != 1 else ''} hold {group.value}, {size} each{example}"
-        )
+        lines.append(f"  {format_count(group.count, 'rank')} hold {group.value}, {size} each{example}")
     return lines

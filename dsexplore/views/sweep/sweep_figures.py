@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dsexplore.aio.aio_config import threads_text
 from dsexplore.aio.result import SweepResult
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
 from dsexplore.views.sweep.sweep_points import Point, cells, limit_of, points, thread_counts
@@ -19,7 +18,7 @@ def _heatmaps(result: SweepResult, direction: str) -> Any:
     from plotly.subplots import make_subplots
 
     counts = thread_counts(result, direction)
-    titles = [threads_text(count) for count in counts]
+    titles = [format_count(count, "thread") for count in counts]
     figure = make_subplots(cols=len(counts), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
     every = points(result, direction)
     blocks = sorted({p.config.block_size for p in every})
@@ -65,7 +64,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
             customdata=[str(p.config) for p in ordered],
             hovertemplate="%{customdata}<br>%{y:.2f} GB/s<extra></extra>",
             mode="lines+markers",
-            name=threads_text(count),
+            name=format_count(count, "thread"),
             line={"color": _LINES[at % len(_LINES)], "dash": DASHES[at % len(DASHES)]},
         )
     if (limit := limit_of(result, direction)) is not None:
@@ -89,7 +88,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
                 customdata=[str(p.config) for p in ordered],
                 hovertemplate="%{customdata}<br>%{x:.2f} GB/s, %{y:.2f} ms<extra></extra>",
                 mode="lines+markers",
-                name=f"{quantile}, {threads_text(count)}",
+                name=f"{quantile}, {format_count(count, 'thread')}",
                 line={"color": _LINES[at % len(_LINES)], "dash": dash},
                 marker={"symbol": symbol, "size": 8},
             )

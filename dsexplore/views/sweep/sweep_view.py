@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.aio.aio_config import AioConfig, threads_text
+from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.statistics import ratio_interval
 from dsexplore.errors import UsageError
-from dsexplore.units import format_bytes, format_rate, format_share
+from dsexplore.units import format_bytes, format_count, format_rate, format_share
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import heat
@@ -111,7 +111,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
     groups = ""
     for threads in thread_counts(result, direction):
         found = cells(result, direction, threads)
-        title = threads_text(threads)
+        title = format_count(threads, "thread")
         groups += f'<tbody><tr><th scope="rowgroup" class="group" colspan="{len(depths) + 1}">{title}</th></tr>'
         for block in sorted({size for size, _ in found}):
             line = "".join(_heat_cell(found.get((block, depth)), top, chosen) for depth in depths)

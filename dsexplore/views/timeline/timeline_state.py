@@ -9,11 +9,11 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
 from dsexplore.views.timeline.mark_colours import colours_of, key_order
-from dsexplore.views.timeline.timeline_text import WORDS, axis_text, many, place, span_texts, ticks, whole
+from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9
 """The narrowest window, as a part of the whole."""
@@ -167,7 +167,7 @@ class TimelineState:
         assert self.chosen is not None
         what = "collective" if self.timeline.held.is_empty() else "message"
         return (
-            f"{many(events.height, what)} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
+            f"{format_count(events.height, what)} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
             f"({format_bytes(message)} in messages)"
         )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import extent
 
@@ -68,7 +68,7 @@ def whole(timeline: Timeline) -> str:
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
     events = len(timeline.spans) - timeline.spans["row"].null_count()
-    what = many(events, "collective") if events else many(timeline.spans.height, "span")
+    what = format_count(events, "collective") if events else format_count(timeline.spans.height, "span")
     return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
 
 
@@ -92,7 +92,9 @@ def lane_totals(timeline: Timeline) -> dict[str, str]:
     totals = timeline.spans.group_by("lane").agg(pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum())
     words = WORDS[timeline.sizes]
     return {
-        lane: f"{many(events, 'collective')}, {format_bytes(size)} {words}" if events else many(count, "span")
+        lane: f"{format_count(events, 'collective')}, {format_bytes(size)} {words}"
+        if events
+        else format_count(count, "span")
         for lane, count, events, size in totals.iter_rows()
     }
 
@@ -147,15 +149,10 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
         verb = "sends" if op == "send" else "receives"
         source = html.plain(part["source"][0].partition(" ← ")[0], 90)
         texts[span] += [
-            f"{verb} {many(part.height, 'message')}, {format_bytes(int(part['message_bytes'].sum()))}",
+            f"{verb} {format_count(part.height, 'message')}, {format_bytes(int(part['message_bytes'].sum()))}",
             source,
         ]
     return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}
-
-
-def many(count: int, what: str) -> str:
-    """So many of a thing, as text: ``"1 span"``, ``"1,024 spans"``."""
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:

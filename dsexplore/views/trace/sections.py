@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import polars as pl
 
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import PHASES
 from dsexplore.views.trace import drawings, tally
@@ -149,7 +149,7 @@ def _sizes(codes: EventCodes) -> tuple[str, str]:
             )
         )
     return (
-        f"Message sizes of {len(ops)} op{'s' if len(ops) != 1 else ''}",
+        f"Message sizes of {format_count(len(ops), 'op')}",
         f"<div>{html.table(('message', 'count', '', 'ops'), rows, left=(2, 3))}</div>",
     )
 

@@ -12,7 +12,7 @@ from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.timeline.timeline_text import whole
@@ -157,7 +157,7 @@ def _summary(tables: Tables) -> str:
     totals = Trace(tables).by_op().sum().row(0, named=True)
     steps = in_steps(events)["step"].n_unique()
     return (
-        f"{totals['count']:,} collective{'s' if totals['count'] != 1 else ''}"
+        format_count(totals["count"], "collective")
         + (f"{_over(tables)}; " if info.stands_for else " of ")
         + _world(tables)
         + (f", {steps:,} steps" if steps > 1 else "")

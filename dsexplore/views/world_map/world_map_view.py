@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE, BLUE
 from dsexplore.views.trace.folding import ranges
@@ -129,7 +129,7 @@ def _level_lines(world: WorldMap) -> list[str]:
     most = "" if world.is_even else "at most "
     lines = [
         f"{html.plain(each.axis, 30)}, {each.level}: {most}{format_bytes(each.bytes)} {_words(world)} "
-        f"to {_count(each.peers)}"
+        f"to {format_count(each.peers, 'other rank')}"
         for each in world.levels
     ]
     if world.running is None:
@@ -154,10 +154,6 @@ def _about_seconds(world: WorldMap) -> str:
         f"duration, the least over its recorded ranks: the rest is waiting, and is not counted.{alone} Links have no "
         "times of their own: theirs are those of the collectives that go over them."
     )
-
-
-def _count(peers: int) -> str:
-    return f"{peers:,} other rank{'s' if peers != 1 else ''}"
 
 
 def _key(world: WorldMap, look: Look) -> str:

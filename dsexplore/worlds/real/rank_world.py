@@ -30,7 +30,7 @@ from dsexplore.trace import files
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_ranks
+from dsexplore.units import format_count, format_ranks
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.real.messages import Cell, CellReport, Job
 from dsexplore.worlds.real.rank_handle import RankHandle, wait_for_all
@@ -85,7 +85,7 @@ class RankWorld:
         self._ranks: list[RankHandle] = []
 
     def __str__(self) -> str:
-        ranks = f"{self.size} real rank{'s' if self.size > 1 else ''}"
+        ranks = format_count(self.size, "real rank")
         return f"{ranks} ({self.mesh})" if self.mesh else ranks
 
     @property

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
+from dsexplore.units import format_bytes, format_count
 from dsexplore.worlds.remarks import Remarks, named_lines
 
 _LINES = 3
@@ -91,5 +91,5 @@ def note_what_followed(trace: Trace, steps: int, remarks: Remarks) -> None:
 def _what(events: pl.DataFrame) -> str:
     lines = [line for line in events["source"].unique(maintain_order=True).to_list() if line]
     size = format_bytes(int(events["message_bytes"].sum()))
-    count = f"{events.height:,} collective{'' if events.height == 1 else 's'}"
+    count = format_count(events.height, "collective")
     return f"{count} ({size}; {named_lines(lines, _LINES)})"

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_count
 from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.fake.shared_entries import shared_entries
 from dsexplore.worlds.real.run_ranks import run_ranks
@@ -197,15 +198,11 @@ def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remar
         try:
             execute()
         except EnoughSteps:
-            remarks.note(f"the script was ended after {_steps(counter.taken)}, as asked")
+            remarks.note(f"the script was ended after {format_count(counter.taken, 'optimizer step')}, as asked")
             return
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
         note_what_followed(trace, counter.taken, remarks)
         if limit is not None:
-            remarks.note(f"the script came to its end after {_steps(counter.taken)}")
-
-
-def _steps(count: int) -> str:
-    return f"{count} optimizer step{'' if count == 1 else 's'}"
+            remarks.note(f"the script came to its end after {format_count(counter.taken, 'optimizer step')}")
