@@ -261,6 +261,7 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
         lines.append(f"{format_ranks(alike)}: {first.error}{_at(first)}")
         others = [one for one in failed if one.rank not in alike]
         lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
+        lines += _mismatches(run)
     else:
         lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), and its ranks were ended")
         lines += hang_sentences(run)
@@ -291,6 +292,15 @@ def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: st
         interrupt.add_note(note)
     text = "\n".join(["KeyboardInterrupt", *notes])
     interrupt._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
+
+
+def _mismatches(run: CellRun) -> list[str]:
+    """The sentence on calls that do not fit together, where a collective failed: backends end processes then, and say
+    of others that they are gone."""
+    if run.trace is None or "failed" not in run.trace.events["state"]:
+        return []
+    report = explain_trace(run.trace)
+    return [report.sentence] if report.reason == "mismatch" else []
 
 
 def hang_sentences(run: CellRun) -> list[str]:

@@ -253,6 +253,19 @@ def test_a_collective_of_another_size_or_dtype_is_an_error(notebook: Notebook, o
     assert "(cell line 5)\nthe ranks were ended: rank 0 died" in text
 
 
+def test_a_rank_that_waits_for_a_message_is_named(hang: Hang) -> None:
+    wait = "work = dist.irecv(x, 1) if rank == 0 else dist.barrier(async_op=True)\nprint('here')\nwork.wait()"
+    _, text = hang(f"%%commtrace --real 2 --timeout 240\n{SUM}{wait}")
+    assert "rank 0 waits in recv (In[2]:5, group 0, rank 1 → 0, 16 B); rank 1 waits in barrier (In[2]:5, " in text
+
+
+def test_where_gloo_ends_a_process_the_rank_with_another_size_is_named(notebook: Notebook) -> None:
+    error, text = notebook.run(f"%%commtrace --real 4\n{SUM}dist.all_reduce(torch.ones(16 if rank == 1 else 8))")
+    assert isinstance(error, RanksFailedError)
+    assert "rank 0: killed by SIGABRT\n" in text
+    assert "by size; rank 1 is the odd one\n" in text
+
+
 def test_a_cell_after_the_kept_ranks_were_ended_does_not_run_in_the_kernel(notebook: Notebook) -> None:
     notebook.ok("%commtrace --real 2 --mesh dp=2")
     error, _ = notebook.run(f"%%commtrace\n{SUM}if rank == 1: raise ValueError('on purpose')\ndist.barrier()")

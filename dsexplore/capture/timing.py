@@ -5,7 +5,7 @@
 | fake | none | – | – |
 | nccl, on tensors of a GPU | cuda | event on the device's current stream | event behind the work, on its stream |
 | gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
-| works without a future (send, recv) | host | host clock at issue | host clock when the call returned |
+| works without a future (send, recv) | host | host clock at issue | host clock when `wait` returned, or else the call |
 
 NCCL runs what is not async on the current stream.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -40,7 +41,8 @@ class Timed(Protocol):
     failure: str
     """``"failed: RuntimeError"`` for one that has no end, as it failed."""
     ends_at_return: bool
-    """Whether the end is the time at which the op returned: its work has no future that says when it was over."""
+    """Whether the end is the time at which the op returned, until the program waits for it: its work has no future that
+    says when it was over."""
     waited: int | None
     """Nanoseconds for which the program stood still for it; None where that was not seen."""
     is_async: bool
@@ -119,7 +121,8 @@ class InFlight:
     def __init__(self) -> None:
         self._works: deque[tuple[Timed, Any]] = deque()
         self.events: dict[int, Timed] = {}
-        """By the identity of a work that is held: its event."""
+        """By the identity of a work that is held, or that says nothing of its end and is there: its event."""
+        self._there: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -131,12 +134,25 @@ class InFlight:
         with self._lock:
             while works and (works[0][0].end is not None or works[0][0].failure):
                 over, of_it = works.popleft()
-                self.events.pop(id(of_it), None)
+                if over.ends_at_return and of_it is not None:
+                    self._expect_wait(of_it)
+                else:
+                    self.events.pop(id(of_it), None)
                 if over.waited is None and over.is_async and not over.failure:
                     over.waited = 0  # it ended while the program went on
             works.append((event, work))
             if work is not None:
                 self.events[id(work)] = event
+
+    def _expect_wait(self, work: Any) -> None:
+        """Know the event of a work as long as the program holds it, which may still wait for it."""
+        identity = id(work)
+
+        def forget(_: object) -> None:
+            self.events.pop(identity, None)
+            self._there.pop(identity, None)
+
+        self._there[identity] = weakref.ref(work, forget)
 
     @property
     def ended(self) -> int:
@@ -160,6 +176,7 @@ class InFlight:
         """Drop the references to all works."""
         self._works.clear()
         self.events.clear()
+        self._there.clear()
 
 
 class Spanned(Timed, Protocol):
@@ -203,17 +220,27 @@ class Stopwatch:
         if self._wait is not None:
             return
         self._wait = original = dist.Work.wait
-        event_of, ticks = self._in_flight.events.get, self._ticks
+        event_of, ticks, now = self._in_flight.events.get, self._ticks, self.now
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             event = event_of(id(work))
             if event is None:
                 return original(work, *args, **kwargs)
+            ends_here = event.ends_at_return and not event.waited  # its first wait says when it is over
+            if ends_here:
+                event.end = None
             begun = ticks()
             try:
-                return original(work, *args, **kwargs)
+                result = original(work, *args, **kwargs)
+            except Exception as error:
+                if ends_here:
+                    fail(event, error)
+                raise
             finally:
                 event.waited = (event.waited or 0) + ticks() - begun
+            if ends_here:
+                event.end = now()
+            return result
 
         leave_to_python(wait.__code__)
         dist.Work.wait = wait  # type: ignore[method-assign, assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -25,6 +26,7 @@ class Timed:
     failure: str = ""
     waited: int | None = None
     is_async: bool = True
+    ends_at_return: bool = False
 
 
 class FutureWork(dist.Work):
@@ -36,6 +38,13 @@ class FutureWork(dist.Work):
 
     def get_future(self) -> Any:
         return self.future
+
+
+class SilentWork(dist.Work):
+    """A work without a future, as of gloo's send and recv."""
+
+    def get_future(self) -> Any:
+        raise RuntimeError("it has none")
 
 
 @pytest.fixture
@@ -245,6 +254,39 @@ class TestWaiting:
         waited = trace.events["waited"].to_list()
         assert [each is not None and each >= 0 for each in waited] == [True, True, False]
         assert dist.Work.wait is before
+
+    def test_what_says_nothing_of_its_end_is_known_as_long_as_the_program_may_wait_for_it(self) -> None:
+        works, silent, work = InFlight(), Timed(start=1, end=2, ends_at_return=True), FutureWork()
+        works.add(silent, work)
+        works.add(Timed(start=3, end=4), FutureWork())
+        works.add(Timed(start=5, end=6), None)
+        assert works.events == {id(work): silent}
+        del work
+        assert works.events == {}
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_what_says_nothing_of_its_end_ends_with_its_first_wait(
+        self, fails: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        readings, seen = count(100), list[int | None]()
+        stopwatch, event, work = Stopwatch(lambda: next(readings)), Spanned(), SilentWork()
+
+        def wait(_: object) -> None:
+            seen.append(event.end)
+            if fails:
+                raise RuntimeError("the other side is gone")
+
+        monkeypatch.setattr(dist.Work, "wait", wait)
+        stopwatch.begin(event, "work", [])
+        stopwatch.follow(event, work)
+        assert (event.start, event.end) == (100, 101)
+        stopwatch.install()
+        for _ in range(2):
+            with suppress(RuntimeError):
+                work.wait()
+        stopwatch.release()
+        assert seen == ([None, None] if fails else [None, 102])
+        assert (event.end, event.failure) == ((None, "failed: RuntimeError") if fails else (102, ""))
 
     def test_what_ends_while_the_program_goes_on_was_not_waited_for(self) -> None:
         works, early, late = InFlight(), Timed(start=1, end=2), Timed(start=1, end=2, is_async=False)
