@@ -93,7 +93,12 @@ def is_named_by_rank(files: Iterable[Path]) -> bool:
 
 def _possible(content: Any) -> frozenset[int]:
     """The ranks that are in all groups of a dump: a process lists the groups that it is in. Empty for any."""
-    groups = [set(ranks) for _, ranks in groups_of(content).values() if ranks] if isinstance(content, Mapping) else []
+    if not isinstance(content, Mapping):
+        return frozenset()
+    try:
+        groups = [set(ranks) for _, ranks in groups_of(content).values() if ranks]
+    except (TypeError, ValueError):  # its reader says so, and the other files are read
+        return frozenset()
     return frozenset(set.intersection(*groups)) if groups else frozenset()
 
 

@@ -130,9 +130,16 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
 
 
 def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """By name: description and ranks of the groups of a dump; gloo writes one without a name, for none."""
+    """By name: description and ranks of the groups of a dump; gloo writes one without a name, for none.
+
+    Raises:
+        TypeError, ValueError: ``pg_config`` lists no groups.
+    """
+    listed = content.get("pg_config") or {}
+    if not isinstance(listed, Mapping):
+        raise TypeError(f"pg_config is {listed!r}")
     groups = {}
-    for key, group in (content.get("pg_config") or {}).items():
+    for key, group in listed.items():
         if isinstance(group, Mapping):
             name = str(group.get("name", key))
             described = str(group.get("desc", "")), numbers(group.get("ranks", ""))

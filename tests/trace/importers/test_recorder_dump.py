@@ -194,6 +194,14 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path
     assert any("r1 has no entries[0].profiling_name" in note for note in trace.info.notes)
 
 
+def test_a_file_whose_groups_are_none_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    for rank, changes in enumerate(({}, {"pg_config": "odd"})):
+        (tmp_path / f"dump_rank_{rank}").write_text(json.dumps(dump(entry(), **changes)))
+    with pytest.warns(RuntimeWarning, match=r"dump_rank_1 is no dump .* \(pg_config is 'odd'\)"):
+        trace = load(tmp_path)
+    assert trace.info.ranks == (0,)
+
+
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "dump_0").write_bytes(b'{"entries": [')
     with pytest.raises(TraceFileError, match="dump_0 cannot be read"):
