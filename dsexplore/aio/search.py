@@ -84,7 +84,8 @@ def descend(
     while moved and (more() or not scores):
         moved = False
         for key, values in axes.items():
-            line = [config for value in values if fits(config := best.with_(**{key: value}))]
+            tried = (_fitting(best.with_(**{key: value}), axes, fits) for value in values)
+            line = list(dict.fromkeys(config for config in tried if config is not None))
             if len(line) < 2 or (scores and not more()):
                 continue
             scores.update(measure(line))
@@ -92,6 +93,18 @@ def descend(
             if winner != best and scores[winner] > scores.get(best, 0.0) * _WORTH_MOVING:
                 best, moved = winner, True
     return scores or dict(measure([start]))
+
+
+def _fitting(
+    config: AioConfig, axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]
+) -> AioConfig | None:
+    """The setting, or if its depth does not fit, the same with the next lower depth of the axes that does; else None.
+
+    Depth is searched first, and its gain may be luck: larger blocks would then be left out.
+    """
+    smaller = sorted((depth for depth in axes[c.AIO_QUEUE_DEPTH] if depth < config.queue_depth), reverse=True)
+    each = (config.with_(**{c.AIO_QUEUE_DEPTH: depth}) for depth in (config.queue_depth, *smaller))
+    return next(filter(fits, each), None)
 
 
 def finals(

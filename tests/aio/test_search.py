@@ -104,6 +104,19 @@ def test_settings_that_do_not_fit_are_never_measured() -> None:
     assert all(fits(config) for config in search.grid(search.AXES, fits))
 
 
+def test_large_blocks_are_tried_where_a_large_depth_was_lucky() -> None:
+    """A disk with a limit of requests per second: any depth gives the same, and blocks give what they are large."""
+
+    def measure(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        luck = 1.03 if len({config.block_size for config in configs}) == 1 else 1.0
+        return {c: c.block_size / CONTROL.block_size * (luck if c.queue_depth == 64 else 1.0) for c in configs}
+
+    scores = search.descend(CONTROL, search.AXES, measure, lambda: True, lambda config: search.fits(config, 512 << 20))
+    winner = max(scores, key=lambda config: scores[config])
+    assert winner.block_size == max(search.AXES["block_size"])
+    assert all(search.fits(config, 512 << 20) for config in scores)
+
+
 def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> None:
     disk = Disk(4, 1 << 20, 0.0, 0.002)
     good, bad = AioConfig(queue_depth=64), AioConfig(queue_depth=1)
