@@ -37,16 +37,15 @@ class EventColumns:
     def table(self) -> pl.DataFrame:
         """One row per message; columns: `schema.EVENTS`."""
         count = len(self.messages)
-        table = _of_columns(self.of_kinds, schema.EVENTS).select(
-            pl.all().gather(pl.Series(self.messages, dtype=pl.UInt32))
-        )
         columns = {name: pl.Series(values, dtype=schema.EVENTS[name]) for name, values in self.of_collectives.items()}
-        issued = len(self.of_collectives["step"])
-        if issued != count or (self.collectives != np.arange(count)).any():
-            columns = {name: values.gather(self.collectives) for name, values in columns.items()}
-        columns["seq"] = pl.int_range(count, eager=True)
-        columns["group_seq"] = pl.repeat(None, count, dtype=schema.EVENTS["group_seq"], eager=True)
-        return table.with_columns(**columns).select(schema.EVENTS.keys())
+        own = pl.DataFrame(columns)
+        if own.height != count or (self.collectives != np.arange(count)).any():
+            own = own[self.collectives]
+        numbers = pl.Series("seq", np.arange(count), dtype=schema.EVENTS["seq"])
+        none = pl.Series("group_seq", [None], dtype=schema.EVENTS["group_seq"]).new_from_index(0, count)
+        common = _of_columns(self.of_kinds, schema.EVENTS)[self.messages]
+        # By indexing and stacking: a query of its own for each of these few steps takes longer than they do.
+        return common.hstack([*own, numbers, none])[list(schema.EVENTS)]
 
 
 @dataclass(eq=False)
@@ -99,7 +98,7 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
     """A column of shapes; a model has few different ones, and polars makes a series of each list that it is given."""
     numbers: dict[tuple[int, ...], int] = {}
     rows = [numbers.setdefault(shape, len(numbers)) for shape in shapes]
-    return pl.Series(list(map(list, numbers)), dtype=schema.EVENTS["shape"]).gather(rows)
+    return pl.Series(list(map(list, numbers)), dtype=schema.EVENTS["shape"])[rows]
 
 
 def _of_steps(tables: Tables, count: int) -> Tables:
@@ -123,5 +122,6 @@ def _of_inference(tables: Tables) -> Tables:
                 .otherwise(pl.lit("forward"))
             )
             for name, module in names.items()
+            if getattr(tables, name).height
         },
     )
