@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+
+from dsexplore.aio.statistics import Interval
 
 Way = Callable[[], AbstractContextManager[Any]]
 
@@ -114,9 +117,15 @@ def _timed(program: Callable[[], None]) -> float:
     return time.process_time() - began
 
 
-def ratios(seconds: Mapping[str, Mapping[int, float]], base: str) -> dict[str, Spread]:
+def ratios(seconds: Mapping[str, Mapping[int, float]], base: str) -> dict[str, list[float]]:
     """Each way's time over the base's of the same round."""
-    return {
-        name: spread([took / seconds[base][number] for number, took in sample.items()])
-        for name, sample in seconds.items()
-    }
+    return {name: [took / seconds[base][number] for number, took in sample.items()] for name, sample in seconds.items()}
+
+
+def median_interval(sample: list[float]) -> Interval:
+    """The median with its 95 % interval: whatever the sample's distribution, its median lies between the two of them
+    whose ranks are 1.96 standard deviations of a binomial count from the middle."""
+    many = len(sample)
+    ordered, half = sorted(sample), 0.98 * math.sqrt(many)
+    low, high = max(math.floor(many / 2 - half), 0), min(math.ceil(many / 2 + half), many)
+    return Interval(statistics.median(ordered), ordered[low], ordered[high - 1], many)

@@ -137,7 +137,7 @@ def step(title: str, make: Make, rounds: int) -> float:
     """Print a training step's ratio, and return its median."""
     runs = compared(make, rounds)
     medians = {way: found.medians() for way, found in runs.items()}
-    ratio = ratios(medians, "cpu")["cuda"]
+    ratio = spread(ratios(medians, "cpu")["cuda"])
     undisturbed = runs["cuda"].fastest_tenth() / runs["cpu"].fastest_tenth()
     cpu = 1e3 * statistics.median(medians["cpu"].values())
     print(f"    {title:<28} {cpu:6.2f} ms   × {ratio}   fastest tenth × {undisturbed:6.3f}")
