@@ -257,6 +257,13 @@ def test_a_rank_that_waits_for_a_message_is_named(hang: Hang) -> None:
     wait = "work = dist.irecv(x, 1) if rank == 0 else dist.barrier(async_op=True)\nprint('here')\nwork.wait()"
     _, text = hang(f"%%commtrace --real 2 --timeout 240\n{SUM}{wait}")
     assert "rank 0 waits in recv (In[2]:5, group 0, rank 1 → 0, 16 B); rank 1 waits in barrier (In[2]:5, " in text
+    assert "the evidence does not say which of them is wrong\n" in text
+
+
+def test_a_rank_that_names_another_root_is_the_odd_one_and_no_other(hang: Hang) -> None:
+    wrong = "work = dist.broadcast(x, 2 if rank == 2 else 0, async_op=True)\nprint('here')\nwork.wait()\ndist.barrier()"
+    _, text = hang(f"%%commtrace --real 4 --timeout 240\n{SUM}{wrong}")
+    assert "by root (rank 0 for ranks 0, 1, 3; rank 2 for rank 2); rank 2 is the odd one\n" in text
 
 
 def test_where_gloo_ends_a_process_the_rank_with_another_size_is_named(notebook: Notebook) -> None:

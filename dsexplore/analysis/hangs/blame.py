@@ -9,7 +9,7 @@ In this order:
    but what another rank has in flight too, which went on past it. Of other ranks without a record that are missing in
    the same collectives, one with an empty file is named, as it had nothing in flight to write; one without a file may
    have come, and is a suspect.
-2. *Mismatch*: ranks that called another op, size or dtype than the most of their group under one sequence number.
+2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
 4. *Order*: ranks that wait for each other in a circle. Named are the ranks that did not call what they

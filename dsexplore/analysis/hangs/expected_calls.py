@@ -12,6 +12,9 @@ from functools import cached_property
 
 from dsexplore.analysis.hangs.rank_calls import Call, Job
 
+Place = tuple[int, int]
+"""A rank, and the place of a call in its text."""
+
 _LONGEST = 64
 """Calls before a place that are compared at most."""
 
@@ -31,11 +34,12 @@ class ExpectedCalls:
         """
         judged = list(calls)
         places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
+        unheard = self._messages_without_another(places)
         found = set()
         for call in judged:
             first = (begins or {}).get(call.rank, call.position)
             looked_at = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
-            if any(self._is_unexpected(call.rank, at, places) for at in looked_at):
+            if any(self._is_unexpected(call.rank, at, places, unheard) for at in looked_at):
                 found.add(call.rank)
         return found
 
@@ -58,12 +62,28 @@ class ExpectedCalls:
         votes = self._votes(text, len(text), {place, (rank, len(text))})
         return bool(votes) and votes[self._code(call)] == max(votes.values())
 
-    def _is_unexpected(self, rank: int, at: int, judged: set[tuple[int, int]]) -> bool:
+    def _is_unexpected(self, rank: int, at: int, judged: set[Place], unheard: set[Place]) -> bool:
+        if (rank, at) in unheard:
+            return False
         text = self._texts[rank]
-        votes = self._votes(text, at, judged | {(rank, at)}) or self._votes(text, at, {(rank, at)})
+        votes = self._votes(text, at, judged | {(rank, at)}) or self._votes(text, at, unheard | {(rank, at)})
         return bool(votes) and votes[text[at]] < max(votes.values())
 
-    def _votes(self, text: str, at: int, left_out: set[tuple[int, int]]) -> Counter[str]:
+    def _messages_without_another(self, judged: set[Place]) -> set[Place]:
+        """The places of messages of which there is no other like them.
+
+        The calls of ranks that such a message does not go between, and earlier steps without it, do not say whether the
+        one end was called by mistake or the other one left out.
+        """
+        codes = Counter(self._texts[rank][at] for rank, at in judged)
+        alone = {
+            code
+            for code in self._message_codes & codes.keys()
+            if sum(text.count(code) for text in self._texts.values()) == codes[code]
+        }
+        return {(rank, at) for rank, at in judged if self._texts[rank][at] in alone}
+
+    def _votes(self, text: str, at: int, left_out: set[Place]) -> Counter[str]:
         """How often each call followed the longest run of calls before ``at`` that is found elsewhere too."""
         for length in sorted({min(_LONGEST, at), 32, 16, 8, 4, 2, 1}, reverse=True):
             if 0 < length <= at:
@@ -72,7 +92,7 @@ class ExpectedCalls:
                     return votes
         return Counter()
 
-    def _following(self, run: str, left_out: set[tuple[int, int]]) -> Counter[str]:
+    def _following(self, run: str, left_out: set[Place]) -> Counter[str]:
         votes: Counter[str] = Counter()
         for rank, text in self._texts.items():
             found = text.find(run)
@@ -82,6 +102,11 @@ class ExpectedCalls:
                     votes[text[follower]] += 1
                 found = text.find(run, found + 1)
         return votes
+
+    @cached_property
+    def _message_codes(self) -> set[str]:
+        calls = (call for known in self._job.ranks.values() for call in known.calls if call.is_message)
+        return set(map(self._code, calls))
 
     @cached_property
     def _codes(self) -> dict[tuple[str, ...], str]:

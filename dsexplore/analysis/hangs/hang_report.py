@@ -31,13 +31,14 @@ WAITING: dict[str, pl.DataType] = {
 MISMATCHES: dict[str, pl.DataType] = {
     "group": pl.String(),
     "number": pl.Int64(),
-    "field": pl.String(),  # op, size or dtype
+    "field": pl.String(),  # op, size, root or dtype
     "ranks": pl.List(pl.Int32()),  # that called this
     "op": pl.String(),
     "message_bytes": pl.Int64(),
     "dtype": pl.String(),
     "source": pl.String(),
     "is_harmful": pl.Boolean(),  # false where all ranks completed it, and their later calls agree
+    "root": pl.Int32(),  # the rank that it goes from or to; null where it has none, or that is not known
 }
 
 
@@ -132,7 +133,7 @@ def _sides(found: Mismatch) -> list[tuple[Any, ...]]:
     for ranks in found.classes:
         call = found.instance.calls[ranks[0]]
         identity = (call.label, found.instance.id.number, found.field, list(ranks))
-        rows.append((*identity, call.op, call.message_bytes, call.dtype, call.source, found.is_harmful))
+        rows.append((*identity, call.op, call.message_bytes, call.dtype, call.source, found.is_harmful, call.root))
     return rows
 
 

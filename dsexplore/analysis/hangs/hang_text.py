@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from dsexplore.analysis.hangs.blame import Blame
+from dsexplore.analysis.hangs.mismatches import Mismatch
 from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.units import format_bytes, format_ranks
@@ -150,7 +151,7 @@ def _parted_text(job: Job, front: Wavefront, found: Blame) -> str:
         else f"they parted in the first collective of group {_label(parted)}"
     )
     if found.mismatch is not None and found.mismatch.field != "op":
-        texts[-1] += f", by {found.mismatch.field}"
+        texts[-1] += f", by {found.mismatch.field}{_roots(found.mismatch)}"
     if not found.culprits:
         texts.append("the evidence does not say which of them is wrong")
     else:
@@ -158,6 +159,14 @@ def _parted_text(job: Job, front: Wavefront, found: Blame) -> str:
             f"{format_ranks(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
         )
     return "; ".join(texts)
+
+
+def _roots(parted: Mismatch) -> str:
+    """The root that each side named, where they differ in it: `` (rank 0 for ranks 0, 1, 3; rank 2 for rank 2)``."""
+    if parted.field != "root":
+        return ""
+    sides = [(parted.instance.calls[ranks[0]].root, ranks) for ranks in parted.classes]
+    return " (" + "; ".join(f"rank {root} for {format_ranks(ranks)}" for root, ranks in sides) + ")"
 
 
 def _plural(found: Blame) -> str:

@@ -1,4 +1,4 @@
-"""Where the ranks of a group did not call the same: another op, size or dtype under one sequence number."""
+"""Where the ranks of a group did not call the same: another op, size, root or dtype under one sequence number."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job
 
-Signature = tuple[str, int | None, int | None, str]
-"""Op, elements handed in, elements got, dtype: None and empty where ranks may differ, or where it is not known."""
+Signature = tuple[str, int | None, int | None, str, int | None]
+"""Op, elements handed in, elements got, dtype, root: None and empty where ranks may differ, or it is not known."""
 
 _REDUCED = frozenset({"broadcast", "reduce"})
 _OF_ANY_SIZE = frozenset({"all_to_all", "gather", "scatter"})
@@ -23,7 +23,7 @@ class Mismatch:
     classes: tuple[tuple[int, ...], ...]
     """The ranks that called the same, those of the most ranks first."""
     field: str
-    """The property that differs: ``op``, ``size`` or ``dtype``."""
+    """The property that differs: ``op``, ``size``, ``root`` or ``dtype``."""
     is_harmful: bool
     """Whether ranks hang in it or after it; one that all ranks got through, and that is not followed by others, is not
     why the job hangs."""
@@ -67,30 +67,32 @@ def _described(first: Instance, instances: list[Instance], differing: list[Insta
 def signature(call: Call) -> Signature:
     """The properties of a call that must agree on all ranks of a group."""
     if call.op == "barrier":
-        return (call.op, None, None, "")
+        return (call.op, None, None, "", None)
     if call.op in _OF_ANY_SIZE:
-        return (call.op, None, None, call.dtype if call.op == "all_to_all" else "")
+        return (call.op, None, None, call.dtype if call.op == "all_to_all" else "", call.root)
     if call.op == "all_reduce":
-        return (call.op, call.sent or call.received, call.received, call.dtype)
+        return (call.op, call.sent or call.received, call.received, call.dtype, None)
     if call.op in _REDUCED:
         size = call.sent if call.sent else call.received
-        return (call.op, size, None, call.dtype)
+        return (call.op, size, None, call.dtype, call.root)
     if call.op == "all_gather":
-        return (call.op, call.sent if call.has_equal_parts else None, call.received, call.dtype)
+        return (call.op, call.sent if call.has_equal_parts else None, call.received, call.dtype, None)
     if call.op == "reduce_scatter":
-        return (call.op, call.sent, call.received if call.has_equal_parts else None, call.dtype)
-    return (call.op, call.sent, call.received, call.dtype)
+        return (call.op, call.sent, call.received if call.has_equal_parts else None, call.dtype, None)
+    return (call.op, call.sent, call.received, call.dtype, None)
 
 
 def _field(instance: Instance) -> str:
     """The property in which the ranks' calls differ; empty where none does."""
     calls = instance.calls.values()
-    unlike = {(call.op, call.sent, call.received, call.dtype, call.has_equal_parts): call for call in calls}
+    unlike = {(call.op, call.sent, call.received, call.dtype, call.root, call.has_equal_parts): call for call in calls}
     signatures = [signature(call) for call in unlike.values()] if len(unlike) > 1 else []
     if _differ(one[0] for one in signatures):
         return "op"
     if any(_differ(one[at] for one in signatures) for at in (1, 2)):
         return "size"
+    if _differ(one[4] for one in signatures):
+        return "root"
     if _differ(one[3] or None for one in signatures):
         return "dtype"
     return "size" if _sums_differ(instance) or any(map(_is_torn, instance.pending)) else ""

@@ -73,6 +73,9 @@ class Call(NamedTuple):
     message_bytes: int = 0
     pair: tuple[int, int] | None = None
     """Sender and receiver of a message; None for a collective, and where they are not known."""
+    root: int | None = None
+    """The rank that a broadcast, reduce, gather or scatter goes from or to; None elsewhere, and where that is not
+    known, as in a flight-recorder dump."""
     source: str = ""
     batch: int | None = None
     created: int | None = None

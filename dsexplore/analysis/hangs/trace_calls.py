@@ -14,8 +14,8 @@ from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables
 
 _COLUMNS = (
-    *("rank", "seq", "op", "raw_op", "axis", "group", "message_bytes", "dtype", "source", "batch", "peer", "start"),
-    *("end", "state"),
+    *("rank", "seq", "op", "raw_op", "axis", "group", "message_bytes", "dtype", "source", "batch", "peer", "root"),
+    *("start", "end", "state"),
 )
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
@@ -79,6 +79,7 @@ def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, 
                 dtype=row["dtype"],
                 message_bytes=row["message_bytes"],
                 pair=_pair(row) if is_message else None,
+                root=row["root"],
                 source=row["source"],
                 batch=row["batch"],
                 created=row["start"],

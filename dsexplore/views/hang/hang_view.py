@@ -115,7 +115,7 @@ def _parted(report: HangReport) -> list[str]:
         [
             html.name(row["group"]),
             str(row["number"]),
-            html.escape(row["field"]),
+            html.escape(row["field"] if row["field"] != "root" else f"root: rank {row['root']}"),
             html.escape(format_ranks(row["ranks"]).partition(" ")[2]),
             html.name(row["op"]),
             format_bytes(row["message_bytes"]),

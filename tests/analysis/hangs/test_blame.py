@@ -18,7 +18,7 @@ from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import dump_of
 from tests.analysis.hangs.hangs import HANGS, Hang
-from tests.analysis.hangs.programs import STOP, Collective, Group, Step, dumps, run, write
+from tests.analysis.hangs.programs import STOP, Collective, Group, Recv, Send, Step, dumps, run, write
 
 
 def report(hang: Hang, folder: Path) -> HangReport:
@@ -109,3 +109,35 @@ def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> 
     died = replace(job.ranks[1], end=RankEnd("died", "died: killed by SIGKILL"))
     found = report_of(replace(job, ranks={**job.ranks, 1: died}))
     assert (found.culprits, found.reason) == ((1,), "missing")
+
+
+def waits_for_a_message(sent: int) -> HangReport:
+    """Of four ranks that reduce in five steps, in the last of which rank 1 waits for a message of rank 0 that it does
+    not send; in that many steps before, it did."""
+    world = Group("0", (0, 1, 2, 3), "world")
+
+    def program(rank: int) -> Iterator[Step]:
+        for step in range(5):
+            yield Collective(world, line=1)
+            if rank == 1 and step >= 4 - sent:
+                yield Recv(world, 0, line=2)
+            if rank == 0 and 4 - sent <= step < 4:
+                yield Send(world, 1, line=3)
+        yield Collective(world, "barrier", 0, line=4)
+
+    left = dumps(run(program, 4), [world])
+    return report_of(
+        job_of_dumps(Dumps(tuple(dump_of(Path(f"_dump_{rank}"), content, rank) for rank, content in left.items())))
+    )
+
+
+def test_of_the_first_message_of_its_kind_nobody_knows_which_end_is_wrong() -> None:
+    found = waits_for_a_message(sent=0)
+    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "order")
+    assert "rank 1 waits in recv (train.py:2" in found.sentence
+    assert found.sentence.endswith("the evidence does not say which of them is wrong")
+
+
+def test_a_rank_that_sent_in_earlier_steps_is_the_odd_one_where_it_does_not() -> None:
+    found = waits_for_a_message(sent=2)
+    assert (found.culprits, found.reason) == ((0,), "order")
