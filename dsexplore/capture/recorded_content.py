@@ -1,6 +1,6 @@
-"""The content of a recording as plain numbers and texts; names and texts are made only now.
+"""The content of a recording as plain numbers and texts: the names of modules, causes and lines are made here.
 
-`dsexplore.capture.recorded_tables` makes tables of them, here or in another process.
+`dsexplore.capture.recorded_tables` makes the tables, in this process or in another one.
 """
 
 from __future__ import annotations
