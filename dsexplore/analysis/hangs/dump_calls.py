@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
 from dsexplore.trace.importers.dumps import Dumps
@@ -37,10 +38,9 @@ def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
     entries = [entry for entry in dump.entries if _is_call(entry)]
     if dump.is_of_active:  # members of ended calls stay, without what ended between them
         entries = [entry for entry in entries if entry.state != "completed"]
-    calls = [_call(dump.rank, i, entry, groups) for i, entry in enumerate(entries)]
     return RankCalls(
         dump.rank,
-        calls,
+        _calls(dump.rank, entries, groups),
         has_left_evidence=not dump.note,
         has_empty_file=bool(dump.note),
         is_whole=bool(dump.entries) and _is_whole(dump),
@@ -66,40 +66,74 @@ def _ends_of_calls(dump: RecorderDump) -> int:
     return len({entry.batch for entry in dump.entries if entry.batch is not None})
 
 
-def _call(rank: int, position: int, entry: RecorderEntry, groups: _Groups) -> Call:
+class _Repeated(NamedTuple):
+    """The fields of a call that do not change from one step of a program to the next, as in `Call`."""
+
+    group: GroupId
+    label: str
+    kind: str
+    sent: int | None
+    received: int | None
+    dtype: str
+    message_bytes: int
+    pair: tuple[int, int] | None
+    has_equal_parts: bool
+
+
+def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list[Call]:
+    known: dict[tuple[Any, ...], _Repeated] = {}
+    calls = []
+    for position, entry in enumerate(entries):
+        shapes = entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes
+        key = entry.group, entry.raw_op, *shapes
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _repeated(rank, entry, groups)
+        group, label, kind, sent, received, dtype, message, pair, has_equal_parts = found
+        calls.append(
+            Call(
+                rank=rank,
+                position=position,
+                group=group,
+                label=label,
+                kind=kind,
+                number=entry.sequence,
+                op=entry.op,
+                state=entry.state,
+                sent=sent,
+                received=received,
+                dtype=dtype,
+                message_bytes=message,
+                pair=pair,
+                source=entry.source,
+                batch=entry.batch,
+                created=entry.created,
+                has_equal_parts=has_equal_parts,
+                record=entry.record,
+            )
+        )
+    return calls
+
+
+def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _Repeated:
     group = groups.of(rank, entry.group)
     pair = None
-    if entry.peers is not None and max(entry.peers) < len(group.ranks):
+    if entry.op in _MESSAGES and entry.peers is not None and max(entry.peers) < len(group.ranks):
         pair = group.ranks[entry.peers[0]], group.ranks[entry.peers[1]]
     label, kind = groups.names(group)
-    return Call(
-        rank=rank,
-        position=position,
+    return _Repeated(
         group=group,
         label=label,
         kind=kind,
-        number=entry.sequence,
-        op=entry.op,
-        state=entry.state,
         sent=_elements(entry.input_sizes),
         received=_elements(entry.output_sizes),
         dtype=_dtype(entry.op, entry.input_dtypes, entry.output_dtypes),
         message_bytes=message_bytes(entry, len(group.ranks) or 1),
-        pair=pair if entry.op in _MESSAGES else None,
-        source=entry.source,
-        batch=entry.batch,
-        created=entry.created,
-        has_equal_parts=_has_equal_parts(entry.raw_op),
-        record=entry.record,
+        pair=pair,
+        has_equal_parts=any(part in entry.raw_op for part in _OF_EQUAL_PARTS),
     )
 
 
-@cache
-def _has_equal_parts(raw_op: str) -> bool:
-    return any(part in raw_op for part in _OF_EQUAL_PARTS)
-
-
-@cache
 def _dtype(op: str, input_dtypes: tuple[str, ...], output_dtypes: tuple[str, ...]) -> str:
     """The dtype of what is sent, and of what is got where that is another."""
     if op == "barrier":

@@ -55,13 +55,13 @@ def _explained(paths: Paths) -> HangReport:
     for source in sources:
         if not source.exists():
             raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
-    dumps = [file for source in sources for file in foreign_files(source)]
-    if any(kind_of_file(file) == "recorder" for file in dumps):
-        return report_of(job_of_dumps(read_dumps([file for file in dumps if kind_of_file(file) != "profiler"])))
-    if dumps and any(kind_of_file(file) == "profiler" for file in dumps):
+    kinds = {file: kind_of_file(file) for source in sources for file in foreign_files(source)}
+    if "recorder" in kinds.values():
+        return report_of(job_of_dumps(read_dumps([file for file, kind in kinds.items() if kind != "profiler"])))
+    if "profiler" in kinds.values():
         raise UsageError(
-            f"{dumps[0]} is a profiler trace, which is written after all has ended: give flight-recorder dumps, or "
-            "what commtrace(save=…) wrote"
+            f"{next(iter(kinds))} is a profiler trace, which is written after all has ended: give flight-recorder "
+            "dumps, or what commtrace(save=…) wrote"
         )
     return report_of(job_of_trace(_tables(sources), _stacks(sources)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job
@@ -86,16 +86,21 @@ def _field(instance: Instance) -> str:
     """The property in which the ranks' calls differ; empty where none does."""
     calls = instance.calls.values()
     unlike = {(call.op, call.sent, call.received, call.dtype, call.root, call.has_equal_parts): call for call in calls}
-    signatures = [signature(call) for call in unlike.values()] if len(unlike) > 1 else []
-    if _differ(one[0] for one in signatures):
-        return "op"
-    if any(_differ(one[at] for one in signatures) for at in (1, 2)):
-        return "size"
-    if _differ(one[4] for one in signatures):
-        return "root"
-    if _differ(one[3] or None for one in signatures):
-        return "dtype"
+    found = _differing([signature(call) for call in unlike.values()]) if len(unlike) > 1 else ""
+    if found:
+        return found
     return "size" if _sums_differ(instance) or any(map(_is_torn, instance.pending)) else ""
+
+
+def _differing(signatures: Sequence[Signature]) -> str:
+    ops, sent, received, dtypes, roots = zip(*signatures, strict=True)
+    if _differ(ops):
+        return "op"
+    if _differ(sent) or _differ(received):
+        return "size"
+    if _differ(roots):
+        return "root"
+    return "dtype" if _differ(dtype or None for dtype in dtypes) else ""
 
 
 def _is_torn(call: Call) -> bool:

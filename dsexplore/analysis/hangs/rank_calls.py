@@ -181,9 +181,12 @@ class Job:
         found: dict[InstanceId, Instance] = {}
         for rank in self.ranks.values():
             for call, identity in _identities(self, rank):
-                found.setdefault(identity, Instance(identity)).calls[call.rank] = call
+                instance = found.get(identity)
+                if instance is None:
+                    instance = found[identity] = Instance(identity)
+                instance.calls[call.rank] = call
         for instance in found.values():
-            if instance.id.pair is None:
+            if instance.id.pair is None and len(instance.calls) < len(instance.id.group.ranks):
                 instance.absent = tuple(self._absent(instance))
         _join_ends(self, found)
         return found

@@ -12,7 +12,7 @@ Such a call differs from one in flight by the record that is missing behind its 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,21 +123,20 @@ def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
     NCCL runs one group's collectives on one stream, in order; gloo has several threads. A message between two ranks may
     have a stream of its own, so only those of a call of several are meant: they share their sequence numbers.
     """
-    last: dict[tuple[str, bool], int] = {}
-    shared: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
-    for i, entry in enumerate(entries):
-        shared[entry.group, entry.numbers] += 1
-        if entry.state == "completed":
-            last[entry.group, entry.is_p2p] = i
-    return [
-        entry._replace(state="completed")
+    last = {(entry.group, entry.is_p2p): i for i, entry in enumerate(entries) if entry.state == "completed"}
+    overtaken = [
+        i
+        for i, entry in enumerate(entries)
         if entry.state != "completed"
         and not entry.raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
         and i < last.get((entry.group, entry.is_p2p), -1)
-        and (not entry.is_p2p or shared[entry.group, entry.numbers] > 1)
-        else entry
-        for i, entry in enumerate(entries)
     ]
+    shared = Counter((entry.group, entry.numbers) for entry in entries) if overtaken else Counter()
+    found = list(entries)
+    for i in overtaken:
+        if not entries[i].is_p2p or shared[entries[i].group, entries[i].numbers] > 1:
+            found[i] = entries[i]._replace(state="completed")
+    return found
 
 
 def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:

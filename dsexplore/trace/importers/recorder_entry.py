@@ -6,10 +6,11 @@ gloo records no ends, only that it let go of a collective (``retired``).
 
 from __future__ import annotations
 
+import marshal
 import math
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
@@ -28,14 +29,23 @@ class RecorderEntry(NamedTuple):
 
     record: int
     """The entry's number on this rank, from 0; a ring buffer that does not begin with 0 has lost the first ones."""
-    group: str
-    description: str
-    group_number: int | None
-    """Key of ``pg_status``: the group's number in this process, which another process may count otherwise."""
     sequence: int
     """Number in its group among the collectives, or among this rank's messages between two ranks."""
     numbers: tuple[int, int]
     """``collective_seq_id`` and ``p2p_seq_id``; 0 for one that is missing."""
+    state: State
+    created: int | None
+    """Nanoseconds since the epoch, as are the next two."""
+    started: int | None
+    ended: int | None
+    duration_ms: float | None
+    source: str
+    """``"train.py:12"``: the innermost frame that is not torch's; empty where the dump has no frames."""
+    group: str
+    """From here on, but for ``batch``, as in `_Repeated`."""
+    description: str
+    group_number: int | None
+    """Key of ``pg_status``: the group's number in this process, which another process may count otherwise."""
     op: str
     """Plain name, such as ``all_reduce``; ``unknown:…`` for one that nobody described."""
     raw_op: str
@@ -43,21 +53,37 @@ class RecorderEntry(NamedTuple):
     peers: tuple[int, int] | None
     """Sender and receiver by their position in the group, of a send or recv that names them."""
     is_p2p: bool
-    state: State
-    created: int | None
-    """Nanoseconds since the epoch, as are the next two."""
-    started: int | None
-    ended: int | None
-    duration_ms: float | None
     input_sizes: Sizes
     output_sizes: Sizes
     input_dtypes: tuple[str, ...]
     output_dtypes: tuple[str, ...]
-    source: str
-    """``"train.py:12"``: the innermost frame that is not torch's; empty where the dump has no frames."""
     timeout_ms: int | None
     batch: int | None = None
     """Members of one coalesced call share the record of the entry that ended it."""
+
+
+class _Repeated(NamedTuple):
+    """The fields of an entry that do not change from one step of a program to the next, in `RecorderEntry`'s order: a
+    dump has thousands of entries, and few that differ in these."""
+
+    group: str
+    description: str
+    group_number: int | None
+    op: str
+    raw_op: str
+    peers: tuple[int, int] | None
+    is_p2p: bool
+    input_sizes: Sizes
+    output_sizes: Sizes
+    input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...]
+    timeout_ms: int | None
+
+
+_KEYS_OF_REPEATED = (
+    *("profiling_name", "process_group", "pg_name", "pg_id", "is_p2p", "input_sizes", "output_sizes", "input_dtypes"),
+    *("output_dtypes", "timeout_ms"),
+)
 
 
 class MissingField(Exception):
@@ -73,6 +99,8 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
     """
     sources: dict[int, str] = {}
     """By identity of a stack, which many entries share."""
+    known: dict[bytes, _Repeated] = {}
+    """By what the dump has for it."""
     found = []
     for index, entry in enumerate(content.get("entries") or ()):
         if not isinstance(entry, dict):
@@ -81,79 +109,70 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
         source = sources.get(id(frames))
         if source is None:
             source = sources[id(frames)] = _source(frames)
-        found.append(_entry_of(index, entry, source))
+        key = marshal.dumps(list(map(entry.get, _KEYS_OF_REPEATED)), 2)  # lists are no keys
+        repeated = known.get(key)
+        if repeated is None:
+            repeated = known[key] = _repeated(index, entry)
+        found.append(_entry_of(index, entry, source, repeated))
     return found
 
 
-def _entry_of(index: int, entry: Mapping[str, Any], source: str) -> RecorderEntry:
+def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Repeated) -> RecorderEntry:
     """One entry of a dump.
 
     Args:
         index: its place in the dump, for errors, and as its record where it has none.
         entry: as the file has it.
         source: of its stack.
+        repeated: of the entry.
 
     Raises:
         MissingField: a field without which it says nothing.
         TypeError, ValueError: it is no such entry.
     """
     get = entry.get
-    raw_op, group = get("profiling_name"), get("process_group")
-    group = get("pg_name") if group is None else group
     collective, message = _integer(get("collective_seq_id", get("seq_id"))), _integer(get("p2p_seq_id"))
-    if raw_op is None or group is None or (collective is None and message is None):
-        missing = "profiling_name" if raw_op is None else "process_group" if group is None else "collective_seq_id"
-        raise MissingField(f"entries[{index}].{missing}")
-    called = _called(str(raw_op))
-    is_p2p = get("is_p2p")
-    is_p2p = called.is_message if is_p2p is None else bool(is_p2p)
-    group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
+    if collective is None and message is None:
+        raise MissingField(f"entries[{index}].collective_seq_id")
     record = _integer(get("record_id", get("id")))
     ended = _time(get("time_discovered_completed_ns"))
     return RecorderEntry(
-        record=index if record is None else record,
+        index if record is None else record,
+        _sequence(repeated.is_p2p, collective, message),
+        (collective or 0, message or 0),
+        "completed" if ended is not None else _state(entry, repeated.raw_op),
+        _time(get("time_created_ns")),
+        _time(get("time_discovered_started_ns")),
+        ended,
+        _duration(get("duration_ms")),
+        source,
+        *repeated,
+    )
+
+
+def _repeated(index: int, entry: Mapping[str, Any]) -> _Repeated:
+    get = entry.get
+    raw_op, group = get("profiling_name"), get("process_group")
+    group = get("pg_name") if group is None else group
+    if raw_op is None or group is None:
+        raise MissingField(f"entries[{index}].{'profiling_name' if raw_op is None else 'process_group'}")
+    name, _, rest = str(raw_op).rpartition(":")[2].strip().partition(" ")
+    op, peers, is_p2p = plain_op(name), _PEERS.search(rest), get("is_p2p")
+    group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
+    return _Repeated(
         group=str(group_name),
         description=str(description),
         group_number=_integer(get("pg_id")),
-        sequence=_sequence(is_p2p, collective, message),
-        numbers=(collective or 0, message or 0),
-        op=called.op,
-        raw_op=called.raw_op,
-        peers=called.peers,
-        is_p2p=is_p2p,
-        state="completed" if ended is not None else _state(entry, called.library),
-        created=_time(get("time_created_ns")),
-        started=_time(get("time_discovered_started_ns")),
-        ended=ended,
-        duration_ms=_duration(get("duration_ms")),
+        op=op,
+        raw_op=str(raw_op),
+        peers=_direction(peers) if peers else None,
+        is_p2p=op in ("send", "recv") if is_p2p is None else bool(is_p2p),
         input_sizes=_sizes(get("input_sizes")),
         output_sizes=_sizes(get("output_sizes")),
         input_dtypes=_dtypes(get("input_dtypes")),
         output_dtypes=_dtypes(get("output_dtypes")),
-        source=source,
         timeout_ms=_integer(get("timeout_ms")),
     )
-
-
-class _Called(NamedTuple):
-    """The parts of the recorder's name of a call; a dump has few different ones."""
-
-    raw_op: str
-    library: str
-    op: str
-    peers: tuple[int, int] | None
-
-    @property
-    def is_message(self) -> bool:
-        return self.op in ("send", "recv")
-
-
-@lru_cache(maxsize=4096)
-def _called(raw_op: str) -> _Called:
-    library, _, called = raw_op.rpartition(":")
-    name, _, rest = called.strip().partition(" ")
-    peers = _PEERS.search(rest)
-    return _Called(raw_op, library, plain_op(name), _direction(peers) if peers else None)
 
 
 def _sequence(is_p2p: bool, collective: int | None, message: int | None) -> int:
@@ -168,9 +187,9 @@ def _direction(peers: re.Match[str]) -> tuple[int, int]:
     return (first, second) if arrow == "->" else (second, first)
 
 
-def _state(entry: Mapping[str, Any], library: str) -> State:
+def _state(entry: Mapping[str, Any], raw_op: str) -> State:
     """The state of an entry whose end was not seen."""
-    if library.startswith(LIBRARIES_WITHOUT_ENDS) and entry.get("retired"):
+    if raw_op.startswith(LIBRARIES_WITHOUT_ENDS) and entry.get("retired"):
         return "completed"
     state = str(entry.get("state", "scheduled"))
     return cast(State, state) if state in ("scheduled", "started", "completed") else "scheduled"
@@ -196,22 +215,12 @@ def _sizes(sizes: Any) -> Sizes:
     listed = sizes or ()
     if listed and not isinstance(listed[0], (list, tuple)):
         listed = [listed]  # the shape of the only tensor
-    return _whole_numbers(tuple(map(tuple, listed)))
-
-
-@lru_cache(maxsize=4096)  # a job's calls have few different shapes
-def _whole_numbers(shapes: tuple[tuple[Any, ...], ...]) -> Sizes:
-    return tuple([tuple(map(int, shape)) for shape in shapes])
+    return tuple(tuple(map(int, shape)) for shape in listed)
 
 
 def _dtypes(names: Any) -> tuple[str, ...]:
-    listed = (names,) if isinstance(names, str) else tuple(names or ())
-    return _plain_dtypes(listed)
-
-
-@lru_cache(maxsize=1024)
-def _plain_dtypes(names: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple([plain_dtype(str(name)) for name in names if name])
+    listed = (names,) if isinstance(names, str) else names or ()
+    return tuple(plain_dtype(str(name)) for name in listed if name)
 
 
 def _source(frames: Iterable[Any]) -> str:
