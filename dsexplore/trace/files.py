@@ -82,7 +82,7 @@ def load_several(paths: Sequence[Path]) -> Tables:
         raise UsageError("no trace is given: give at least one file")
     if len(paths) == 1:
         return load(paths[0])
-    if all(path.exists() and not path.is_dir() and kind_of_file(path) for path in paths):
+    if all(path.exists() and not path.is_dir() and kind_of_file(path) not in ("", "data") for path in paths):
         return load_foreign(paths)
     try:
         return merge_as_they_come(map(load, paths), "reading traces", len(paths))

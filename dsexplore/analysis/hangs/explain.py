@@ -55,12 +55,14 @@ def _explained(paths: Paths) -> HangReport:
     for source in sources:
         if not source.exists():
             raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
-    kinds = {file: kind_of_file(file) for source in sources for file in foreign_files(source)}
+    files_of = (foreign_files(source) if source.is_dir() else [source] for source in sources)
+    kinds = {file: kind_of_file(file) for found in files_of for file in found}
     if "recorder" in kinds.values():
         return report_of(job_of_dumps(read_dumps([file for file, kind in kinds.items() if kind != "profiler"])))
-    if "profiler" in kinds.values():
+    profile = next((file for file, kind in kinds.items() if kind == "profiler"), None)
+    if profile is not None:
         raise UsageError(
-            f"{next(iter(kinds))} is a profiler trace, which is written after all has ended: give flight-recorder "
+            f"{profile} is a profiler trace, which is written after all has ended: give flight-recorder "
             "dumps, or what commtrace(save=…) wrote"
         )
     return report_of(job_of_trace(_tables(sources), _stacks(sources)))

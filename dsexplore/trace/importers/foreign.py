@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,8 +15,11 @@ from dsexplore.trace.importers.profiles import load_profiles
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
-Kind = Literal["", "empty", "recorder", "profiler"]
-"""``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``""``: neither."""
+Kind = Literal["", "empty", "data", "recorder", "profiler"]
+"""``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``data``: JSON or a
+pickle of neither, as far as its beginning says; ``""``: anything else."""
+
+_OF_TOOLS = ("recorder", "profiler")
 
 _LOOKED_AT = 1 << 18
 _OF_PROFILER = (
@@ -46,7 +50,7 @@ def kind_of_file(file: Path) -> Kind:
         return ""
     if any(key in text for key in _OF_PROFILER):
         return "profiler"
-    return "recorder" if any(key in text for key in (b"entries", b"pg_config", b"pg_status")) else ""
+    return "recorder" if any(key in text for key in (b"entries", b"pg_config", b"pg_status")) else "data"
 
 
 def _unpacked(begin: bytes) -> bytes:
@@ -57,15 +61,26 @@ def _unpacked(begin: bytes) -> bytes:
 
 
 def foreign_files(source: Path) -> list[Path]:
-    """The files of other tools at a path: itself, those of a folder, or of its folders where it has none itself."""
+    """The files of other tools at a path: itself, those of a folder, or of its folders where it has none itself.
+
+    Beside dumps, also what should be one and is not, so that it is named: data of another kind, and any file whose name
+    differs from a dump's in its numbers alone.
+    """
     if not source.is_dir():
-        return [source] if kind_of_file(source) not in ("", "empty") else []
+        return [source] if kind_of_file(source) in _OF_TOOLS else []
     for found in (source.iterdir(), source.rglob("*")):
         files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
-        files = [file for file in files if kind_of_file(file)]
-        if any(kind_of_file(file) != "empty" for file in files):
-            return files
+        kinds = {file: kind_of_file(file) for file in files}
+        if "profiler" in kinds.values():
+            return [file for file, kind in kinds.items() if kind in (*_OF_TOOLS, "empty")]
+        if "recorder" in kinds.values():
+            names = {_without_numbers(file) for file, kind in kinds.items() if kind == "recorder"}
+            return [file for file, kind in kinds.items() if kind or _without_numbers(file) in names]
     return []
+
+
+def _without_numbers(file: Path) -> str:
+    return re.sub(r"\d+", "0", file.name)
 
 
 def load_foreign(files: Sequence[Path]) -> Tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,28 @@ def test_a_broken_file_is_named_and_the_others_go_on(folder: Path) -> None:
     assert report.culprits == (2,)
     assert any("_dump_3 cannot be read" in note for note in report.notes)
     assert "rank 3 left no dump" in report.notes
+
+
+def test_files_that_are_no_dump_by_their_content_are_named_and_the_others_go_on(folder: Path) -> None:
+    (folder / "_dump_1").write_bytes(pickle.dumps(Path("a")))
+    (folder / "_dump_3").write_text("Segmentation fault")
+    (folder / "list.json").write_text("[1, 2]")
+    (folder / "train.log").write_text("step 1")
+    report = dsexplore.explain_hang(folder)
+    assert not any("train.log" in note for note in report.notes)
+    assert "ranks 1, 3 left no dump" in report.notes
+    given = dsexplore.explain_hang(
+        [folder / name for name in ("_dump_0", "_dump_1", "_dump_2", "_dump_3", "list.json")]
+    )
+    said = {
+        "_dump_1": "cannot be read (the pickle names pathlib",
+        "_dump_3": "cannot be read (Expecting value",
+        "list.json": "has no entries and no pg_config: it is no dump of torch's flight recorder",
+    }
+    for found in (report, given):
+        assert found.culprits == (2,)
+        for name, what in said.items():
+            assert any(f"{folder / name} {what}" in note for note in found.notes)
 
 
 def test_nothing_hangs(tmp_path: Path) -> None:

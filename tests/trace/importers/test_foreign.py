@@ -20,7 +20,7 @@ from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
         (b"", "empty"),
         (b" \n", "empty"),
         (b"PAR1", ""),
-        (b'{"a": 1}', ""),
+        (b'{"a": 1}', "data"),
         (b'{"traceEvents": []}', "profiler"),
         (b'[{"ph": "X"}]', "profiler"),
         (b'{"entries": []}', "recorder"),
@@ -30,7 +30,7 @@ def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, kind: st
     file = tmp_path / "file"
     file.write_bytes(content)
     assert kind_of_file(file) == kind
-    assert foreign_files(file) == ([file] if kind not in ("", "empty") else [])
+    assert foreign_files(file) == ([file] if kind in ("profiler", "recorder") else [])
 
 
 def test_what_cannot_be_opened_is_no_tools_file(tmp_path: Path) -> None:
@@ -64,6 +64,27 @@ def test_a_file_that_has_no_place_beside_profiles_is_named(tmp_path: Path, left:
     assert trace.info.ranks == (0,)
     assert any(said in note for note in trace.info.notes)
     assert "1 of 2 ranks left no trace: rank 1" in trace.info.notes
+
+
+def test_beside_dumps_a_file_that_is_none_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"dump_{rank}").write_text('{"version": "2.10", "pg_config": {}, "entries": []}')
+    (tmp_path / "dump_2").write_text("killed")
+    (tmp_path / "config.json").write_text('{"layers": 2}')
+    (tmp_path / "job.log").write_text("step 1")
+    with pytest.warns(RuntimeWarning) as warned:
+        trace = dsexplore.load(tmp_path)
+    for said in ("dump_2 cannot be read", "config.json has no entries and no pg_config"):
+        assert any(said in str(one.message) for one in warned)
+        assert any(said in note for note in trace.info.notes)
+    assert len(warned) == 2
+
+
+def test_beside_profiles_other_data_is_let_be(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (tmp_path / "rank0.json").write_bytes(profile(0))
+    (tmp_path / "config.json").write_text('{"layers": 2}')
+    assert dsexplore.load(tmp_path).info.ranks == (0,)
+    assert not [one for one in recwarn if "config.json" in str(one.message)]
 
 
 def test_a_gzipped_dump_that_is_cut_off_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
