@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +117,145 @@ def test_large_blocks_are_tried_where_a_large_depth_was_lucky() -> None:
     winner = max(scores, key=lambda config: scores[config])
     assert winner.block_size == max(search.AXES["block_size"])
     assert all(search.fits(config, 512 << 20) for config in scores)
+
+
+MANY_REQUESTS = AioConfig(8 << 20, 4, 4, single_submit=True)
+
+
+def with_few_requests(config: AioConfig) -> float:
+    """Bytes per second of a disk that gives 400 requests a second and 2.4 GB/s, each request after 0.2 ms."""
+    latency = 2e-4 + config.block_size / 2.4e9
+    return min(2.4e9, 400 * config.block_size, config.bytes_in_flight / latency)
+
+
+def noisy(true: Callable[[AioConfig], float], noise: float, seed: int) -> search.Measure:
+    """Measuring of a disk that is a formula; each rate is off by ``noise``, a share."""
+    source = random.Random(seed)
+
+    def measure(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        rates = {config: true(config) * math.exp(source.gauss(0, noise)) for config in [CONTROL, *configs]}
+        return {config: rate / rates[CONTROL] for config, rate in rates.items()}
+
+    return measure
+
+
+def always(_: int) -> bool:
+    return True
+
+
+def in_512_mib(config: AioConfig) -> bool:
+    return search.fits(config, 512 << 20)
+
+
+def led_down(
+    winner: AioConfig, measure: search.Measure, axes: Mapping[str, Sequence[Any]] = search.AXES
+) -> tuple[AioConfig, ...]:
+    """The settings that are tied in six rounds of the finals that follow a walk down from a winner."""
+    found = search.walk_down(winner, axes, measure, always, in_512_mib)
+    rounds = iter(range(6))
+    ratios = search.finals(
+        search.cheap_finalists(found, winner, [], 4), measure, lambda: next(rounds, 9) < 6, random.Random(0), width=0.0
+    )
+    return tied_with_best(
+        {config: dict(enumerate(each)) for config, each in ratios.items()}, dict.fromkeys(ratios, Cost(1e-3, 10.0))
+    )
+
+
+@pytest.mark.parametrize(
+    "winner",
+    [
+        MANY_REQUESTS,
+        AioConfig(8 << 20, 16, 1),
+        AioConfig(8 << 20, 1, 4),
+        AioConfig(8 << 20, 2, 2, overlap_events=False),
+        AioConfig(8 << 20, 1, 1),  # itself too slow by 5.4 %
+    ],
+)
+def test_winners_of_one_rate_lead_down_to_one_setting(winner: AioConfig) -> None:
+    assert led_down(winner, noisy(with_few_requests, 0, 0))[0] == AioConfig(8 << 20, 2, 1)
+
+
+def test_blocks_become_smaller_where_they_may() -> None:
+    few_bytes = noisy(lambda config: min(config.bytes_in_flight, 4 << 20), 0, 0)
+    assert led_down(MANY_REQUESTS, few_bytes)[0] == AioConfig(4 << 20, 1, 1)
+    large_blocks = noisy(lambda config: config.block_size, 0, 0)
+    assert led_down(MANY_REQUESTS, large_blocks)[0] == AioConfig(8 << 20, 1, 1)
+
+
+def test_threads_that_are_needed_are_kept() -> None:
+    def rate(config: AioConfig) -> float:
+        return min(config.thread_count, 2) * min(config.bytes_in_flight, 64 << 20)
+
+    assert led_down(AioConfig(8 << 20, 8, 4), noisy(rate, 0, 0))[0] == AioConfig(4 << 20, 8, 2)
+
+
+@pytest.mark.parametrize("winner", [AioConfig(1 << 20, 64, 1), AioConfig(2 << 20, 16, 4)])
+def test_at_most_5_percent_are_given_away_where_each_request_counts(winner: AioConfig) -> None:
+    """A knee: what is in flight is never enough."""
+
+    def rate(config: AioConfig) -> float:
+        return config.bytes_in_flight / (config.bytes_in_flight + (64 << 20))
+
+    assert rate(led_down(winner, noisy(rate, 0, 0))[0]) > 0.95 * rate(winner)
+
+
+def test_the_walk_down_keeps_to_the_axes_and_to_what_may_be_measured() -> None:
+    axes = search.checked_axes({"queue_depth": [2, 4], "thread_count": [4], "single_submit": [True]})
+    measure, asked = noisy(with_few_requests, 0, 0), list[AioConfig]()
+
+    def measured(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        asked.extend([CONTROL, *configs])
+        return measure(configs)
+
+    found = search.walk_down(MANY_REQUESTS, axes, measured, always, in_512_mib)
+    assert list(found) == [MANY_REQUESTS.with_(queue_depth=2)]
+    assert all(config.queue_depth in (2, 4) and config.single_submit for config in asked if config != CONTROL)
+    for most in (0, 3, 9, 12):
+        asked.clear()
+        search.walk_down(
+            MANY_REQUESTS, search.AXES, measured, lambda count, most=most: len(asked) + count <= most, in_512_mib
+        )
+        assert len(asked) <= most
+        assert bool(asked) == (most > 0)
+        assert all(in_512_mib(config) for config in asked)
+
+
+def test_finalists_of_a_walk_down() -> None:
+    winner, *others = (AioConfig(queue_depth=depth) for depth in (16, 1, 2, 4, 8, 32))
+    found = dict.fromkeys(others[:4], 0.9)
+    assert search.cheap_finalists(found, winner, others, 4) == [*others[:3], winner]
+    assert search.cheap_finalists({**found, others[4]: 1.09}, winner, others, 4) == [*others[:3], winner]
+    assert search.cheap_finalists({**found, others[4]: 1.2}, winner, others, 4) == [*others[:2], others[4], winner]
+    assert search.cheap_finalists({}, winner, [winner, *others], 4) == [winner, *others[:3]]
+
+
+def test_a_descent_ends_with_the_turn_that_finds_a_clear_winner() -> None:
+    def measured(enough: float) -> int:
+        measure, asked = noisy(with_few_requests, 0, 0), list[int]()
+
+        def counted(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+            asked.append(len(configs))
+            return measure(configs)
+
+        search.descend(CONTROL, search.AXES, counted, lambda: True, in_512_mib, enough)
+        return len(asked)
+
+    assert (measured(3.0), measured(9.0), measured(math.inf)) == (5, 10, 10)
+
+
+def test_descents_that_end_apart_are_led_together() -> None:
+    """Forty descents on one disk whose rates scatter by 5 %: fewer answers than highest scores, and nothing lost."""
+    highest, cheapest = [], []
+    for seed in range(40):
+        measure = noisy(with_few_requests, 0.05, seed)
+        turns = search.descend(CONTROL, search.AXES, measure, lambda: True, in_512_mib, search.CLEAR_WINNER)
+        (winner,) = search.strongest(turns, CONTROL, 1)
+        assert turns[winner] > search.CLEAR_WINNER
+        highest.append(winner)
+        cheapest.append(led_down(winner, measure)[0])
+    assert len(set(cheapest)) < len(set(highest)) / 2
+    assert Counter(cheapest).most_common(1)[0][1] > 2 * Counter(highest).most_common(1)[0][1]
+    assert sum(map(with_few_requests, cheapest)) > 0.98 * sum(map(with_few_requests, highest))
 
 
 def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> None:
