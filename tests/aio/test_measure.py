@@ -244,7 +244,7 @@ def test_a_warm_up_precedes_the_slice(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert 0 < warm_up_wanted < wanted == 0.04
     assert warm_up.bytes > 0
     assert (sample.bytes, sample.seconds) == (measured.bytes, measured.ended - measured.begun)
-    assert sample.seconds >= 0.04
+    assert sample.seconds >= 0.04 - 1e-9  # the clock of the fixture adds up ticks that are rounded
 
 
 def test_queues_are_kept_open_up_to_a_number_of_requests(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
