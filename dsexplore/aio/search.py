@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -34,14 +32,6 @@ FEWEST_ROUNDS = 3
 _GIVEN_UP = 0.2
 """A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two. None is given up that
 may be tied with the best."""
-
-CLEAR_WINNER = 3.0
-"""The ratio to the control from which on there is a surely better setting, so that time is left to look for cheap ones.
-Below it, the finals need that time to find the fastest."""
-_LOOKS_EQUAL = 0.8
-"""The share of the faster half's rate from which on a cheaper setting, measured once beside it, is a finalist."""
-_LOOKS_FASTER = 1.1
-"""The share of the winner's rate from which on the fastest setting found beside it is a finalist, whatever it costs."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
 """Measures settings in one round, beside the control: each one's rate as a ratio to the control's in that round."""
@@ -81,21 +71,17 @@ def descend(
     measure: Measure,
     more: Callable[[], bool],
     fits: Callable[[AioConfig], bool],
-    enough: float = math.inf,
 ) -> dict[AioConfig, float]:
     """Move along one axis at a time to the best value on it, until a whole turn brings nothing or time is up.
 
     However short the time, one axis is measured; where no axis has a choice, the start alone.
-
-    Args:
-        enough: a ratio after which no other turn is begun.
 
     Returns:
         The last ratio of every setting measured.
     """
     scores: dict[AioConfig, float] = {}
     best, moved = start, True
-    while moved and (more() or not scores) and scores.get(best, 0.0) < enough:
+    while moved and (more() or not scores):
         moved = False
         for key, values in axes.items():
             tried = (_fitting(best.with_(**{key: value}), axes, fits) for value in values)
@@ -172,93 +158,6 @@ def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int 
     near = [config for config in ranked if scores[config] >= scores[ranked[0]] * _NEAR]
     cheap = sorted(near, key=lambda config: (config.bytes_in_flight, config.thread_count, config.queue_depth))
     return list(dict.fromkeys([*ranked[: -(-count // 2)], *cheap[: count // 2], *ranked]))[:count]
-
-
-def walk_down(
-    winner: AioConfig,
-    axes: Mapping[str, Sequence[Any]],
-    measure: Measure,
-    more: Callable[[int], bool],
-    fits: Callable[[AioConfig], bool],
-) -> dict[AioConfig, float]:
-    """Plain settings about as fast as ``winner`` or faster, the cheapest first, with their share of its rate.
-
-    Any number of requests in flight is tried, in as few threads as suffice and submitted as by default; then smaller
-    blocks. So sweeps whose descents ended at different settings of one rate end at one. Most are measured but once, so
-    the finals have to tell which of them are tied.
-
-    Args:
-        more: whether so many settings, the control among them, may be measured in another round.
-    """
-    found: dict[AioConfig, float] = {}
-    for threads in sorted(count for count in axes[c.AIO_THREAD_COUNT] if count <= winner.thread_count):
-        line = [config for config in _plain(winner, threads, axes) if fits(config)]
-        found = found or _beside(winner, line, measure, more, rounds=1, least=_LOOKS_EQUAL)
-    best = max([winner, *found], key=lambda config: found.get(config, 1.0))
-    smaller = _beside(best, _smaller_block(best, axes), measure, more, rounds=2, least=1 - MATTERS)
-    if not smaller:
-        return found
-    (size,) = {config.block_size for config in smaller}
-    return {config.with_(block_size=size): share for config, share in (found or smaller).items()}
-
-
-def _beside(
-    best: AioConfig,
-    line: Sequence[AioConfig],
-    measure: Measure,
-    more: Callable[[int], bool],
-    rounds: int,
-    least: float,
-) -> dict[AioConfig, float]:
-    """Those of ``line`` that reach the share ``least`` of the rate of the faster half, ``best`` among all of them.
-
-    A rate is the mean over the rounds, relative to that of ``best``, which may have been lucky in them itself, but by
-    no more than a tenth. Where not all may be measured, the last of ``line`` are left out.
-    """
-    shares: dict[AioConfig, list[float]] = defaultdict(list)
-    means: dict[AioConfig, float] = {}
-    running = list(line)
-    for _ in range(rounds):
-        while running and not more(len(running) + 2):
-            running.pop()
-        if not running:
-            break
-        ratios = measure([*running, best])
-        for config in running:
-            shares[config].append(ratios[config] / ratios[best])
-        means = {config: ratio_interval(shares[config]).value for config in running}
-        running = [config for config in running if means[config] > _LOOKS_EQUAL]
-    ranked = sorted([1.0, *means.values()], reverse=True)
-    faster = ranked[: -(-len(ranked) // 2)]
-    reference = max(_NEAR, sum(faster) / len(faster))
-    return {config: share for config, share in means.items() if share > least * reference}
-
-
-def _smaller_block(best: AioConfig, axes: Mapping[str, Sequence[Any]]) -> list[AioConfig]:
-    """The setting with the next smaller blocks of the axes, if there are: a second step the descent would have seen."""
-    smaller = [size for size in axes[c.AIO_BLOCK_SIZE] if size < best.block_size]
-    return [best.with_(**{c.AIO_BLOCK_SIZE: max(smaller)})] if smaller else []
-
-
-def _plain(best: AioConfig, threads: int, axes: Mapping[str, Sequence[Any]]) -> list[AioConfig]:
-    """The setting with so many threads and each depth, the lowest first, submitted as by default if the axes allow."""
-    default = AioConfig()
-    keys = (c.AIO_OVERLAP_EVENTS, c.AIO_SINGLE_SUBMIT)
-    plain = best.with_(**{key: getattr(default, key) for key in keys if getattr(default, key) in axes[key]})
-    line = (plain.with_(queue_depth=depth, thread_count=threads) for depth in sorted(axes[c.AIO_QUEUE_DEPTH]))
-    return [config for config in line if config != best]
-
-
-def cheap_finalists(
-    found: Mapping[AioConfig, float], winner: AioConfig, others: Sequence[AioConfig], count: int
-) -> list[AioConfig]:
-    """The cheapest settings that `walk_down` found, the winner, and of ``others`` as many as make ``count``.
-
-    The fastest setting found takes the place of one of the cheapest where it looks faster than the winner.
-    """
-    faster = [config for config in found if found[config] == max(_LOOKS_FASTER, *found.values())]
-    cheapest = list(found)[: count - 1 - len(faster)]
-    return list(dict.fromkeys([*cheapest, *faster, winner, *others]))[:count]
 
 
 def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:

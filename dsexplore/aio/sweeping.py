@@ -30,12 +30,6 @@ _LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
 _LIMIT_RUNS = 3
 _DESCENT_SHARE = 0.45
 """The part of the time that may go into the descent; the finals have the rest."""
-_CHEAP_FINALISTS = 4
-"""The finalists after a walk down in cost, the winner among them: the cheapest may fail there."""
-_CHEAP_ROUNDS = 4
-"""Rounds of finals for which time and what may be written are kept while cheaper settings are looked for."""
-_AROUND = 1.7
-"""Seconds that a slice takes with the work around it, warm-up and checks, for each second that is measured."""
 _GRID_ROUND = 8
 _FEWEST_SLICES = 48
 """Slices of each tensor size that what may be written should suffice for: a descent, and three rounds of finals."""
@@ -204,10 +198,10 @@ class _Run:
             def go_on() -> bool:
                 return self.elapsed() < until and self._left() >= begin * (1 - _DESCENT_SHARE)
 
-            scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits, search.CLEAR_WINNER)
+            scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits)
         operations, transfers = len(self._setup.operations), len(self._setup.transfers)
         reserve = self._seconds(_LIMIT_RUNS * operations)  # of slices, before tensors are moved to their end
-        finalists = self._cheaper(scores) or search.strongest(scores, CONTROL, self._affordable(reserve))
+        finalists = search.strongest(scores, CONTROL, self._affordable(reserve))
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
         if finalists:
@@ -218,31 +212,6 @@ class _Run:
                 return in_time and self._round < last and self._may_write(slices + _LIMIT_RUNS)
 
             search.finals(finalists, self.round, more, self._shuffle)
-
-    def _cheaper(self, scores: dict[AioConfig, float]) -> list[AioConfig]:
-        """Where one setting is clearly the best: the cheapest that are about as fast, and it; else none.
-
-        What the finals of so many need is left over: time, and what may be written.
-        """
-        winner = max(scores, key=lambda config: scores[config])
-        if self._plan.seconds is None or scores[winner] < search.CLEAR_WINNER:
-            return []
-        each, finals = self._seconds_of(winner), self._seconds_of(CONTROL, whole=True)
-        finals += _CHEAP_FINALISTS * self._seconds_of(winner, whole=True)
-        until = self._limit - _LIMIT_RUNS * each - _CHEAP_ROUNDS * finals
-        transfers = self._setup.transfers
-        largest = max(self._written_by_slice, self._plan.processes * transfers[-1])
-        kept = (_CHEAP_ROUNDS * (_CHEAP_FINALISTS + 1) * len(transfers) + _LIMIT_RUNS) * largest
-
-        def more(count: int) -> bool:
-            may_write = "write" not in self._setup.operations or count * len(transfers) * largest + kept < self._left()
-            return may_write and self.elapsed() + count * each < until
-
-        if not more(3):  # a pair beside the control
-            return []
-        found = search.walk_down(winner, self._plan.axes, self.round, more, self._bench.fits)
-        others = search.strongest(scores, CONTROL, _CHEAP_FINALISTS)
-        return search.cheap_finalists(found, winner, others, _CHEAP_FINALISTS)
 
     def _affordable(self, reserve: float) -> int:
         """How many finalists can be measured often enough in what is left of what may be written and, but for
@@ -262,15 +231,6 @@ class _Run:
         parts = product(self._setup.operations, self._setup.transfers)
         together = self._plan.processes  # each moves a tensor of its own, and rates are of all
         return sum(max(self._seconds(1), together * transfer / rates[operation]) for operation, transfer in parts)
-
-    def _seconds_of(self, config: AioConfig, *, whole: bool = False) -> float:
-        """Seconds that a setting is expected to take in a round; with ``whole``, if tensors are moved to their end."""
-        seconds = 0.0
-        for operation, transfer in product(self._setup.operations, self._setup.transfers):
-            samples = [m.sample for m in self.measured if (m.sample.config, m.sample.operation) == (config, operation)]
-            moved = self._plan.processes * transfer / median(sample.rate for sample in samples)
-            seconds += max(median(sample.seconds for sample in samples), moved if whole else 0.0)
-        return _AROUND * seconds
 
     def _start(self, every: Sequence[AioConfig]) -> AioConfig:
         """The setting that the search begins with: on each axis the default's value, or the axis's first where it lacks

@@ -8,20 +8,18 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweep_setup, sweeping
+from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweeping
 from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.sweep_progress import Progress
 from dsexplore.aio.sweep_setup import Setup
 from dsexplore.errors import UsageError
-from dsexplore.units import parse_size
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -130,86 +128,6 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
     monkeypatch.setattr(sweeping._Run, "limits", lambda self, result: None)
     result = sweep(tmp_path, "32MiB", 60, tensor="32MiB")
     assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
-
-
-def with_few_requests(config: AioConfig) -> float:
-    """Bytes per second of a disk that gives 400 requests a second and 2.4 GB/s, each request after 1 ms."""
-    latency = 1e-3 + config.block_size / 2.4e9
-    return min(2.4e9, 400 * config.block_size, config.bytes_in_flight / latency)
-
-
-def with_a_knee(config: AioConfig) -> float:
-    """Bytes per second of a disk on which more in flight always helps, up to a fifth over the default."""
-    return 2.4e9 * config.bytes_in_flight / (config.bytes_in_flight + (2 << 20))
-
-
-@pytest.fixture
-def sweep_of_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepResult]:
-    """``sweep_of_a_formula(rate, seed, …)``: a minute's sweep by a clock of its own; each slice is off by 7 %."""
-    monkeypatch.setattr(Setup, "_fill", lambda self, fd, seed: os.ftruncate(fd, self.size))
-    monkeypatch.setattr(sweep_setup, "fill_random", lambda buffer, seed: buffer)
-    monkeypatch.setattr(sweep_setup, "_check_memory", lambda plan: None)
-    monkeypatch.setattr(sweeping._Run, "limits", lambda self, result: None)
-
-    def swept(rate: Callable[[AioConfig], float], seed: int, **arguments: object) -> SweepResult:
-        now, noise = [0.0], random.Random(seed)
-
-        def measured(
-            bench: Bench,
-            config: AioConfig,
-            operation: Operation,
-            seconds: float,
-            *,
-            transfer: int,
-            whole: bool,
-            most: float,
-        ) -> Sample:
-            given = rate(config) * math.exp(noise.gauss(0, 0.07))
-            size = min(max(given * seconds, transfer if whole else 0), most)
-            now[0] += size / given + 0.06
-            bench.bytes_written += int(size) if operation == "write" else 0
-            p99 = config.bytes_in_flight / rate(config)
-            return Sample(operation, config, int(size), size / given, 0.01, 0.0, 1e-3, 1e-3, p99, 1e-3, transfer)
-
-        monkeypatch.setattr(Bench, "measure", measured)
-        monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
-        sizes = ["32MiB", "256MiB"]
-        return sweep(tmp_path, "512MiB", 60, tensor=sizes, progress=False, seed=seed, **arguments)  # type: ignore[arg-type]
-
-    return swept
-
-
-def test_sweeps_of_a_disk_with_a_clear_winner_give_one_answer(
-    sweep_of_a_formula: Callable[..., SweepResult],
-) -> None:
-    """Twelve sweeps, which without the walk down named eight settings."""
-    results = [sweep_of_a_formula(with_few_requests, seed, max_written=None) for seed in range(12)]
-    assert {result.best().config for result in results} == {AioConfig(8 << 20, 2, 1)}
-    for result in results:
-        assert result.elapsed <= 60
-        assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
-
-
-@pytest.mark.parametrize("most", ["6GiB", "8GiB", "16GiB", "32GiB"])
-def test_a_walk_down_leaves_enough_to_write_for_the_finals(
-    sweep_of_a_formula: Callable[..., SweepResult], most: str
-) -> None:
-    result = sweep_of_a_formula(with_few_requests, 0, max_written=most)
-    assert result.bytes_written <= parse_size(most)
-    assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
-    assert with_few_requests(result.best().config) > 0.6 * 2.4e9
-
-
-def test_without_a_clear_winner_nothing_changes(
-    sweep_of_a_formula: Callable[..., SweepResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def walked(*_: object) -> dict[AioConfig, float]:
-        pytest.fail("there is no clear winner")
-
-    monkeypatch.setattr(search, "walk_down", walked)
-    for seed in range(4):
-        assert sweep_of_a_formula(lambda _: 2.4e9, seed, max_written=None).best().config == AioConfig()
-        assert sweep_of_a_formula(with_a_knee, seed, max_written=None).best().fastest_ratio.value < 1.35
 
 
 def test_tensors_of_several_sizes(tmp_path: Path) -> None:
