@@ -1,7 +1,6 @@
-"""Let go of the pages of files that a process has mapped and does not need any more, such as code of libraries that
-only their import runs.
+"""Pages of mapped files that a process does not need any more, such as code of libraries that only their import runs.
 
-Those pages stay in the system's cache, and come back when they are touched.
+A page that is let go stays in the system's cache, and comes back when it is touched.
 """
 
 from __future__ import annotations
