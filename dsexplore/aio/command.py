@@ -241,13 +241,13 @@ def _fastest(results: Sequence[SweepResult]) -> str:
     compared = sorted((result for result in results if result.rounds), key=lambda result: -result.best().rate)
     if not compared:
         return "No path was compared."
-    first, told = compared[0].rate_interval(), []
+    first, texts = compared[0].rate_interval(), []
     for number, result in enumerate(compared):
         given = result.rate_interval()
         is_slower = given.high < first.low and given.value < first.value * (1 - MATTERS)
         doubt = "" if number == 0 or is_slower else " (not surely slower)"
-        told.append(f"{result.disk.path} {format_rate(result.best().rate)}{doubt}")
-    return f"Fastest first: {'; '.join(told)}"
+        texts.append(f"{result.disk.path} {format_rate(result.best().rate)}{doubt}")
+    return f"Fastest first: {'; '.join(texts)}"
 
 
 def _compare(first: str, second: str) -> None:

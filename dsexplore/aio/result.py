@@ -192,9 +192,8 @@ class SweepResult(SavedJson, Displayable):
         interval, which is 0 to infinity after one round."""
         config, slices = self.best().config, defaultdict(list)
         for m in self.deciding:
-            if (
-                m.sample.config == config and m.round in self.rounds[config]
-            ):  # of one that was cut short, a part is there
+            # Of a round that was cut short, a part is among those that decide.
+            if m.sample.config == config and m.round in self.rounds[config]:
                 slices[m.round].append(m)
         return ratio_interval([mixed_rate(each, self.conditions.read_share) for each in slices.values()])
 
@@ -244,18 +243,18 @@ class SweepResult(SavedJson, Displayable):
 
     def unlike(self, other: SweepResult) -> list[str]:
         """Sentences on what was not measured alike in two sweeps, for which alone their rates may differ."""
-        mine, theirs, told = self.conditions, other.conditions, []
+        mine, theirs, lines = self.conditions, other.conditions, []
         if set(mine.transfers) != set(theirs.transfers):
             shared = sorted(shared_sizes(self.measured, other.measured))
             at = f"the rates below are those of {_sizes(shared)}" if shared else "the rates below are those of all"
-            told.append(f"Tensors are of {_sizes(mine.transfers)} and of {_sizes(theirs.transfers)}: {at}.")
+            lines.append(f"Tensors are of {_sizes(mine.transfers)} and of {_sizes(theirs.transfers)}: {at}.")
         if mine.processes != theirs.processes:
-            told.append(f"Processes at once are {mine.processes} and {theirs.processes}: rates are of all together.")
+            lines.append(f"Processes at once are {mine.processes} and {theirs.processes}: rates are of all together.")
         if mine.size != theirs.size:
-            told.append(f"Files hold {format_bytes(mine.size)} and {format_bytes(theirs.size)}.")
+            lines.append(f"Files hold {format_bytes(mine.size)} and {format_bytes(theirs.size)}.")
         if mine.write_mode != theirs.write_mode:
-            told.append(f"Writes are {mine.write_mode} and {theirs.write_mode}.")
-        return told
+            lines.append(f"Writes are {mine.write_mode} and {theirs.write_mode}.")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; `from_json` reads them back."""

@@ -22,7 +22,7 @@ from dsexplore.units import format_ranks
 from dsexplore.worlds.real.engine_process import EngineCell
 from dsexplore.worlds.real.messages import Cell, CellReport
 from dsexplore.worlds.real.rank_outcome import RankOutcome, unpacked
-from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, merge_cell
+from dsexplore.worlds.real.rank_world import GRACE, CellRun, OnOutput, group_options, merge_cell
 from dsexplore.worlds.world_settings import resolve
 
 LOOK = 0.02
@@ -132,8 +132,7 @@ class Cluster:
     @property
     def options(self) -> str:
         """The options of the magic that connect to it."""
-        backend = f" --backend {self.backend}" if self.backend != "gloo" else ""
-        return f"--profile {self.profile}{backend}{f' --mesh {self.mesh}' if self.mesh else ''}"
+        return f"--profile {self.profile}{group_options(self.backend, self.mesh)}"
 
     def open(self) -> None:
         """Connect, and find out which rank each engine is.

@@ -91,8 +91,7 @@ class RankWorld:
     @property
     def options(self) -> str:
         """The options of the magic that open such a world."""
-        backend = f" --backend {self.backend}" if self.backend != "gloo" else ""
-        return f"--real {self.size}{backend}{f' --mesh {self.mesh}' if self.mesh else ''}"
+        return f"--real {self.size}{group_options(self.backend, self.mesh)}"
 
     @property
     def is_open(self) -> bool:
@@ -226,6 +225,11 @@ class RankWorld:
         outcomes = tuple(rank.end(wait=0) for rank in chosen)
         self.close()
         return outcomes
+
+
+def group_options(backend: str, mesh: str) -> str:
+    """The options of the magic for the process group of its ranks, each behind a space; empty where both are defaults."""
+    return (f" --backend {backend}" if backend != "gloo" else "") + (f" --mesh {mesh}" if mesh else "")
 
 
 def _check_backend(backend: str, size: int) -> None:
