@@ -33,6 +33,8 @@ ANSWER_WAIT = 2.0
 """Seconds that engines get to answer which may be gone."""
 LOAD_WAIT = 300.0
 """Seconds that engines get to import torch and dsexplore, once."""
+OUTPUT_WAIT = 1.0
+"""Seconds that what an engine has printed gets to come: it has a channel of its own, and may come after the answer."""
 INTERRUPT_WAIT = 1.0
 """Seconds that interrupted engines get to come back."""
 
@@ -85,6 +87,8 @@ class EngineRank:
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             return RankOutcome(self.rank, "died", error=text, output=self.output.text), b""
         assert isinstance(report, CellReport)
+        self.answer.wait_for_output(OUTPUT_WAIT)
+        self.look()
         return RankOutcome(
             self.rank,
             "ok" if report.ok else "error",

@@ -98,7 +98,7 @@ class CellReport(Report):
     seconds: float = 0.0
     """How long the cell ran."""
     trace: bytes = b""
-    """The pickled `Tables` of what it recorded; empty where it recorded nothing."""
+    """The pickled `Trace` of what it recorded; empty where it recorded nothing."""
 
 
 def unpack_report(answer: bytes | bytearray) -> Report | None:

@@ -228,7 +228,7 @@ class RankWorld:
 
 
 def group_options(backend: str, mesh: str) -> str:
-    """The options of the magic for the process group of its ranks, each behind a space; empty where both are defaults."""
+    """The options of the magic for its process group, each behind a space; empty where both are defaults."""
     return (f" --backend {backend}" if backend != "gloo" else "") + (f" --mesh {mesh}" if mesh else "")
 
 

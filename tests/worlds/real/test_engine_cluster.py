@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -16,8 +17,8 @@ import pytest
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real.cell_names import pack_names
-from dsexplore.worlds.real.engine_cluster import Cluster
-from dsexplore.worlds.real.messages import Cell
+from dsexplore.worlds.real.engine_cluster import Cluster, EngineRank
+from dsexplore.worlds.real.messages import Cell, CellReport
 from dsexplore.worlds.real.rank_world import CellRun
 
 ipyparallel = pytest.importorskip("ipyparallel")
@@ -159,6 +160,27 @@ def check_lost_engine(cluster: Cluster) -> None:
     assert lost.first_failure == 1
     with pytest.raises(UsageError, match="no engine for rank 1 of 2: "):
         cluster.run(cell_of(""))
+
+
+class LatePrint:
+    """An answer of an engine whose output comes after it."""
+
+    stdout = stderr = ""
+
+    def ready(self) -> bool:
+        return True
+
+    def get(self, timeout: float) -> bytes:
+        return pickle.dumps(CellReport(True))
+
+    def wait_for_output(self, timeout: float) -> None:
+        self.stdout = "printed\n"
+
+
+def test_output_that_comes_after_the_answer_is_kept() -> None:
+    rank = EngineRank(0, 0)
+    rank.answer = LatePrint()
+    assert rank.outcome()[0].output == "printed\n"
 
 
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
