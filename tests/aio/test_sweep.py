@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,7 +176,11 @@ def written_by_this_process() -> int:
 
 @pytest.mark.usefixtures("short_slices")
 @pytest.mark.parametrize(("most", "compared"), [("48MiB", False), ("800MiB", True)])
-def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: bool) -> None:
+def test_no_more_is_written_than_may_be(
+    tmp_path: Path, most: str, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No interval is ever narrow enough: on an even disk the finals would end before the bytes are used up.
+    monkeypatch.setattr(search, "finals", partial(search.finals, width=0.0))
     said: list[str] = []
     written_before = []
 
