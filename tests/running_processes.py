@@ -1,13 +1,42 @@
-"""Whether processes that a test started still run."""
+"""Whether processes that a test started still run, and whether they have come to where they wait."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+
+from dsexplore.worlds.real.rank_handle import RankHandle
+
+LOOKS = 3
+"""Looks in a row at which a process has to sleep before it counts as waiting."""
 
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended; one whose parent has not asked how it ended has."""
+    return _state(Path(f"/proc/{pid}")) not in ("", "Z")
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether every thread of a process sleeps, at several looks in a row: it waits for another, and not for a turn on
+    a busy machine, in which a thread that could go on counts as running."""
+    for _ in range(LOOKS):
+        if {_state(thread) for thread in Path(f"/proc/{pid}/task").glob("*")} != {"S"}:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def has_come(rank: RankHandle) -> bool:
+    """Whether a rank has printed ``here`` and waits now, or is stopped, or has finished or ended."""
+    rank.read()
+    if rank.status is not None or rank.is_over or rank.look_whether_stopped():
+        return True
+    return b"here" in rank.output.data and is_waiting(rank.pid)
+
+
+def _state(process: Path) -> str:
+    """The letter of the state of a process or thread; empty where it is gone."""
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+        return (process / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or read
-        return False
+        return ""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from dsexplore.errors import UsageError
+from dsexplore.worlds.real import engine_cluster
 from dsexplore.worlds.real.cell_names import pack_names
 from dsexplore.worlds.real.engine_cluster import Cluster, EngineRank
 from dsexplore.worlds.real.messages import Cell, CellReport
 from dsexplore.worlds.real.rank_world import CellRun
+from tests.running_processes import is_waiting
 
 ipyparallel = pytest.importorskip("ipyparallel")
 
@@ -38,8 +40,14 @@ def cell_of(body: str, last: str = "None") -> Cell:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    """A port that nobody is given by the system before the engines open it: those begin at 32768 on Linux."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise AssertionError("a hundred ports are taken")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 200) -> None:
@@ -99,13 +107,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.end(site.started[::-1])
 
 
-def test_engines_are_ranks(site: Site) -> None:
+def test_engines_are_ranks(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wait in ("OUTPUT_WAIT", "INTERRUPT_WAIT"):
+        monkeypatch.setattr(engine_cluster, wait, 60.0)  # as long as a busy machine needs
     cluster = Cluster("ranks", mesh="dp=2")
     cluster.open()
     try:
         assert [rank.engine for rank in cluster._ranks] == [1, 0]
         check_cells(cluster)
-        check_errors(cluster)
+        check_errors(cluster, tmp_path / "begun")
+        check_interrupt(cluster)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(engine_cluster, "INTERRUPT_WAIT", 1.0)  # of an engine that does not come back
+            check_engine_in_a_collective(cluster)
         check_other_engines(cluster, site)
         check_lost_engine(cluster)
     finally:
@@ -128,18 +142,57 @@ def check_cells(cluster: Cluster) -> None:
     assert [outcome.rank for outcome in cluster.run(cell_of("", "rank"), ranks=[1]).outcomes] == [1]
 
 
-def check_errors(cluster: Cluster) -> None:
-    slow = "import time\nfor _ in range(600):\n    time.sleep(0.1)"
-    failed = cluster.run(cell_of(f"if rank == 1:\n    raise ValueError('no good')\n{slow}"))
+SLOW = "import time\nprint('here', flush=True)\nfor _ in range(2000):\n    time.sleep(0.1)"
+FAILING = """\
+import os, time
+if rank == 1:
+    while not os.path.exists(begun):
+        time.sleep(0.01)
+    raise ValueError('no good')
+open(begun, 'w').close()
+"""
+
+
+def check_errors(cluster: Cluster, begun: Path) -> None:
+    """One rank raises once the other is in the middle of the cell."""
+    failed = cluster.run(cell_of(f"begun = {str(begun)!r}\n{FAILING}{SLOW}"), timeout=120)
     assert failed.first_failure == 1
     assert [outcome.error for outcome in failed.outcomes] == ["KeyboardInterrupt", "ValueError: no good"]
-    assert failed.outcomes[1].line == 2
-    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    assert failed.outcomes[1].line == 6
+
+
+def all_have_come(ranks: Sequence[EngineRank]) -> bool:
+    return all("here" in rank.output.text for rank in ranks)
+
+
+def check_interrupt(cluster: Cluster) -> None:
+    def interrupt(ranks: Sequence[EngineRank]) -> None:
+        if all_have_come(ranks):
+            signal.raise_signal(signal.SIGINT)
+
     with pytest.raises(KeyboardInterrupt) as caught:
-        cluster.run(cell_of(slow))
+        cluster.run(cell_of(SLOW), timeout=120, on_output=interrupt)
     assert [outcome.error for outcome in caught.value.run.outcomes] == ["KeyboardInterrupt"] * 2  # type: ignore[attr-defined]
     assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
-    waiting = cluster.run(cell_of("if rank == 0:\n    dist.all_reduce(x)"), timeout=0.5)
+
+
+def check_engine_in_a_collective(cluster: Cluster) -> None:
+    """The time is up once one rank has finished and the other waits inside a collective."""
+    (pid,) = cluster.run(cell_of("import os", "os.getpid()"), ranks=[0]).values
+
+    def hold(ranks: Sequence[EngineRank]) -> None:
+        def hangs() -> bool:
+            for rank in ranks:
+                rank.look()
+            return all_have_come(ranks) and ranks[1].answer.ready() and is_waiting(pid)
+
+        wait_until(hangs)
+
+    cell = cell_of(
+        "work = dist.all_reduce(x, async_op=True) if rank == 0 else None\nprint('here', flush=True)\n"
+        "if work is not None:\n    work.wait()"
+    )
+    waiting = cluster.run(cell, timeout=0.01, on_output=hold)
     assert [outcome.status for outcome in waiting.outcomes] == ["stuck", "ok"]
     with pytest.raises(UsageError, match="an earlier cell still runs on rank 0"):
         cluster.run(cell_of(""))
@@ -154,8 +207,8 @@ def check_other_engines(cluster: Cluster, site: Site) -> None:
 
 
 def check_lost_engine(cluster: Cluster) -> None:
-    body = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
-    lost = cluster.run(cell_of(body))
+    body = f"import os, signal\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n{SLOW}"
+    lost = cluster.run(cell_of(body), timeout=180)
     assert [outcome.status for outcome in lost.outcomes] == ["error", "died"]
     assert lost.first_failure == 1
     with pytest.raises(UsageError, match="no engine for rank 1 of 2: "):
