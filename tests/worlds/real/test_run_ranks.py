@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import pytest
 
 from dsexplore import RanksFailedError, UsageError, run_ranks
 from dsexplore.worlds.real import rank_handle
+from dsexplore.worlds.real import run_ranks as launcher
 from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
-from tests.running_processes import is_running
+from tests.running_processes import has_come, is_running
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -147,19 +149,30 @@ def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(
 
 
 @pytest.fixture
-def patience() -> float:
-    """Seconds in which two ranks start and meet on this machine, as it is now, with room to spare."""
-    return 1 + 8 * run_ranks("1", 2).seconds
+def ends_in_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a run is up once each rank has finished, or has printed ``here`` and waits."""
+    wait_for_all = launcher.wait_for_all
+
+    def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, grace: float) -> int | None:
+        while not all(map(has_come, ranks)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return wait_for_all(ranks, 0.0, grace)
+
+    monkeypatch.setattr(launcher, "wait_for_all", wait_for_the_hang)
+    monkeypatch.setattr(launcher, "STACK_WAIT", 60.0)
 
 
-def test_a_hung_rank_is_ended_with_its_stack(patience: float) -> None:
+@pytest.mark.usefixtures("ends_in_the_hang")
+def test_a_hung_rank_is_ended_with_its_stack() -> None:
     def wait_for_nobody() -> None:
         import torch.distributed as td
 
         if td.get_rank() == 0:
+            print("here", flush=True)
             td.barrier()
 
-    run = run_ranks(wait_for_nobody, 2, timeout=patience)
+    run = run_ranks(wait_for_nobody, 2, timeout=240)
     assert run.reason == "timeout"
     assert [outcome.status for outcome in run.outcomes] == ["stuck", "ok"]
     assert "in barrier" in run.outcomes[0].stack
@@ -168,13 +181,15 @@ def test_a_hung_rank_is_ended_with_its_stack(patience: float) -> None:
         _ = run.values
 
 
-def test_the_stack_of_a_rank_that_hangs_deep_down_ends_with_dots(patience: float) -> None:
+@pytest.mark.usefixtures("ends_in_the_hang")
+def test_the_stack_of_a_rank_that_hangs_deep_down_ends_with_dots() -> None:
     def dive(depth: int) -> None:
         if depth:
             dive(depth - 1)
+        print("here", flush=True)
         threading.Event().wait()
 
-    (outcome,) = run_ranks(dive, 1, args=(300,), backend=None, timeout=patience).outcomes
+    (outcome,) = run_ranks(dive, 1, args=(300,), backend=None, timeout=240).outcomes
     assert outcome.stack.count("in dive") > 50
     assert outcome.stack.splitlines()[-1].strip() == "..."
 
@@ -192,7 +207,7 @@ def test_a_stack_is_whole_only_with_its_last_line() -> None:
     assert whole == [len(WHOLE_STACK)]
 
 
-def test_ctrl_c_ends_the_ranks_and_notes_where_they_were() -> None:
+def test_ctrl_c_ends_the_ranks_and_notes_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
 
     def interrupt(rank: int, line: str) -> None:
@@ -204,6 +219,7 @@ def test_ctrl_c_ends_the_ranks_and_notes_where_they_were() -> None:
         print(os.getpid(), flush=True)
         threading.Event().wait()
 
+    monkeypatch.setattr(launcher, "STACK_WAIT", 60.0)
     with pytest.raises(KeyboardInterrupt) as caught:
         run_ranks(program, 2, backend=None, on_line=interrupt)
     assert len(caught.value.__notes__) == 2
