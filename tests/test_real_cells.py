@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import re
 import select
 import signal
 import socket
@@ -13,7 +14,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from traitlets.config import Config
 from dsexplore import RanksFailedError, real_cells
 from dsexplore.errors import UsageError
 from dsexplore.magics import CommtraceMagics
+from dsexplore.real_cells import RankScreen
+from dsexplore.views.ranks.rank_texts import RankText
 from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import server_handle as server_module
 from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_world import RankWorld
-from tests.running_processes import is_running
+from tests.running_processes import has_come, is_running
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -79,6 +82,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
     monkeypatch.setattr(real_cells, "INTERVAL", 1e6)  # what ranks print is shown at the end
+    monkeypatch.setattr(rank_world, "SAVE_WAIT", 60.0)  # a machine that is busy may need more than a user would wait
     opened = Notebook(InteractiveShell.instance(config=config))
     opened.ok("%load_ext dsexplore")
     yield opened
@@ -145,14 +149,43 @@ def test_an_error_on_all_ranks_leaves_the_kept_world_open(notebook: Notebook) ->
     assert notebook.trace.results == {0: 4.0, 1: 4.0}
 
 
-def test_an_error_of_one_rank_ends_its_peers_and_says_where_they_waited(notebook: Notebook) -> None:
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once each rank of a cell has printed ``here`` and waits."""
+    wait_for_all, go = rank_world.wait_for_all, tmp_path / "go"
+
+    def tell_once_all_wait(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
+        wait_until_all_have_come(ranks, deadline)
+        go.touch()
+        return wait_for_all(ranks, deadline, *more)
+
+    monkeypatch.setattr(rank_world, "wait_for_all", tell_once_all_wait)
+    return go
+
+
+def wait_until_all_have_come(ranks: Sequence[rank_handle.RankHandle], deadline: float) -> None:
+    while not all(map(has_come, ranks)):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+RAISE = """\
+import os, time
+print('here', flush=True)
+if rank == 1:
+    while not os.path.exists(go): time.sleep(0.01)
+    raise ValueError('no good')
+dist.all_reduce(x)
+"""
+
+
+def test_an_error_of_one_rank_ends_its_peers_and_says_where_they_waited(notebook: Notebook, go: Path) -> None:
     notebook.ok("%commtrace --real 3")
     pids = notebook.kept_pids
-    cell = f"%%commtrace\n{SUM}began = 1\nif rank == 1:\n    raise ValueError('no good')\ndist.all_reduce(x)"
-    error, text = notebook.run(cell)
+    error, text = notebook.run(f"%%commtrace --timeout 240\n{SUM}go = {str(go)!r}\n{RAISE}")
     assert isinstance(error, RanksFailedError)
-    assert "rank 1: ValueError: no good (cell line 7)" in text
-    assert "ranks 0, 2 were waiting in all_reduce (In[3]:8, group 0, 16 B)" in text
+    assert "rank 1: ValueError: no good (cell line 10)" in text
+    assert "ranks 0, 2 were waiting in all_reduce (In[3]:11, group 0, 16 B)" in text
     assert "magics.py" not in text
     assert error.run.first_failure == 1
     assert [outcome.status for outcome in error.run.outcomes] == ["stuck", "error", "stuck"]
@@ -182,21 +215,15 @@ Hang = Callable[..., tuple[BaseException | None, str]]
 
 @pytest.fixture
 def hang(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Hang:
-    """Run a cell until each rank has printed ``here`` or is stopped; then its time is up, or a signal comes.
+    """Run a cell until each rank has printed ``here`` and waits, or is stopped; then its time is up, or a signal comes.
 
     Returns its error, and what is shown.
     """
     wait_for_all = rank_world.wait_for_all
     signals: list[signal.Signals] = []
 
-    def is_there(rank: rank_handle.RankHandle) -> bool:
-        rank.read()
-        return b"here" in rank.output.data or rank.look_whether_stopped()
-
     def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
-        while not all(map(is_there, ranks)):
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.005)
+        wait_until_all_have_come(ranks, deadline)
         if signals:
             signal.raise_signal(signals.pop())
         return wait_for_all(ranks, 0.0, *more)
@@ -210,7 +237,6 @@ def hang(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Hang:
         return error, text
 
     monkeypatch.setattr(rank_world, "wait_for_all", wait_for_the_hang)
-    monkeypatch.setattr(rank_world, "SAVE_WAIT", 60.0)
     return run
 
 
@@ -244,6 +270,13 @@ def test_a_rank_that_sleeps_is_named_with_its_line(hang: Hang) -> None:
     ) in text
 
 
+@pytest.fixture
+def all_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others get as long as they need to find out that a peer is gone."""
+    monkeypatch.setattr(rank_world, "GRACE", 60.0)
+
+
+@pytest.mark.usefixtures("all_end_by_themselves")
 @pytest.mark.parametrize("other", ["torch.ones(8)", "torch.ones(4, dtype=torch.float64)"], ids=["size", "dtype"])
 def test_a_collective_of_another_size_or_dtype_is_an_error(notebook: Notebook, other: str) -> None:
     error, text = notebook.run(f"%%commtrace --real 2\n{SUM}dist.all_reduce({other} if rank == 1 else x)")
@@ -266,8 +299,20 @@ def test_a_rank_that_names_another_root_is_the_odd_one_and_no_other(hang: Hang) 
     assert "by root (rank 0 for ranks 0, 1, 3; rank 2 for rank 2); rank 2 is the odd one\n" in text
 
 
-def test_where_gloo_ends_a_process_the_rank_with_another_size_is_named(notebook: Notebook) -> None:
-    error, text = notebook.run(f"%%commtrace --real 4\n{SUM}dist.all_reduce(torch.ones(16 if rank == 1 else 8))")
+ANOTHER_SIZE = """\
+import os, time
+print('here', flush=True)
+while rank < 2 and not os.path.exists(go): time.sleep(0.01)
+dist.all_reduce(torch.ones(16 if rank == 1 else 8))
+"""
+
+
+def test_where_gloo_ends_a_process_the_rank_with_another_size_is_named(
+    notebook: Notebook, go: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 2 and 3 wait inside the collective before rank 0 gets more than it expects."""
+    monkeypatch.setattr(rank_world, "GRACE", 4.0)  # in which its neighbours find out that it is gone
+    error, text = notebook.run(f"%%commtrace --real 4 --timeout 240\n{SUM}go = {str(go)!r}\n{ANOTHER_SIZE}")
     assert isinstance(error, RanksFailedError)
     assert "rank 0: killed by SIGABRT\n" in text
     assert "by size; rank 1 is the odd one\n" in text
@@ -340,13 +385,22 @@ def test_much_output_is_read_on_and_its_middle_left_out(notebook: Notebook) -> N
     assert len(text) < 400_000
 
 
-def test_lines_are_shown_while_ranks_run(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_shown_while_ranks_run(notebook: Notebook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cell goes on once its first line has been shown."""
+    go = tmp_path / "go"
+
+    class Shown(RankScreen):
+        def _print_lines(self, texts: Mapping[int, RankText]) -> None:
+            super()._print_lines(texts)
+            if "first" in texts[0].output:
+                go.touch()
+
+    monkeypatch.delenv("DSEXPLORE_PROGRESS", raising=False)
     monkeypatch.setattr(real_cells, "INTERVAL", 0.0)
-    cell = "%%commtrace --real 1 --timeout 0.5\nprint('first')\nimport threading\nthreading.Event().wait()"
-    error, text = notebook.run(cell)
-    assert isinstance(error, RanksFailedError)
-    assert text.count("[rank 0] first") == 1
-    assert text.index("[rank 0] first") < text.index("the cell had not ended")
+    monkeypatch.setattr(real_cells, "RankScreen", Shown)
+    wait = f"print('first')\nimport os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('last')"
+    text = notebook.ok(f"%%commtrace --real 1 --timeout 100\n{wait}")
+    assert text.splitlines()[:2] == ["[rank 0] first", "[rank 0] last"]
 
 
 def test_a_port_that_is_taken_does_not_matter(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +421,10 @@ def test_many_cells_leave_no_process_descriptor_or_file(notebook: Notebook) -> N
     assert held() == before
 
 
+def names_of(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]
+
+
 def test_a_hundred_cells_in_a_row_leave_the_ranks_as_they_were(notebook: Notebook) -> None:
     notebook.ok("%commtrace --real 2")
     kept = notebook.kept_world
@@ -379,7 +437,7 @@ def test_a_hundred_cells_in_a_row_leave_the_ranks_as_they_were(notebook: Noteboo
                 len([*process.glob("task/*")]) if process.name != str(os.getpid()) else 0,
                 "".join(children.read_text() for children in process.glob("task/*/children")),
                 (process / "maps").read_text().count("/dev/shm"),
-                [*Path("/dev/shm").glob(f"*{process.name}*")],
+                [name for name in names_of(Path("/dev/shm")) if process.name in re.findall(r"\d+", name)],
             )
             for process in processes
         ]
