@@ -453,8 +453,8 @@ def test_a_signal_leaves_nothing_in_flight(
     before = signal.signal(signal.SIGUSR1, raised)
     timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     try:
-        timer.start()
         with pytest.raises(Caught):
+            timer.start()
             drive(engine, requests, Policy(False, True), target.plain_fd, ring)
     finally:
         timer.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,13 +115,15 @@ def test_every_engine_moves_every_byte(
 def test_a_watch_notes_every_request(backend: str, target: TransferFile, depth: int, overlap: bool) -> None:
     engine, watch, buffer = open_engine(backend, depth), Watch(deadline=math.inf), Buffer(NBYTES)
     requests = split(False, target.fd, buffer.address, NBYTES // 4096 * 4096, 0, BLOCK)
+    begun = time.perf_counter()
     try:
         drive(engine, requests, Policy(False, overlap), target.plain_fd, None, watch)
     finally:
         engine.close()
+    taken = time.perf_counter() - begun
     assert watch.moved == [(0, NBYTES // 4096 * 4096)]
     assert len(watch.latencies) == len(requests) > 3 * LAP
-    assert 0 < min(watch.latencies) <= max(watch.latencies) < 10
+    assert 0 < min(watch.latencies) <= max(watch.latencies) <= taken
 
 
 @pytest.mark.parametrize("engine", [1, 5], indirect=True)
