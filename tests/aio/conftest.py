@@ -7,12 +7,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dsexplore.aio import sweep_setup
+from dsexplore.aio import search, sweep_setup, sweeping
 from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.choose import ENGINES, why_not
 
@@ -39,6 +41,14 @@ def python_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps that measure each setting for no longer than 20 ms at a time, whatever they may spend."""
     monkeypatch.setattr(sweep_setup, "_SLICE", (0.02, 0.02))
+
+
+@pytest.fixture
+def ended_by_bytes(monkeypatch: pytest.MonkeyPatch, short_slices: None) -> None:
+    """Sweeps that only what may be written ends, on slow disks and on even ones, too: their clock stands still, and
+    the finals find no interval narrow enough."""
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(search, "finals", partial(search.finals, width=0.0))
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +120,7 @@ def loop_disk(tmp_path: Path) -> Iterator[Path]:
 
 def unmount(point: Path) -> None:
     """Unmount what nothing uses any more: the kernel may let go of a file a moment after its request has finished."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (done := subprocess.run(["umount", str(point)], capture_output=True, text=True, check=False)).returncode:
         assert time.monotonic() < deadline, done.stderr
         time.sleep(0.02)

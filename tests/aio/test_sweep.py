@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,13 +173,9 @@ def written_by_this_process() -> int:
     return int(counters["write_bytes"])
 
 
-@pytest.mark.usefixtures("short_slices")
+@pytest.mark.usefixtures("ended_by_bytes")
 @pytest.mark.parametrize(("most", "compared"), [("48MiB", False), ("800MiB", True)])
-def test_no_more_is_written_than_may_be(
-    tmp_path: Path, most: str, compared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # No interval is ever narrow enough: on an even disk the finals would end before the bytes are used up.
-    monkeypatch.setattr(search, "finals", partial(search.finals, width=0.0))
+def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: bool) -> None:
     said: list[str] = []
     written_before = []
 
@@ -247,7 +242,7 @@ def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -
         else:
             runs = [r for r in result.references if r.name == name]
             assert {r.operation for r in runs} == {"read", "write"}
-            assert all(r.rate > 1e6 for r in runs)
+            assert all(1e-3 < r.rate / result.best().rate < 1e3 for r in runs)  # in the same unit, on any disk
 
 
 @pytest.mark.parametrize(
