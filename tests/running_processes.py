@@ -13,7 +13,7 @@ LOOKS = 3
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended; one whose parent has not asked how it ended has."""
-    return _state(Path(f"/proc/{pid}")) not in ("", "Z")
+    return state_of(pid) not in ("", "Z")
 
 
 def is_waiting(pid: int) -> bool:
@@ -24,6 +24,12 @@ def is_waiting(pid: int) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state: ``S`` where it sleeps, ``T`` where it is stopped, ``Z`` where it has ended and
+    nobody has asked how; empty where it is gone."""
+    return _state(Path(f"/proc/{pid}"))
 
 
 def has_come(rank: RankHandle) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from dsexplore.comm import differing_calls, meeting
 from dsexplore.comm.differing_calls import Agreed, Made
 from dsexplore.errors import MismatchError
 from dsexplore.worlds.simulate import simulate
+from tests.running_processes import state_of
 
 Ranks = Callable[..., list[Any]]
 WORLD = ("0", (0, 1, 2))
@@ -144,8 +146,8 @@ def checked_after_a_time_out(layer: str) -> str:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("layer", ["ours", "torch's"])
-def test_after_a_time_out_the_calls_that_differ_are_named(layer: str) -> None:
-    told = run_ranks(checked_after_a_time_out, 2, args=(layer,), timeout=100, group_timeout=2).values
+def test_after_a_time_out_the_calls_that_differ_are_named(layer: str, patience: float) -> None:
+    told = run_ranks(checked_after_a_time_out, 2, args=(layer,), timeout=200, group_timeout=patience).values
     assert told[0] == told[1]
     _, _, differs = told[0].partition("call 1 on group 0 differs: ")
     assert differs.startswith("rank 0 all_reduce SUM of 16 B float32 at ")
@@ -199,6 +201,9 @@ def stopped_ended_or_late(how: str) -> str:
         else:
             dist.recv(torch.ones(1), 0)
         return "went on"
+    while state_of(pids[2]) not in {"stopped": "T", "ended": "Z", "late": "S"}[how]:
+        threading.Event().wait(0.01)
+    dist.barrier(group=both)  # from here on these two need no more than a moment
     try:
         meeting.meet("log_summary(show_straggler=True)", timedelta(seconds=1.5))
     except TimeoutError as error:
@@ -222,7 +227,7 @@ def stopped_ended_or_late(how: str) -> str:
     ],
 )
 def test_a_rank_that_does_not_come_is_named_with_how_it_is(how: str, state: str) -> None:
-    run = run_ranks(stopped_ended_or_late, 3, args=(how,), timeout=60)
+    run = run_ranks(stopped_ended_or_late, 3, args=(how,), timeout=240, group_timeout=120)
     for outcome in run.outcomes[:2]:
         assert outcome.value == (
             "log_summary(show_straggler=True): rank 2 of 3 has not made this call after 1.5 s,"
@@ -251,8 +256,8 @@ def time_out_beside_a_stopped_rank() -> str:
 
 
 @pytest.mark.processes
-def test_a_time_out_says_who_is_stopped_and_what_makes_torch_say_more() -> None:
-    text = run_ranks(time_out_beside_a_stopped_rank, 2, timeout=60, group_timeout=2).outcomes[0].value
+def test_a_time_out_says_who_is_stopped_and_what_makes_torch_say_more(patience: float) -> None:
+    text = run_ranks(time_out_beside_a_stopped_rank, 2, timeout=200, group_timeout=patience).outcomes[0].value
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment" in text
     assert text.endswith("Rank 1 (process PID) is stopped, as by SIGSTOP or Ctrl-Z: `kill -CONT PID` continues it.")
 
