@@ -161,7 +161,7 @@ def test_is_installed_as_a_command() -> None:
         [sys.executable, "-c", "import sys; from dsexplore.cli import main; sys.exit(main(['show', 'nothing']))"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         cwd=Path(dsexplore.__file__).parents[1],
         check=False,
     )

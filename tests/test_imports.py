@@ -21,7 +21,7 @@ HEAVY = ("plotly", "ipywidgets", "anywidget", "ipyparallel", "pandas", "IPython"
 def run(program: str) -> object:
     """What a fresh interpreter prints as JSON."""
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240, cwd=ROOT)
     return json.loads(done.stdout)
 
 

@@ -14,7 +14,7 @@ from dsexplore.interrupts import sigterm_interrupts
 def test_sigterm_is_an_interrupt_until_the_block_ends() -> None:
     with pytest.raises(KeyboardInterrupt), sigterm_interrupts() as received:
         os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(10)
+        threading.Event().wait(240)
     assert received == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -45,5 +45,5 @@ def test_outside_the_main_thread_nothing_changes() -> None:
 
     thread = threading.Thread(target=enter)
     thread.start()
-    thread.join(10)
+    thread.join(240)
     assert handlers == [signal.SIG_DFL]

@@ -254,7 +254,7 @@ shell = InteractiveShell.instance()
 shell.run_cell("import dsexplore")
 shell.run_cell("%%commtrace\\n1")
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
         assert "%%commtrace is not loaded yet: run %load_ext dsexplore" in done.stdout + done.stderr
 
 

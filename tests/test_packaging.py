@@ -144,7 +144,7 @@ def test_notebooks_are_small_run_and_without_widget_state() -> None:
 def test_the_makefile_has_both_commands() -> None:
     for target, wanted in {"lab": "dsexplore lab", "test": "pytest --nbval"}.items():
         shown = subprocess.run(
-            ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+            ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240
         )
         assert wanted in shown.stdout
         assert "--constraint constraints.txt" in shown.stdout or (ROOT / ".venv" / f".{target}").exists()

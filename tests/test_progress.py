@@ -192,13 +192,13 @@ class Child:
 
     def interrupt(self) -> Any:
         self._process.send_signal(signal.SIGINT)
-        out, _ = self._process.communicate(timeout=60)
+        out, _ = self._process.communicate(timeout=240)
         assert self._process.returncode == 0
         return json.loads(out)
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(240)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_the_innermost_line_that_is_neither_ours_nor_torchs(caught: list[warning
 def test_a_thread_in_which_no_line_is_the_users(caught: list[warnings.WarningMessage]) -> None:
     thread = threading.Thread(target=warn, args=("alone",))
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=240)
     assert caught[0].filename == threading.__file__
 
 

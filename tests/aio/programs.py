@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 
-def python(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def python(program: str, *, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own."""
     words = [sys.executable, "-c", textwrap.dedent(program)]
     return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)

@@ -13,7 +13,7 @@ from dsexplore.aio import bench_processes, sweep, sweep_setup
 from dsexplore.aio.bench_processes import Worker, start_workers
 from dsexplore.errors import UsageError
 
-pytestmark = [pytest.mark.usefixtures("open_files"), pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("open_files"), pytest.mark.processes, pytest.mark.timeout(240)]
 
 QUICK = {"size": "16MiB", "seconds": 1.0, "queue_depth": [2], "block_size": [1 << 18], "thread_count": [1]}
 

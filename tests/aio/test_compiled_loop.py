@@ -145,7 +145,7 @@ def test_no_folder_is_made_in_another_users_home(folder: Path, tmp_path: Path) -
 def test_processes_may_compile_it_at_once(folder: Path) -> None:
     words = [sys.executable, "-c", "from dsexplore.aio.backends import compiled_loop as c; print(c.why_not())"]
     started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate(timeout=120)[0] for process in started] == ["None\n"] * 4
+    assert [process.communicate(timeout=240)[0] for process in started] == ["None\n"] * 4
     assert len(list(folder.iterdir())) == 1
 
 

@@ -59,7 +59,7 @@ def test_parts_follow_the_alignment_that_the_filesystem_asks_for(target: Transfe
 def run(pool: Pool, job: Job) -> Job:
     for share in range(CONFIG.thread_count):
         pool.start(job, share, share)
-    assert job.finished.wait(60)
+    assert job.finished.wait(240)
     return job
 
 

@@ -177,7 +177,7 @@ def test_ctrl_c_in_a_sweep(tmp_path: Path, start: Start) -> None:
     process = start(SWEEP.format(folder=str(tmp_path)))
     read_until(process, "descent")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert out.splitlines()[-1] == "interrupted True True", err
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_a_sweep_that_is_ended_leaves_no_file(tmp_path: Path, start: Start, numb
     process = start(SWEEP.format(folder=str(tmp_path)))
     read_until(process, words)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == -number
     assert list(tmp_path.iterdir()) == []
 
@@ -210,7 +210,7 @@ def test_sigterm_ends_the_command_with_the_results_so_far(tmp_path: Path, start:
     """)
     read_until(process, "descent")
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert "Interrupted: the results so far." in out
     assert SweepResult.load(saved).interrupted

@@ -36,7 +36,7 @@ def move(pool: Pool, tensor: torch.Tensor, path: Path, offset: int, *, write: bo
     job = Job(DeviceMemory(tensor), TransferFile(path, write=write), offset, CONFIG, 2, validate=validate)
     for share in range(2):
         pool.start(job, share, share)
-    assert job.finished.wait(60)
+    assert job.finished.wait(240)
     if job.error is not None:
         raise job.error
 

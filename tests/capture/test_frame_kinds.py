@@ -66,7 +66,7 @@ def test_threads_that_wait_for_their_backward() -> None:
             seen = frame_kinds.threads_in_engine()
     finally:
         over.set()
-        thread.join(timeout=120)
+        thread.join(timeout=240)
     assert seen == {thread.ident}
     assert not frame_kinds.threads_in_engine()
 

@@ -156,7 +156,7 @@ def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
 
     def slow(x: torch.Tensor) -> torch.Tensor:
         begun.set()
-        go_on.wait(timeout=60)
+        go_on.wait(timeout=240)
         return x.clone()
 
     library.impl("slow", slow, "CPU")
@@ -164,13 +164,13 @@ def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
     try:
         with pytest.warns(RuntimeWarning, match="does not know"), record() as first:
             thread.start()
-            assert begun.wait(timeout=60)
+            assert begun.wait(timeout=240)
             with record() as inner:
                 go_on.set()
-                thread.join(timeout=60)
+                thread.join(timeout=240)
     finally:
         go_on.set()
-        thread.join(timeout=60)
+        thread.join(timeout=240)
         library._destroy()
     assert (len(first), len(inner)) == (1, 0)
 

@@ -276,5 +276,5 @@ def different_under_detail() -> str:
 
 @pytest.mark.processes
 def test_ranks_are_told_torchs_level_of_detail() -> None:
-    run = run_ranks(different_under_detail, 2, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, timeout=60)
+    run = run_ranks(different_under_detail, 2, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, timeout=240)
     assert all("Detected mismatch between collectives on ranks" in text for text in run.values)

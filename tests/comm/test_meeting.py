@@ -23,6 +23,6 @@ def keys_after_meetings(times: int) -> tuple[list[dict[int, int]], int]:
 
 @pytest.mark.processes
 def test_meetings_leave_no_keys_in_the_store() -> None:
-    once, often = (run_ranks(keys_after_meetings, 3, args=(times,), timeout=60).values for times in (1, 6))
+    once, often = (run_ranks(keys_after_meetings, 3, args=(times,), timeout=240).values for times in (1, 6))
     assert [found for found, _ in often] == [[{rank: 10 * n + rank for rank in range(3)} for n in range(6)]] * 3
     assert {keys for _, keys in often} == {keys for _, keys in once}

@@ -82,7 +82,7 @@ def test_the_expected_sum_is_that_of_all_ranks_inputs(size: int) -> None:
 
 @pytest.mark.processes
 def test_all_ops_on_real_ranks() -> None:
-    run = dsexplore.run_ranks(lambda: on_each_rank(sizes=[8, "4KiB"], rounds=2, seconds=0.0055), 2, timeout=120).check()
+    run = dsexplore.run_ranks(lambda: on_each_rank(sizes=[8, "4KiB"], rounds=2, seconds=0.0055), 2, timeout=240).check()
     assert run.values[0] == run.values[1]
     result = CommSweep.from_json(run.values[0])
     assert result.ops == list(SWEPT)
@@ -98,14 +98,14 @@ def test_all_ops_on_real_ranks() -> None:
 
 @pytest.mark.processes
 def test_a_wrong_result_is_counted_and_named() -> None:
-    result = CommSweep.from_json(dsexplore.run_ranks(with_a_wrong_result, 2, timeout=120).check().values[0])
+    result = CommSweep.from_json(dsexplore.run_ranks(with_a_wrong_result, 2, timeout=240).check().values[0])
     assert [point.wrong for point in result.points] == [4, 4]  # one element, seen from both ends, on both ranks
     assert "WRONG RESULTS: all_reduce of 1 KiB" in str(result)
 
 
 @pytest.mark.processes
 def test_a_subgroup_is_measured_by_its_members() -> None:
-    values = dsexplore.run_ranks(of_a_subgroup, 3, timeout=120).check().values
+    values = dsexplore.run_ranks(of_a_subgroup, 3, timeout=240).check().values
     assert "not in the group" in values[0]
     result = CommSweep.from_json(values[1])
     assert result.conditions.ranks == 2

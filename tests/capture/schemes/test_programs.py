@@ -130,7 +130,7 @@ def test_threads(column: Any) -> None:
     gate = threading.Barrier(len(models))
 
     def run(model: nn.Module) -> None:
-        gate.wait(timeout=120)
+        gate.wait(timeout=240)
         model(x()).sum().backward()
 
     with record() as trace:
@@ -140,7 +140,7 @@ def test_threads(column: Any) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=120)
+            thread.join(timeout=240)
     assert sorted(column(trace, "phase")) == ["backward"] * 3 + ["forward"] * 3
     for phase in ("forward", "backward"):
         assert len(set(trace.where(phase=phase).events["trigger"])) == 3
@@ -156,7 +156,7 @@ def test_backward_in_another_thread_than_forward(column: Any) -> None:
         loss = model(x()).sum()
         thread = threading.Thread(target=loss.backward)
         thread.start()
-        thread.join(timeout=120)
+        thread.join(timeout=240)
     assert column(trace, "phase", "trigger") == forward_and_backward("Pair.first")
     assert column(trace, "source") == column(usual, "source")
 
@@ -260,7 +260,7 @@ def test_a_trace_inside_a_thread(column: Any) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(timeout=120)
+    thread.join(timeout=240)
     assert column(found[0], "phase", "trigger") == forward_and_backward("Talker")
 
 

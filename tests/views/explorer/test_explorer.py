@@ -454,7 +454,7 @@ def test_static_views_import_neither_plotly_nor_ipywidgets(traces: ModuleType) -
         text=True,
         check=True,
         cwd=Path(__file__).parents[3],
-        timeout=60,
+        timeout=240,
     )
     assert ran.stdout.strip() == "[]"
 

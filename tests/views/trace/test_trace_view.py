@@ -119,7 +119,7 @@ def test_the_same_trace_gives_the_same_bytes_in_another_process(traces: ModuleTy
         text=True,
         check=True,
         cwd=Path(__file__).parents[3],
-        timeout=60,
+        timeout=240,
     )
     assert json.loads(there.stdout) == here
 

@@ -127,7 +127,7 @@ def test_engines_are_ranks(site: Site, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def check_cells(cluster: Cluster) -> None:
-    run = cluster.run(cell_of(START, "x[0].item()"), timeout=120).check()
+    run = cluster.run(cell_of(START, "x[0].item()"), timeout=240).check()
     assert isinstance(run, CellRun)
     assert run.values == [3.0, 3.0]
     assert [outcome.output for outcome in run.outcomes] == ["rank 0\n", "rank 1\n"]
@@ -155,7 +155,7 @@ open(begun, 'w').close()
 
 def check_errors(cluster: Cluster, begun: Path) -> None:
     """One rank raises once the other is in the middle of the cell."""
-    failed = cluster.run(cell_of(f"begun = {str(begun)!r}\n{FAILING}{SLOW}"), timeout=120)
+    failed = cluster.run(cell_of(f"begun = {str(begun)!r}\n{FAILING}{SLOW}"), timeout=240)
     assert failed.first_failure == 1
     assert [outcome.error for outcome in failed.outcomes] == ["KeyboardInterrupt", "ValueError: no good"]
     assert failed.outcomes[1].line == 6
@@ -171,7 +171,7 @@ def check_interrupt(cluster: Cluster) -> None:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        cluster.run(cell_of(SLOW), timeout=120, on_output=interrupt)
+        cluster.run(cell_of(SLOW), timeout=240, on_output=interrupt)
     assert [outcome.error for outcome in caught.value.run.outcomes] == ["KeyboardInterrupt"] * 2  # type: ignore[attr-defined]
     assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
 
@@ -202,7 +202,7 @@ def check_other_engines(cluster: Cluster, site: Site) -> None:
     """The job is started again, long before the controller knows that its engines are gone, one inside a collective."""
     site.end(site.started[:0:-1])
     site.start_engines(in_order=False)
-    assert cluster.run(cell_of(START, "x[0].item()"), timeout=120).values == [3.0, 3.0]
+    assert cluster.run(cell_of(START, "x[0].item()"), timeout=240).values == [3.0, 3.0]
     assert {rank.engine for rank in cluster._ranks} == {2, 3}
 
 

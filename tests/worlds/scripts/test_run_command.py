@@ -64,7 +64,7 @@ class TestInATerminal:
         assert running.stdout is not None
         assert running.stdout.readline() == "running\n"
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=100)
+        out, err = running.communicate(timeout=240)
         assert running.returncode == 130
         first, second = err.splitlines()[:2]
         assert first == "Traceback (most recent call last):"

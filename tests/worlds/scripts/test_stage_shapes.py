@@ -47,7 +47,7 @@ def on_real_ranks(script: str) -> Any:
 
 @pytest.mark.processes
 def test_sends_what_a_real_rank_sends(script: Path) -> None:
-    real = dsexplore.run_ranks(on_real_ranks, 3, args=(str(script),), backend=None, timeout=100).values
+    real = dsexplore.run_ranks(on_real_ranks, 3, args=(str(script),), backend=None, timeout=240).values
     trace = dsexplore.run(script, world_size=3, rank=1, device="cpu")
     assert trace.events.select(COLUMNS).rows() == real[1]
     assert len(real[1]) > 12
