@@ -31,7 +31,7 @@ def ranks() -> Callable[..., list[Any]]:
 @pytest.fixture
 def patience() -> float:
     """Seconds in which two ranks start and meet on this machine, as it is now, with room to spare."""
-    return 1 + 8 * run_ranks("1", 2, timeout=240, group_timeout=120).seconds
+    return 3 + 8 * run_ranks("1", 2, timeout=240, group_timeout=120).seconds
 
 
 @pytest.fixture(autouse=True)
