@@ -9,7 +9,8 @@ Run from the project's root, with nothing else running:
     python -m benchmarks.comm_overhead [--turns 300] [--repeat 3]
 
 Before that: what a log of 300,000 calls takes in memory, and to become a table and a trace (goal: a second of CPU); and
-what each function costs with the log off, without torch's: the least of many blocks, which hardly depends on the load.
+what each function costs with the log off, without torch's; and what a recording adds to torch's own `all_reduce`: the
+least of many blocks, which hardly depends on the load.
 """
 
 from __future__ import annotations
@@ -134,6 +135,40 @@ def fastest(function: Callable[..., object], args: tuple[object, ...], blocks: i
     return min(taken) / block
 
 
+def recorded() -> dict[str, float]:
+    """What recording adds to an all_reduce of 8 B on one rank: microseconds of the program's thread, the least of many
+    blocks, where the method of the group is observed and where only the op's kernel is."""
+    import torch
+    import torch.distributed as td
+
+    from dsexplore import commtrace
+    from dsexplore.capture.group_methods import GroupMethods
+
+    x = torch.ones(2)
+
+    def block(calls: int = 500) -> float:
+        began = time.thread_time_ns()
+        for _ in range(calls):
+            td.all_reduce(x)
+        return (time.thread_time_ns() - began) / calls / 1e3
+
+    def traced() -> float:
+        with commtrace():
+            return block()
+
+    install = GroupMethods.install
+    times: dict[str, list[float]] = {"untraced": [], "method": [], "kernel": []}
+    for _ in range(30):
+        times["untraced"].append(block())
+        times["method"].append(traced())
+        GroupMethods.install = lambda *_: None  # type: ignore[assignment,method-assign]
+        try:
+            times["kernel"].append(traced())
+        finally:
+            GroupMethods.install = install  # type: ignore[method-assign]
+    return {way: min(values) - min(times["untraced"]) for way, values in times.items() if way != "untraced"}
+
+
 def one_run(size: int, turns: int, block: int) -> dict[str, list[float]]:
     """The microseconds of torch's call, and the ratio of each other way to it: the medians of every 30 turns, of which
     each is the time of both ranks together."""
@@ -159,6 +194,9 @@ def main() -> None:
     print(f"  trace in {long['trace']:.2f} s of CPU time, goal ≤ {GOAL_TRACE:g} {met}")
     (costs,) = run_ranks(added, 1, timeout=600).values
     print(f"log off, beside torch's function: {', '.join(f'{name} {cost:.0f} ns' for name, cost in costs.items())}")
+    (adds,) = run_ranks(recorded, 1, timeout=600).values
+    method, kernel = adds["method"], adds["kernel"]
+    print(f"recording an all_reduce adds {method:.0f} µs by its group's method, {kernel:.0f} µs by its op's kernel")
     goals = ", ".join(f"≤ {goal} at {format_bytes(size)}" for size, goal in GOALS_ON.items())
     print(f"all_reduce, 2 gloo processes; goals: off ≤ {GOAL_OFF}; on {goals}")
     for size, block in BLOCKS.items():

@@ -60,6 +60,10 @@ class Origin(NamedTuple):
         return (phase, id(trigger), id(owner), lines, cause, id(redistribute), *marks)
 
 
+NOWHERE = Origin("other", None, None, ())
+"""Of a collective whose place in the program is still to be filled in."""
+
+
 class Keeper(Protocol):
     """A keeper of issued collectives, such as a recording."""
 

@@ -26,7 +26,7 @@ from torch._C import _current_graph_task_id
 
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
-from dsexplore.capture.issued_collective import Batches, Issued, Label, Origin, is_async
+from dsexplore.capture.issued_collective import NOWHERE, Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
@@ -36,11 +36,11 @@ from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_content import content_of
 from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording
-from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_line_alone
+from dsexplore.capture.source_lines import Sources
+from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_lines_alone
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
-from dsexplore.capture.timing import Clock, Stopwatch, fail
-from dsexplore.trace.schema import Phase
+from dsexplore.capture.timing import Clock, Stopwatch
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
@@ -72,8 +72,6 @@ class Recorder:
         self._hooks = ModuleHooks(self._modules)
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
-        self._lines: dict[tuple[int, int, Phase], Origin] = {}
-        """Origins of which a line of the user's is all that is known, by the identity of its code and its offset."""
 
     @property
     def recordings(self) -> Sequence[Recording]:
@@ -144,23 +142,39 @@ class Recorder:
         forget_messages()
 
     def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
-        """A collective is about to be issued; see `substrate.Observer`."""
+        """A collective is about to be issued; see `observed_op.Observer`."""
         if not self._recordings:
             return None
         try:
-            issued = self._describe(raw_op, entry, args, frame_kinds.caller_of_op())
+            group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
+            issued = self._describe(raw_op, entry, args, group, frame_kinds.caller_of_op())
         except Exception as fault:
             self._warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
-        group = issued.group
         if group is not None and group.timing != "none":
             issued.needs_work = True
             self._stopwatch.begin(issued, group.timing, args)
         issued.recordings = self._recordings
         return issued
 
+    def begins_before_kernel(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
+        """A collective is about to be issued whose op's kernel is passed by; see `observed_op.Observer`."""
+        if not self._recordings:
+            return None
+        try:
+            group = self._groups.find(args[entry.group])
+            if group.timing != "work":
+                return None
+            issued = self._describe(raw_op, entry, args, group, sys._getframe(1))
+        except Exception:
+            return None  # the kernel's report is tried, too, and its fault warned of
+        issued.needs_work = True
+        issued.recordings = self._recordings
+        issued.start = self._stopwatch.now()
+        return issued
+
     def returned(self, pending: Issued, result: Any, tensors: Any = None) -> None:
-        """A collective has returned ``result``; see `substrate.Observer`."""
+        """A collective has returned ``result``; see `observed_op.Observer`."""
         label = pending.label  # of the caller; a recording may give one that many calls have in common
         for recording in pending.recordings:
             recording.add(pending)
@@ -177,67 +191,6 @@ class Recorder:
         """Fill in the end of all that a labelled call issued: the call has returned, and is over."""
         for issued in label.issued:
             self._stopwatch.end_on_host(issued)
-
-    def begin_call(
-        self, label: Label, raw_op: str, entry: Communication, args: Sequence[Any], process_group: Any
-    ) -> Issued | None:
-        """Describe the one collective that a labelled call is about to issue past its kernel.
-
-        The comms log adds 16 µs to an all_reduce of 8 B by two gloo processes on two cores, which takes 140 µs;
-        30 µs where `read_stack` reads the user's own frames too, and 68 µs through the op's kernel.
-
-        Args:
-            label: of the call.
-            raw_op: the op.
-            entry: how to read it.
-            args: its arguments, as far as its messages are read from them; the op has no root, peers or splits.
-            process_group: the group.
-
-        Returns:
-            What `end_call` takes; None for a group that is not timed by its works, where the kernel must see the op.
-        """
-        try:
-            group = self._groups.of(process_group)
-            if group.timing != "work":
-                return None
-            messages = entry.messages(args, group.size, entry.op)
-            frame = sys._getframe(1)
-            line = user_line_alone(frame) if self._stack_depth == 1 and _current_graph_task_id() == -1 else None
-            if line is None:
-                origin = self._origins.of(read_stack(self._stack_depth, frame, self._modules))
-            else:
-                phase = self._modules.own_calls.outside
-                key = id(line[0]), line[1], phase
-                known = self._lines.get(key)
-                if known is None:  # the origin keeps the code, and with it the code's identity
-                    known = self._lines[key] = Origin(phase, None, None, (line,))
-                origin = known
-        except Exception as fault:
-            self._warn_once(raw_op, f"dsexplore could not describe {raw_op} before its kernel: {fault!r}")
-            return None
-        now = self._stopwatch.now()
-        return Issued(raw_op, messages, group, group.own_rank, origin, label=label, start=now)
-
-    def follow_call(self, issued: Issued, work: Any) -> None:
-        """The call has returned a work, which ends when what it issued does."""
-        issued.is_async = True
-        if issued.label is not None:
-            issued.label.issued.append(issued)
-        self._stopwatch.follow(issued, work)
-        for recording in self._recordings:
-            recording.add(issued)
-
-    def end_call(self, issued: Issued) -> None:
-        """The call has returned, and what it issued is over."""
-        issued.end = self._stopwatch.now()
-        for recording in self._recordings:
-            recording.add(issued)
-
-    def fail_call(self, issued: Issued, error: BaseException) -> None:
-        """The call has raised while torch made it; what it issued has no end."""
-        fail(issued, error)
-        for recording in self._recordings:
-            recording.add(issued)
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -273,12 +226,42 @@ class Recorder:
             self._batches.number_of(0)
         recording.issued[begin:] = collectives
 
-    def _describe(self, raw_op: str, entry: Communication, args: tuple[Any, ...], frame: FrameType) -> Issued:
+    def _describe(
+        self, raw_op: str, entry: Communication, args: tuple[Any, ...], group: Group | None, frame: FrameType
+    ) -> Issued:
         """Describe a collective that is about to be issued inside ``frame``."""
-        reading = read_stack(self._stack_depth, frame, self._modules)
-        group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-        messages = entry.messages(args, size_of(group), entry.op)
-        if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(frame):
+        read_parties = PARTIES.get(raw_op)
+        issued = Issued(
+            raw_op,
+            entry.messages(args, size_of(group), entry.op),
+            group,
+            group.own_rank if group is not None else own_rank(),
+            NOWHERE,
+            is_async(entry, args),
+            current.label,
+            read_parties(args) if read_parties is not None else None,
+        )
+        lines, further = user_lines_alone(frame, self._stack_depth)
+        if further is None and _current_graph_task_id() == -1:
+            issued.origin = self._origins.of_lines(lines, self._modules.own_calls.outside)
+            position = 0
+        else:
+            position = self._place(issued, args, frame, (lines, further))
+        if position or "coalesced" in raw_op:
+            issued.batch = self._batches.number_of(position)
+        return issued
+
+    def _place(
+        self, issued: Issued, args: tuple[Any, ...], innermost: FrameType, begun: tuple[Sources, FrameType | None]
+    ) -> int:
+        """Fill in where in the program a collective is issued, and why, as the rest of the stack says.
+
+        Returns:
+            Its position in a batch; see `StackReading.batch_position`.
+        """
+        reading = read_stack(self._stack_depth, innermost, self._modules, begun)
+        op, _, dtype, _ = issued.messages[0]
+        if reading.cause == DDP_BUCKET and dtype is torch.int32 and frame_kinds.is_called_by_engine(innermost):
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = None
         if reading.schedule:
@@ -286,23 +269,12 @@ class Recorder:
             if reading.owner is not None:
                 reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
             else:
-                stage, reading.phase = pipelines.place(reading.schedule, messages[0][0], args)
+                stage, reading.phase = pipelines.place(reading.schedule, op, args)
                 if reading.phase == "forward" and not torch.is_grad_enabled():
                     reading.phase = "no-grad forward"
-        read_parties = PARTIES.get(raw_op)
-        return Issued(
-            raw_op,
-            messages,
-            group,
-            group.own_rank if group is not None else own_rank(),
-            self._origins.of(reading, stage),
-            label=current.label,
-            is_async=not reading.is_blocking and is_async(entry, args),
-            parties=read_parties(args) if read_parties is not None else None,
-            batch=self._batches.number_of(reading.batch_position)
-            if reading.batch_position or "coalesced" in raw_op
-            else None,
-        )
+        issued.origin = self._origins.of(reading, stage)
+        issued.is_async = issued.is_async and not reading.is_blocking
+        return reading.batch_position
 
     def _note_schedule(self, reading: StackReading) -> None:
         """Describe the pipeline schedule that runs to the recordings of costs."""

@@ -25,7 +25,7 @@ from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, ThreadCalls
 from dsexplore.capture.issued_collective import Redistribute
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.source_lines import Source, Sources
+from dsexplore.capture.source_lines import Sources
 from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.schema import Phase
 
@@ -134,39 +134,47 @@ class StackReading:
         self.sources = self.call.sources + self.sources
 
 
-def user_line_alone(frame: FrameType | None) -> Source | None:
-    """The innermost line of the user's where, besides the user's own functions, no frame of the stack says anything.
+def user_lines_alone(frame: FrameType | None, depth: int) -> tuple[Sources, FrameType | None]:
+    """Read the part of a stack in which no frame but those of the user's own functions says anything.
 
-    What `read_stack` finds of such a stack outside backward, in a third of the time: the comms log may cost no more,
-    see `Recorder.begin_call`.
+    Args:
+        frame: the innermost frame to read.
+        depth: how many of the user's lines to find.
+
+    Returns:
+        The user's lines, innermost first; and the first frame that says more, from which `read_stack` goes on, None
+        where the stack has none: of a program's own collectives outside its modules the lines are all that is known.
     """
     kinds = frame_kinds.kinds
-    line: Source | None = None
+    lines: Sources = ()
     while frame is not None:
         kind = kinds.get(id(frame.f_code))
         if kind is None:
             kind = frame_kinds.kind_of(frame.f_code)
         if kind > frame_kinds.INTERNAL:
             if kind != frame_kinds.USER:
-                return None
-            if line is None:
-                line = (frame.f_code, frame.f_lasti)
+                break
+            if len(lines) < depth:
+                lines += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
-    return line
+    return lines, frame
 
 
-def read_stack(depth: int, frame: FrameType | None, modules: Modules) -> StackReading:
+def read_stack(
+    depth: int, innermost: FrameType | None, modules: Modules, begun: tuple[Sources, FrameType | None] | None = None
+) -> StackReading:
     """Read the stack of a collective that is about to be issued.
 
     Args:
         depth: how many of the user's lines to find.
-        frame: the innermost frame to read.
+        innermost: the innermost frame.
         modules: the calls that hooks have seen; most readings end at the innermost one.
+        begun: what `user_lines_alone` returned, where it has read the innermost part of the stack.
     """
     graph_task = _current_graph_task_id()
     reading = StackReading(depth, modules, modules.own_calls, graph_task, "other" if graph_task == -1 else "backward")
     kinds = frame_kinds.kinds
-    innermost = frame
+    reading.sources, frame = begun or ((), innermost)
     while frame is not None and not reading.is_complete:
         kind = kinds.get(id(frame.f_code))
         if kind is None:

@@ -14,8 +14,6 @@ installed. Another source of events needs the same two methods, `Substrate`.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,41 +21,13 @@ import torch
 import torch.distributed._functional_collectives  # registers its ops
 import torch.distributed._symmetric_memory  # registers its ops
 import torch.distributed.tensor  # registers its ops
-from torch._guards import TracingContext
 from torch._library.simple_registry import singleton as registered_fakes
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.compiler import is_compiling
 
 from dsexplore.capture import ops
+from dsexplore.capture.group_methods import GroupMethods
+from dsexplore.capture.observed_op import BEHIND, FRONT, Kernel, Observer, observed
 from dsexplore.capture.ops import Communication
-from dsexplore.capture.uncompiled import leave_to_python
-
-
-class Pending(Protocol):
-    """A collective between its issue and its return."""
-
-    @property
-    def needs_work(self) -> bool:
-        """Whether it is timed by the ``Work`` that its backend returns."""
-
-
-class Observer(Protocol):
-    """Receives every collective: when it is about to be issued, and again once it has returned."""
-
-    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
-        """An op is about to run with these arguments; returns None for one that is not to be followed."""
-
-    def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
-        """The op has returned; not called for one that raised.
-
-        Args:
-            pending: what `begins` returned.
-            result: the op's result; where it called a collective inside, the result of that one.
-            tensors: what the op itself returned where it called one inside: the program waits for these.
-        """
-
-
-Kernel = Callable[..., Any]
 
 
 class Substrate(Protocol):
@@ -68,75 +38,6 @@ class Substrate(Protocol):
 
     def uninstall(self) -> None:
         """Remove everything that was installed."""
-
-
-FRONT = torch._C.DispatchKey.BackendSelect
-BEHIND = torch._C._dispatch_keyset_full_after(FRONT)
-_CPU = torch._C.DispatchKey.CPU
-_META = torch._C.DispatchKey.Meta
-_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
-_include = torch._C._dispatch_tls_set_dispatch_key_included
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
-
-
-class _Nesting(threading.local):
-    """The observed collective that runs in this thread: what is issued inside of it is no event of its own."""
-
-    results: list[Any] | None = None
-    """The results of the collectives issued inside; None while no collective is observed."""
-
-
-nesting = _Nesting()
-
-
-def observed(
-    raw_op: str,
-    entry: Communication,
-    kernel: Kernel,
-    observer: Observer,
-    redispatch: Kernel | None = None,
-) -> Kernel:
-    """A kernel that reports to the observer, and otherwise does what the original does.
-
-    Args:
-        raw_op: the op.
-        entry: how to read it.
-        kernel: the original; its first argument, and that of the result, are the dispatcher's keys.
-        observer: the observer.
-        redispatch: given for a functional op: calls its kernel for other keys. On CPU tensors the c10d twin inside it
-            then passes our kernel by, and the result cannot be timed. A second Python kernel would cost 1.6 % of a
-            training step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
-    """
-    begins, returned = observer.begins, observer.returned
-
-    def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = nesting.results
-        if outer is not None:  # a functional collective calls its c10d twin: the outer one is the event
-            result = kernel(keys, *args, **kwargs)
-            outer.append(result)
-            return result
-        if is_compiling() or ((keys is None or keys.has(_META)) and TracingContext.try_get() is not None):
-            return kernel(keys, *args, **kwargs)
-        pending = begins(raw_op, entry, args)
-        if redispatch is not None and pending is not None and not pending.needs_work and keys.has(_CPU):
-            result = pass_kernels_by(redispatch, keys & BEHIND, *args, **kwargs)
-            returned(pending, result)
-            return result
-        inner: list[Any] = []
-        nesting.results = inner
-        try:
-            result = kernel(keys, *args, **kwargs)
-        finally:
-            nesting.results = None
-        if pending is not None:
-            if inner:
-                returned(pending, inner[-1], result)
-            else:
-                returned(pending, result)
-        return result
-
-    leave_to_python(recorded.__code__)
-    return recorded
 
 
 class KernelSubstrate:
@@ -151,6 +52,7 @@ class KernelSubstrate:
         self._libraries: dict[str, torch.library.Library] = {}
         self._local_tensor = LocalTensorSubstrate()
         self._fake_tensor = FakeTensorSubstrate()
+        self._methods = GroupMethods()
 
     def install(self, observer: Observer) -> None:
         try:
@@ -160,6 +62,7 @@ class KernelSubstrate:
                     self._put(raw_op, overload, entry, observer)
             self._local_tensor.install(observer)
             self._fake_tensor.install(observer)
+            self._methods.install(observer)
         except BaseException:
             self.uninstall()
             raise
@@ -179,27 +82,11 @@ class KernelSubstrate:
         library.impl(f"{name}.{overload}" if overload else name, recorded, FRONT.name, with_keyset=True)
 
     def uninstall(self) -> None:
+        self._methods.uninstall()
         self._local_tensor.uninstall()
         self._fake_tensor.uninstall()
         while self._libraries:
             self._libraries.popitem()[1]._destroy()
-
-
-def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of tensors on the CPU whose collectives are recorded already, past the kernels put in front.
-
-    What makes tensors inside it needs the key of those kernels to find its device, so the CPU is included instead.
-    """
-    included = _is_included(_CPU)  # what two of torch's guards would do, without making them
-    try:  # from the first of them on: Ctrl-C may come after any call
-        _include(_CPU, True)
-        _exclude(FRONT, True)
-        return function(*args, **kwargs)
-    finally:
-        try:
-            _exclude(FRONT, False)
-        finally:
-            _include(_CPU, included)
 
 
 class LocalTensorSubstrate:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dsexplore.capture.substrate import BEHIND, FRONT
+from dsexplore.capture.observed_op import BEHIND, FRONT
 from dsexplore.capture.timing import Timed
 from dsexplore.capture.uncompiled import leave_to_python
 

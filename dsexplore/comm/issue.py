@@ -1,7 +1,7 @@
 """How every call of this package reaches torch.
 
 With the log off, nothing switched off and contiguous tensors, a synchronous call goes straight on; all else goes
-through `_issue_with_care`; but a plain call with the log on, which `_issue_past_kernel` makes.
+through `_issue_with_care`.
 
 Tensors that are not contiguous: gloo reads and writes their storage as if they were, without a word. Contiguous
 copies are sent in their place, and copied back when the op is over.
@@ -17,7 +17,6 @@ from torch.distributed import ProcessGroup as _ProcessGroup
 from torch.distributed.distributed_c10d import _world
 
 from dsexplore.capture.labels import current
-from dsexplore.capture.substrate import pass_kernels_by
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import NO_PEERS, check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
@@ -27,8 +26,6 @@ from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
 
 _is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -57,12 +54,7 @@ def issue(
     if comms_logger.is_on or is_async or switches.off or not _contiguous(spelling, args):
         live = live_group(group)
         if live is not None:
-            name = log_name or spelling.name
-            if comms_logger.logs_all and _is_plain(spelling, args):
-                result = _issue_past_kernel(spelling, args, live, is_async, name)
-                if result is not None:
-                    return result[0]
-            return _issue_with_care(spelling, args, live, is_async, prof, name, debug)
+            return _issue_with_care(spelling, args, live, is_async, prof, log_name or spelling.name, debug)
     try:
         return spelling.call(*args)
     except Exception as error:
@@ -96,51 +88,6 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
                 if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
                     return False
     return True
-
-
-def _is_plain(spelling: Spelling, args: Sequence[Any]) -> bool:
-    """Whether torch will issue the spelling's op at once, and on contiguous tensors of the CPU as they are."""
-    if not spelling.is_one_op or switches.off or _world.pg_coalesce_state or _is_compiling():
-        return False
-    for position in spelling.tensors:
-        value = args[position]
-        for tensor in value if type(value) is list else (value,):
-            if type(tensor) not in _PLAIN or not tensor.is_cpu or not tensor.is_contiguous():
-                return False
-    return not (_dispatch_modes() or _function_modes())
-
-
-def _issue_past_kernel(
-    spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, log_name: str
-) -> tuple[Any] | None:
-    """Make a logged call that the recorder describes by its arguments, instead of in the op's kernel.
-
-    Returns:
-        What the call returns, in a tuple; None where the kernel must see the op, and nothing was issued.
-    """
-    recorder = comms_logger.recorder
-    reduction = spelling.reduction_of(args)
-    if is_async:
-        call = comms_logger.begin(spelling, log_name, is_async=True, reduction=reduction)
-    else:
-        call = comms_logger.call_of(spelling, log_name, reduction)
-    issued = recorder.begin_call(call, spelling.c10d_op, spelling.entry, spelling.as_op(args), live)
-    if issued is None:
-        return None
-    try:
-        result = pass_kernels_by(spelling.call, *args)
-    except Exception as error:
-        if isinstance(error, RuntimeError):  # the backend's; torch refuses arguments by a ValueError or a TypeError
-            recorder.fail_call(issued, error)
-        else:
-            comms_logger.fail(comms_logger.begin(spelling, log_name), error, args, live)
-        explain(error, spelling.name, live)
-        raise
-    if is_async and result is not None:
-        recorder.follow_call(issued, result)
-        return (Handle(result, spelling.name, live, call),)
-    recorder.end_call(issued)
-    return (result,)
 
 
 def _issue_with_care(

@@ -76,6 +76,11 @@ class Call(Label):
         self.ops: Collection[str] | None = None
         """Of what it issues, the plain ops that are to be logged; None for all."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether one collective, of which everything is to be logged, makes one line under the call's name."""
+        return self.ops is None and not (self.members or self.spelling.is_object or self.spelling.is_custom)
+
     def parts(self) -> list[Call]:
         """A label for each collective that the call issued."""
         parts = [

@@ -189,14 +189,6 @@ class CommsLogger(LogContent):
         """The recorder that the log's recording is open in; otherwise the one of this process."""
         return self._recorder or in_use()
 
-    def call_of(self, spelling: Spelling, log_name: str, reduction: str) -> Call:
-        """The label that all calls have in common which issue one collective and wait for it."""
-        call = self._calls.get((spelling.name, log_name, reduction))
-        if call is None:
-            call = Call(spelling, log_name, is_wanted=True, ends_with_call=True, reduction=reduction)
-            self._calls[spelling.name, log_name, reduction] = call
-        return call
-
     def label_of(self, issued: Issued) -> Call:
         """The label of a collective that did not come through this package, whose op runs now; see `issuing_layer`."""
         op = issued.messages[0][0] if issued.messages else issued.raw_op
@@ -237,6 +229,17 @@ class CommsLogger(LogContent):
         """Record that a call has returned, and that what it issued is over."""
         in_use().end_label(call)
         self._print(call)
+        if (
+            self.logs_all
+            and len(call.issued) == 1
+            and call.ops is None
+            and not (call.spelling.is_object or call.members)
+        ):
+            call.issued[0].label = self._shared(call)
+
+    def _shared(self, call: Call) -> Call:
+        """The label that all calls have in common which were made and are logged alike: a log keeps many of them."""
+        return self._calls.setdefault((call.layer, call.spelling.name, call.name, call.reduction), call)
 
     def _print(self, call: Call) -> None:
         """Print the lines of a call that is over, and of what other layers issued meanwhile, in a verbose log."""

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as td
 
 from dsexplore.capture.ops import COMMUNICATION, Communication, Message
-from dsexplore.capture.peers import PARTIES
 from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.reduce_op import reduction_name
 
@@ -47,8 +46,6 @@ class Spelling:
     """Moves Python objects, with several c10d ops that make one line of the log."""
     is_custom: bool = False
     """A function of the user's, which communicates by whatever means: one line of the log, whatever it issues."""
-    is_one_op: bool = False
-    """Whether the call issues just that op, of which nothing but the tensors and the group is to be recorded."""
 
     entry: Communication = field(init=False)
     """How the recorder reads the op."""
@@ -80,8 +77,6 @@ def _spelling(
     name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
 ) -> Spelling:
     """The `Spelling` of a function of torch; its plain op follows from its name."""
-    is_one_op = c10d_op not in ("barrier", "allgather_coalesced_") and f"c10d::{c10d_op}" not in PARTIES
-    traits.setdefault("is_one_op", is_one_op)
     return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 

@@ -14,10 +14,9 @@ from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor
 
 from dsexplore.capture import frame_kinds, recorder
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
-from dsexplore.capture.source_lines import Source
-from dsexplore.capture.stack_reading import StackReading, read_stack
+from dsexplore.capture.source_lines import Source, Sources
+from dsexplore.capture.stack_reading import user_lines_alone
 from dsexplore.worlds.simulate import simulate
 
 
@@ -116,11 +115,11 @@ def test_a_modules_call_is_found_past_torchs_frames_without_reading_them(monkeyp
 def test_the_stack_of_a_functional_op_is_read_from_outside_its_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[str] = []
 
-    def noted(depth: int, frame: FrameType, modules: Modules) -> StackReading:
+    def noted(frame: FrameType, depth: int) -> tuple[Sources, FrameType | None]:
         met.append(frame.f_code.co_name)
-        return read_stack(depth, frame, modules)
+        return user_lines_alone(frame, depth)
 
-    monkeypatch.setattr(recorder, "read_stack", noted)
+    monkeypatch.setattr(recorder, "user_lines_alone", noted)
     with simulate(4), record() as trace:
         all_gather_tensor(torch.ones(2), 0, dist.group.WORLD)
         dist.all_reduce(torch.ones(2))

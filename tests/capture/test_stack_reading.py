@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore.capture.record import record
-from dsexplore.capture.stack_reading import user_line_alone
+from dsexplore.capture.stack_reading import user_lines_alone
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)
@@ -286,17 +286,21 @@ def test_a_call_that_began_before_the_recording(world: World) -> None:
 
 
 class OnTheStack(nn.Module):
-    """Asks in its forward for the user's line alone."""
+    """Reads in its forward what `user_lines_alone` reads."""
 
     def forward(self) -> Any:
-        return user_line_alone(sys._getframe())
+        return user_lines_alone(sys._getframe(), 1)
 
 
-def test_the_users_line_is_all_where_nothing_else_is_on_the_stack() -> None:
-    def line() -> Any:
-        return user_line_alone(sys._getframe())
+def test_the_users_lines_are_all_where_nothing_else_is_on_the_stack() -> None:
+    def line(depth: int) -> Any:
+        return user_lines_alone(sys._getframe(), depth)
 
-    found = line()
-    assert found is not None
-    assert found[0] is line.__code__
-    assert OnTheStack()() is None
+    found, further = line(1)
+    assert [code for code, _ in found] == [line.__code__]
+    assert further is None
+    found, further = line(2)
+    assert [code for code, _ in found] == [line.__code__, sys._getframe().f_code]
+    found, further = OnTheStack()()
+    assert [code for code, _ in found] == [OnTheStack.forward.__code__]
+    assert further.f_code.co_name == "_call_impl"

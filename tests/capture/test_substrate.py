@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsexplore.capture import ops, recorder, recorder_in_use, substrate
+from dsexplore.capture import observed_op, ops, recorder, recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.worlds.simulate import simulate
 
@@ -53,7 +53,7 @@ def test_ctrl_c_beside_a_functional_op_leaves_the_thread_as_it_was(
     function: str, moment: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python raises it at the return of any C function, such as those that take our kernel out of the way."""
-    original = getattr(substrate, function)
+    original = getattr(observed_op, function)
     included = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.CPU)
 
     def interrupted(key: Any, value: bool) -> None:
@@ -63,7 +63,7 @@ def test_ctrl_c_beside_a_functional_op_leaves_the_thread_as_it_was(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), record():
-        monkeypatch.setattr(substrate, function, interrupted)
+        monkeypatch.setattr(observed_op, function, interrupted)
         torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
     assert not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.BackendSelect)
     assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.CPU) == included
@@ -150,10 +150,10 @@ def test_an_unknown_op_without_a_group_is_counted_as_of_this_rank_alone() -> Non
 
 
 def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(depth: int, frame: Any, modules: Any) -> Any:
+    def broken(frame: Any, depth: int) -> Any:
         raise RuntimeError("fault of ours")
 
-    monkeypatch.setattr(recorder, "read_stack", broken)
+    monkeypatch.setattr(recorder, "user_lines_alone", broken)
     with pytest.warns(RuntimeWarning, match="fault of ours") as caught, record() as trace:
         dist.all_reduce(torch.ones(2))
         dist.all_reduce(torch.ones(2))

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import dsexplore.comm as dist
-from dsexplore.capture import recorder, substrate
+from dsexplore.capture import observed_op
 from dsexplore.capture.labels import current
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder_in_use import is_recording
@@ -291,7 +291,7 @@ def test_an_interrupted_call_leaves_no_label_and_passes_no_later_kernel_by() -> 
         interrupted(torch.ones(1))
     assert current.label is None
     with pytest.raises(KeyboardInterrupt):
-        substrate.pass_kernels_by(interrupting)
+        observed_op.pass_kernels_by(interrupting)
     with record() as trace:
         td.all_reduce(torch.ones(1))
     assert len(trace) == 1
@@ -323,13 +323,3 @@ def test_compiled_code_stays_compiled_with_the_log_on() -> None:
     assert step(torch.ones(2)).tolist() == [3.0, 3.0]
     assert counter.frame_count == 1
     torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_call_that_cannot_be_described_is_made_and_recorded_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(recorder, "user_line_alone", lambda _frame: 1 / 0)
-    dist.configure(enabled=True)
-    with pytest.warns(RuntimeWarning, match=r"could not describe c10d::allreduce_ before its kernel: ZeroDivision"):
-        dist.all_reduce(torch.ones(2))
-    assert [record.bytes for record in dist.comms_logger.records] == [8]

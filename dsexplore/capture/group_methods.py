@@ -1,0 +1,119 @@
+"""Collectives that Python code asks of a process group, observed before torch's dispatcher is called.
+
+``torch.distributed`` calls a method of the group for each collective, and the method calls the op. A kernel in front of
+the op, as `substrate` puts there, gets arguments and result converted from C++ to Python and back, which takes about as
+long as all else that is recorded of an ``all_reduce`` (`benchmarks/comm_overhead.py` prints both ways).
+
+Only plain collectives on tensors of the CPU are observed here, the kernels see all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, ReduceScatterOptions
+
+from dsexplore.capture import ops
+from dsexplore.capture.observed_op import Observer, is_observed_elsewhere, is_plain, pass_kernels_by
+from dsexplore.capture.uncompiled import leave_to_python
+
+
+def _allreduce(group: Any, tensors: Any, options: Any) -> tuple[Any, ...]:
+    return tensors, group, None, None, options.asyncOp
+
+
+def _broadcast(group: Any, tensors: Any, options: Any) -> tuple[Any, ...]:
+    return tensors, group, options.rootRank, options.rootTensor, options.asyncOp
+
+
+def _all_gather(group: Any, output: Any, tensor: Any, options: Any) -> tuple[Any, ...]:
+    return output, tensor, group, options.asyncOp
+
+
+def _reduce_scatter(group: Any, output: Any, tensor: Any, options: Any) -> tuple[Any, ...]:
+    return output, tensor, group, None, options.asyncOp
+
+
+_METHODS: dict[str, tuple[str, type, Callable[..., tuple[Any, ...]]]] = {
+    "allreduce": ("c10d::allreduce_", AllreduceOptions, _allreduce),
+    "broadcast": ("c10d::broadcast_", BroadcastOptions, _broadcast),
+    "all_gather_single": ("c10d::_allgather_base_", AllgatherOptions, _all_gather),
+    "reduce_scatter_single": ("c10d::_reduce_scatter_base_", ReduceScatterOptions, _reduce_scatter),
+}
+"""By the name of a method: the op that it calls, the type of its last argument, and the op's arguments, as far as
+anything is read from them."""
+
+
+class GroupMethods:
+    """Observes the methods of ``ProcessGroup`` while installed; one at a time per process.
+
+    A simulated world replaces methods too, and may begin and end before or after a recording does. So a function in
+    whose place there is another one by now is left where it is, and does nothing but call what it replaced.
+    """
+
+    def install(self, observer: Observer) -> None:
+        """Put a function in the place of each method, where all that stands in its place already is known."""
+        global _observer
+        _observer = observer
+        for name, observed in _functions.items():
+            now = vars(dist.ProcessGroup)[name]
+            layers = list(_layers(now))
+            if observed not in layers and not isinstance(layers[-1], FunctionType):
+                _replaced[name] = now
+                setattr(dist.ProcessGroup, name, observed)
+
+    def uninstall(self) -> None:
+        """Give the methods back."""
+        global _observer
+        _observer = None
+        for name, observed in _functions.items():
+            if vars(dist.ProcessGroup)[name] is observed:
+                setattr(dist.ProcessGroup, name, _replaced[name])
+
+
+_observer: Observer | None = None
+"""The object that all the functions report to."""
+_replaced: dict[str, Any] = {}
+"""By the name of a method: what our function calls."""
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """A function, and what it wraps, one in the other."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _observed(name: str) -> Callable[..., Any]:
+    """A method that reports to the observer, and otherwise does what the original does."""
+    raw_op, options, as_op = _METHODS[name]
+    entry = ops.COMMUNICATION[raw_op]
+    count = as_op.__code__.co_argcount - 1  # without the group
+
+    def observed(group: Any, *args: Any, **kwargs: Any) -> Any:
+        observer, original = _observer, _replaced[name]
+        if (
+            observer is None
+            or len(args) != count
+            or type(args[-1]) is not options
+            or not is_plain(args[0])
+            or not is_plain(args[-2])
+            or is_observed_elsewhere()
+        ):
+            return original(group, *args, **kwargs)
+        pending = observer.begins_before_kernel(raw_op, entry, as_op(group, *args))
+        if pending is None:
+            return original(group, *args, **kwargs)
+        work = pass_kernels_by(original, group, *args)
+        observer.returned(pending, work)
+        return work
+
+    leave_to_python(observed.__code__)
+    return wraps(getattr(dist.ProcessGroup, name))(observed)
+
+
+_functions = {name: _observed(name) for name in _METHODS}

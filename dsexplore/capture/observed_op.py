@@ -1,0 +1,154 @@
+"""How one collective is observed: once when it is about to be issued, and again when it has returned.
+
+`observed` makes the kernel that stands in front of an op's own; `substrate` puts it there. `pass_kernels_by` is for
+what has observed a collective before its op is called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch._guards import TracingContext
+from torch.compiler import is_compiling
+
+from dsexplore.capture.ops import Communication
+from dsexplore.capture.uncompiled import leave_to_python
+
+
+class Pending(Protocol):
+    """A collective between its issue and its return."""
+
+    @property
+    def needs_work(self) -> bool:
+        """Whether it is timed by the ``Work`` that its backend returns."""
+
+
+class Observer(Protocol):
+    """Receives every collective: when it is about to be issued, and again once it has returned."""
+
+    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
+        """An op is about to run with these arguments; returns None for one that is not to be followed."""
+
+    def begins_before_kernel(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
+        """An op is about to run with these arguments, and its kernel may be passed by.
+
+        Returns None where the kernel is to see the op, as its group's works do not say on the host when they are over.
+        """
+
+    def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
+        """The op has returned; not called for one that raised.
+
+        Args:
+            pending: what `begins` returned.
+            result: the op's result; where it called a collective inside, the result of that one.
+            tensors: what the op itself returned where it called one inside: the program waits for these.
+        """
+
+
+Kernel = Callable[..., Any]
+
+
+FRONT = torch._C.DispatchKey.BackendSelect
+BEHIND = torch._C._dispatch_keyset_full_after(FRONT)
+_CPU = torch._C.DispatchKey.CPU
+_META = torch._C.DispatchKey.Meta
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class _Nesting(threading.local):
+    """The observed collective that runs in this thread: what is issued inside of it is no event of its own."""
+
+    results: list[Any] | None = None
+    """The results of the collectives issued inside; None while no collective is observed."""
+
+
+nesting = _Nesting()
+
+
+def observed(
+    raw_op: str,
+    entry: Communication,
+    kernel: Kernel,
+    observer: Observer,
+    redispatch: Kernel | None = None,
+) -> Kernel:
+    """A kernel that reports to the observer, and otherwise does what the original does.
+
+    Args:
+        raw_op: the op.
+        entry: how to read it.
+        kernel: the original; its first argument, and that of the result, are the dispatcher's keys.
+        observer: the observer.
+        redispatch: given for a functional op: calls its kernel for other keys. On CPU tensors the c10d twin inside it
+            then passes our kernel by, and the result cannot be timed. A second Python kernel would cost 1.6 % of a
+            training step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
+    """
+    begins, returned = observer.begins, observer.returned
+
+    def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = nesting.results
+        if outer is not None:  # a functional collective calls its c10d twin: the outer one is the event
+            result = kernel(keys, *args, **kwargs)
+            outer.append(result)
+            return result
+        if is_compiling() or ((keys is None or keys.has(_META)) and TracingContext.try_get() is not None):
+            return kernel(keys, *args, **kwargs)
+        pending = begins(raw_op, entry, args)
+        if redispatch is not None and pending is not None and not pending.needs_work and keys.has(_CPU):
+            result = pass_kernels_by(redispatch, keys & BEHIND, *args, **kwargs)
+            returned(pending, result)
+            return result
+        inner: list[Any] = []
+        nesting.results = inner
+        try:
+            result = kernel(keys, *args, **kwargs)
+        finally:
+            nesting.results = None
+        if pending is not None:
+            if inner:
+                returned(pending, inner[-1], result)
+            else:
+                returned(pending, result)
+        return result
+
+    leave_to_python(recorded.__code__)
+    return recorded
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is a dense tensor of the CPU and of torch's own types, or a list of one such tensor."""
+    tensor = value[0] if type(value) is list and len(value) == 1 else value
+    return type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
+
+
+def is_observed_elsewhere() -> bool:
+    """Whether what is called now is part of a collective that is observed already, or may be none: a dispatch mode or
+    the compiler decides what becomes of it."""
+    return nesting.results is not None or _is_excluded(FRONT) or _dispatch_modes() > 0 or is_compiling()
+
+
+def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of tensors on the CPU whose collectives are recorded already, past the kernels put in front.
+
+    What makes tensors inside it needs the key of those kernels to find its device, so the CPU is included instead.
+    """
+    included = _is_included(_CPU)  # what two of torch's guards would do, without making them
+    try:  # from the first of them on: Ctrl-C may come after any call
+        _include(_CPU, True)
+        _exclude(FRONT, True)
+        return function(*args, **kwargs)
+    finally:
+        try:
+            _exclude(FRONT, False)
+        finally:
+            _include(_CPU, included)
