@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dsexplore import Trace
+from tests.browser.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -45,13 +46,7 @@ def seqs(lab: Any, page: Any) -> list[int]:
 
 def opens(lab: Any, page: Any, parts: list[str]) -> None:
     """Wait until the kernel knows that these parts are open: the browser says so a moment after they are."""
-    found = None
-    for _ in range(20):
-        found = lab.evaluate(page, "explorer.widget.opened")
-        if found == parts:
-            return
-        page.wait_for_timeout(100)
-    assert found == parts
+    wait_until(page, lambda: lab.evaluate(page, "explorer.widget.opened") == parts)
 
 
 def test_a_range_a_rank_and_a_parameter_filter_everything(opened: Any, lab: Any, shot: Any) -> None:

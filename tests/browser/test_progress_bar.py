@@ -31,11 +31,12 @@ def test_a_bar_is_there_while_work_lasts_and_leaves_nothing(lab: Any, page: Any,
     lab.start_all(page)
     page.locator(".jp-OutputArea-output div.widget-label", has_text="reading ranks: 3 of 8 files").wait_for()
     bar = page.locator(".jp-OutputArea-output .progress-bar")
-    assert bar.is_visible()
+    bar.wait_for()
     shot(page.locator(".jp-Cell").first, "progress_bar")
     (path.parent / "go").touch()
     page.locator(".jp-OutputArea-output").get_by_text("read", exact=True).wait_for()
     bar.wait_for(state="detached")
+    lab.wait_for_kernel(page)
     lab.save(page)
     shot(page.locator(".jp-Cell").first, "progress_bar_after")
     outputs = json.loads(path.read_text())["cells"][0]["outputs"]

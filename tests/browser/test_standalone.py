@@ -190,7 +190,8 @@ async () => {
   const list = document.querySelector("select[aria-label=phase]");
   list.selectedIndex = 1;
   list.dispatchEvent(new Event("change"));
-  await new Promise((done) => setTimeout(done, 200));
+  while (!texts.length) await new Promise((done) => setTimeout(done, 20));
+  await new Promise((done) => setTimeout(done, 200));  // in which a second time would come
   return texts;
 }
 """

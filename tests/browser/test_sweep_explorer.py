@@ -18,6 +18,13 @@ explorer
 """
 
 
+FILLED = """(number) => {
+  const plot = document.querySelector(".dsx-plot"), picture = plot.querySelector(".main-svg");
+  return plot.dataset.drawn >= number && picture?.getBoundingClientRect().width === plot.getBoundingClientRect().width;
+}"""
+"""Whether at least so many drawings were made, the last of which is as wide as its place."""
+
+
 def opened(lab: Any, page: Any, name: str, dark: bool = False) -> None:
     lab.write(name, [CELL])
     lab.open(page, name, dark=dark)
@@ -49,10 +56,9 @@ def test_every_picture_dark_and_narrow(lab: Any, page: Any, shot: Any) -> None:
     shot(page, "sweep_explorer_800_dark")
     for number, kind in enumerate(("depth", "latency", "parallel"), 2):
         page.locator(".widget-dropdown select").first.select_option(label=kind)
-        page.wait_for_selector(f".dsx-plot[data-drawn='{number}']")
+        page.wait_for_function(FILLED, arg=number)
         shot(page, f"sweep_explorer_{kind}_dark")
-        drawn = page.locator(".dsx-plot .main-svg").first.bounding_box()
-        assert drawn["width"] == page.locator(".dsx-plot").bounding_box()["width"] <= 640
+        assert page.locator(".dsx-plot").bounding_box()["width"] <= 640
     halos = "[...document.querySelectorAll('.parcoords text')].map((text) => getComputedStyle(text).textShadow)"
     assert set(page.evaluate(halos)) == {"none"}
     assert page.errors == []
