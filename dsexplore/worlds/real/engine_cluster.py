@@ -39,6 +39,7 @@ INTERRUPT_WAIT = 1.0
 """Seconds that interrupted engines get to come back."""
 
 
+_CALLED_OFF = "KeyboardInterrupt: the cell had not begun here"
 _Description = tuple[int, int, str, int]
 """Rank, world size, host and pid."""
 
@@ -78,12 +79,16 @@ class EngineRank:
 
     def outcome(self) -> tuple[RankOutcome, bytes]:
         """How the cell ended, and its pickled trace."""
+        from ipyparallel.error import TaskAborted  # an optional package, which every cluster has loaded
+
         self.look()
         if not self.answer.ready():
             return RankOutcome(self.rank, "stuck", output=self.output.text), b""
         try:
             report = pickle.loads(self.answer.get(timeout=0))
         except Exception as error:  # the engine is gone, or could not run anything
+            if isinstance(error, TaskAborted):
+                return RankOutcome(self.rank, "error", error=_CALLED_OFF, output=self.output.text), b""
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             return RankOutcome(self.rank, "died", error=text, output=self.output.text), b""
         assert isinstance(report, CellReport)
@@ -319,10 +324,16 @@ class Cluster:
                 return
 
     def _interrupt(self, running: Sequence[EngineRank]) -> None:
-        """Send Ctrl-C to engines that still run the cell; ipyparallel does not pass it on by itself."""
+        """Send Ctrl-C to engines that still run the cell; ipyparallel does not pass it on by itself.
+
+        An engine that has not begun the cell yet, on which the signal would be lost, is to leave the cell out.
+        """
         if not running:
             return
-        self._client.send_signal(signal.SIGINT, targets=[rank.engine for rank in running], block=False)
+        engines = [rank.engine for rank in running]
+        with suppress(TimeoutError):
+            self._client.abort([rank.answer for rank in running], engines, block=False).result(INTERRUPT_WAIT)
+        self._client.send_signal(signal.SIGINT, targets=engines, block=False)
         until = time.monotonic() + INTERRUPT_WAIT
         while time.monotonic() < until and not all(rank.answer.ready() for rank in running):
             running[0].answer.wait(LOOK)

@@ -117,6 +117,7 @@ def test_engines_are_ranks(site: Site, tmp_path: Path, monkeypatch: pytest.Monke
         check_cells(cluster)
         check_errors(cluster, tmp_path / "begun")
         check_interrupt(cluster)
+        check_a_cell_that_has_not_begun(cluster, tmp_path / "ran")
         with monkeypatch.context() as impatient:
             impatient.setattr(engine_cluster, "INTERRUPT_WAIT", 1.0)  # of an engine that does not come back
             check_engine_in_a_collective(cluster)
@@ -174,6 +175,32 @@ def check_interrupt(cluster: Cluster) -> None:
         cluster.run(cell_of(SLOW), timeout=240, on_output=interrupt)
     assert [outcome.error for outcome in caught.value.run.outcomes] == ["KeyboardInterrupt"] * 2  # type: ignore[attr-defined]
     assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
+
+
+def check_a_cell_that_has_not_begun(cluster: Cluster, ran: Path) -> None:
+    """One rank raises while the other's engine is still at work for somebody else."""
+
+    def work_on(begun: str) -> None:
+        import pathlib
+        import time
+
+        pathlib.Path(begun).touch()
+        for _ in range(2000):
+            time.sleep(0.1)
+
+    client = ipyparallel.Client(profile="ranks")
+    try:
+        client[cluster._ranks[0].engine].apply_async(work_on, f"{ran} begun")
+        wait_until(Path(f"{ran} begun").exists)
+        failed = cluster.run(
+            cell_of(f"if rank == 1:\n    raise ValueError\nopen({str(ran)!r}, 'w').close()"), timeout=240
+        )
+        assert [outcome.error.partition(":")[0] for outcome in failed.outcomes] == ["KeyboardInterrupt", "ValueError"]
+        assert failed.first_failure == 1
+        assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
+        assert not ran.exists()
+    finally:
+        client.close()
 
 
 def check_engine_in_a_collective(cluster: Cluster) -> None:
