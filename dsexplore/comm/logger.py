@@ -229,17 +229,9 @@ class CommsLogger(LogContent):
         """Record that a call has returned, and that what it issued is over."""
         in_use().end_label(call)
         self._print(call)
-        if (
-            self.logs_all
-            and len(call.issued) == 1
-            and call.ops is None
-            and not (call.spelling.is_object or call.members)
-        ):
-            call.issued[0].label = self._shared(call)
-
-    def _shared(self, call: Call) -> Call:
-        """The label that all calls have in common which were made and are logged alike: a log keeps many of them."""
-        return self._calls.setdefault((call.layer, call.spelling.name, call.name, call.reduction), call)
+        if self.logs_all and len(call.issued) == 1 and call.is_plain:  # a log keeps many calls that are alike
+            key = call.layer, call.spelling.name, call.name, call.reduction
+            call.issued[0].label = self._calls.setdefault(key, call)
 
     def _print(self, call: Call) -> None:
         """Print the lines of a call that is over, and of what other layers issued meanwhile, in a verbose log."""
