@@ -9,8 +9,10 @@ Only plain collectives on tensors of the CPU are observed here, the kernels see 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import unwrap
+from operator import is_
 from types import FunctionType
 from typing import Any
 
@@ -61,8 +63,8 @@ class GroupMethods:
         _observer = observer
         for name, observed in _functions.items():
             now = vars(dist.ProcessGroup)[name]
-            layers = list(_layers(now))
-            if observed not in layers and not isinstance(layers[-1], FunctionType):
+            inner = unwrap(now, stop=partial(is_, observed))
+            if not isinstance(inner, FunctionType):  # neither ours nor one of which nothing is known
                 _replaced[name] = now
                 setattr(dist.ProcessGroup, name, observed)
 
@@ -79,13 +81,6 @@ _observer: Observer | None = None
 """The object that all the functions report to."""
 _replaced: dict[str, Any] = {}
 """By the name of a method: what our function calls."""
-
-
-def _layers(function: Any) -> Iterator[Any]:
-    """A function, and what it wraps, one in the other."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
 
 
 def _observed(name: str) -> Callable[..., Any]:

@@ -184,11 +184,6 @@ class CommsLogger(LogContent):
         wanted = self.wants(spelling, log_name, prof)
         return Call(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
 
-    @property
-    def recorder(self) -> Recorder:
-        """The recorder that the log's recording is open in; otherwise the one of this process."""
-        return self._recorder or in_use()
-
     def label_of(self, issued: Issued) -> Call:
         """The label of a collective that did not come through this package, whose op runs now; see `issuing_layer`."""
         op = issued.messages[0][0] if issued.messages else issued.raw_op
