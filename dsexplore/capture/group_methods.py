@@ -103,7 +103,11 @@ def _observed(name: str) -> Callable[..., Any]:
         pending = observer.begins_before_kernel(raw_op, entry, as_op(group, *args))
         if pending is None:
             return original(group, *args, **kwargs)
-        work = pass_kernels_by(original, group, *args)
+        try:
+            work = pass_kernels_by(original, group, *args)
+        except BaseException as error:
+            observer.raised(pending, error)
+            raise
         observer.returned(pending, work)
         return work
 

@@ -40,6 +40,8 @@ class Group:
     """The axis that the description says by itself."""
     axis_of_peer: Mapping[int, str] = field(default_factory=dict)
     """For a group along no axis: by global rank, the one mesh axis along which that rank differs from this one."""
+    error: str = ""
+    """Why its backend gave it up, see `given_up_groups`; else empty."""
 
 
 @dataclass
@@ -70,7 +72,8 @@ class Groups:
 
     def described(self) -> list[Group]:
         """All groups met so far, with their axes."""
-        groups = [group for _, group in list(self._groups.values())]  # other threads meet more meanwhile
+        known = list(self._groups.values())  # other threads meet more meanwhile
+        groups = [group for _, group in known]
         meshes = list(self._meshes.values())
         self._name_axes(meshes)
         if any(not group.mesh for group in groups):
@@ -79,6 +82,10 @@ class Groups:
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
                 group.axis = group.description.removeprefix("mesh_")
+        for reference, group in known:
+            process_group = reference() if group.timing == "cuda" else None
+            if process_group is not None:
+                group.error = error_of(process_group)
         _name_parts(groups)
         _name_plain([group for group in groups if not group.axis], meshes)
         return groups
@@ -190,6 +197,17 @@ def describe_group(process_group: Any) -> Group:
         timing=timing_of(backend),
         own_rank=own_rank(),
     )
+
+
+def error_of(process_group: Any) -> str:
+    """Why NCCL gave a group up, ``"TIMEOUT"``, ``"COMM_ERROR"`` or ``"REMOTE_ERROR"``; else empty."""
+    try:
+        backend = process_group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # it has none for GPUs
+        return ""
+    get_error = getattr(backend, "get_error", None)  # of NCCL's alone
+    name = get_error().name if get_error is not None else "SUCCESS"
+    return "" if name == "SUCCESS" else str(name)
 
 
 def own_rank() -> int:

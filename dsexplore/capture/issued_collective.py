@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from dsexplore import placement_text
+from dsexplore.capture.device_timing import CudaSpan
 from dsexplore.capture.groups import Group
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import Communication, Message
 from dsexplore.capture.peers import Parties
 from dsexplore.capture.source_lines import Sources
-from dsexplore.capture.timing import CudaSpan
 from dsexplore.trace.schema import Phase, State
 
 
@@ -138,8 +138,9 @@ class Issued:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be measured of it."""
-        if self.span is not None:
-            return bool(self.failure) or self.span.is_over
+        span = self.span  # another thread may read it
+        if span is not None:
+            return bool(self.failure) or span.is_over
         return self.start is None or self.end is not None or bool(self.failure)
 
     @property

@@ -39,13 +39,16 @@ class Observer(Protocol):
         """
 
     def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
-        """The op has returned; not called for one that raised.
+        """The op has returned.
 
         Args:
             pending: what `begins` returned.
             result: the op's result; where it called a collective inside, the result of that one.
             tensors: what the op itself returned where it called one inside: the program waits for these.
         """
+
+    def raised(self, pending: Any, error: BaseException) -> None:
+        """The op has raised ``error``, and has not returned; ``pending`` is what `begins` returned."""
 
 
 Kernel = Callable[..., Any]
@@ -93,7 +96,7 @@ def observed(
             then passes our kernel by, and the result cannot be timed. A second Python kernel would cost 1.6 % of a
             training step of a small tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
     """
-    begins, returned = observer.begins, observer.returned
+    begins, returned, raised = observer.begins, observer.returned, observer.raised
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
         outer = nesting.results
@@ -112,6 +115,10 @@ def observed(
         nesting.results = inner
         try:
             result = kernel(keys, *args, **kwargs)
+        except BaseException as error:
+            if pending is not None:
+                raised(pending, error)
+            raise
         finally:
             nesting.results = None
         if pending is not None:

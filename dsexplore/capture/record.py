@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
@@ -17,6 +18,9 @@ from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
 from dsexplore.trace.trace import Trace
+
+LATEST = 1000
+"""How many of the latest collectives may still run; a program that issues more and waits for none is rare."""
 
 
 @contextmanager
@@ -128,7 +132,29 @@ def _early_save(
             for rank in tables.info.ranks or (0,):
                 write_stacks(Path(save) / stack_file(rank))
 
-    def progress() -> object:
-        return len(recording.issued), recorder.stopwatch.ended
+    return EarlySave(write, _Progress(recording.issued), timeout)
 
-    return EarlySave(write, progress, timeout)
+
+class _Progress:
+    """Returns another value whenever one of the collectives has begun or ended.
+
+    Devices are asked how far they got while nothing begins, and not before: a graph that is being captured on a GPU
+    must not be asked, and what it captures begins.
+
+    Args:
+        issued: all collectives so far; it grows.
+    """
+
+    def __init__(self, issued: Sequence[Issued]) -> None:
+        self._issued = issued
+        self._begun = -1
+        self._over: int | None = None
+        self._changes = 0
+
+    def __call__(self) -> object:
+        begun, over = len(self._issued), None
+        if begun == self._begun:
+            over = sum(one.is_over for one in self._issued[-LATEST:])
+            self._changes += self._over is not None and over != self._over
+        self._begun, self._over = begun, over
+        return begun, self._changes

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch._C import _current_graph_task_id
 
 from dsexplore.capture import frame_kinds, pipelines
+from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
 from dsexplore.capture.issued_collective import NOWHERE, Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
@@ -38,9 +40,10 @@ from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_lines_alone
+from dsexplore.capture.stopwatch import Stopwatch
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
-from dsexplore.capture.timing import Clock, Stopwatch
+from dsexplore.capture.timing import Clock, fail
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 
@@ -61,6 +64,9 @@ class Recorder:
         self._keeps_kernels = False
         self._recordings: list[Recording] = []
         self._stack_depth = 1
+        self._inside: dict[int, Issued] = {}
+        """By thread: the collective whose call has not returned. NCCL's first one of a group waits there for the others
+        to make its communicator."""
         self._lock = threading.RLock()
         self._start_anew()
 
@@ -154,6 +160,7 @@ class Recorder:
         if group is not None and group.timing != "none":
             issued.needs_work = True
             self._stopwatch.begin(issued, group.timing, args)
+            self._inside[get_ident()] = issued
         issued.recordings = self._recordings
         return issued
 
@@ -170,12 +177,15 @@ class Recorder:
             return None  # the kernel's report is tried, too, and its fault warned of
         issued.needs_work = True
         issued.recordings = self._recordings
+        self._inside[get_ident()] = issued
         issued.start = self._stopwatch.now()
         return issued
 
     def returned(self, pending: Issued, result: Any, tensors: Any = None) -> None:
         """A collective has returned ``result``; see `observed_op.Observer`."""
         label = pending.label  # of the caller; a recording may give one that many calls have in common
+        if pending.needs_work:
+            self._inside.pop(get_ident(), None)
         for recording in pending.recordings:
             recording.add(pending)
         pending.recordings = ()
@@ -186,6 +196,17 @@ class Recorder:
             self._stopwatch.follow(pending, result)
             if tensors is not None and pending.span is None:
                 self._tensor_waits.expect(pending, tensors)
+
+    def raised(self, pending: Issued, error: BaseException) -> None:
+        """A collective has raised ``error``; see `observed_op.Observer`. One that its backend gave up is an event."""
+        self._inside.pop(get_ident(), None)
+        if isinstance(error, dist.DistError):
+            fail(pending, error)
+            for recording in pending.recordings:
+                recording.add(pending)
+            if pending.label is not None:
+                pending.label.issued.append(pending)
+        pending.recordings = ()
 
     def end_label(self, label: Label) -> None:
         """Fill in the end of all that a labelled call issued: the call has returned, and is over."""
@@ -327,14 +348,18 @@ class Recorder:
 
         Args:
             recording: of this recorder.
-            waits: whether to wait for devices that have not got to the end of a collective; else it is unfinished.
+            waits: whether to wait for devices that have not got to the end of a collective; else it is unfinished, as
+                are those whose call has not returned.
         """
         return self._content(recording, waits=waits)()
 
     def _content(self, recording: Recording, *, waits: bool = True) -> Recorded:
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
+        if not waits:
+            issued += [one for one in list(self._inside.values()) if recording in one.recordings]
         groups = self._describe_groups()
+        recording.notes += mark_given_up(issued, groups)
         return content_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
 
 

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | fake | none | – | – |
 | nccl, on tensors of a GPU | cuda | event on the device's current stream | event behind the work, on its stream |
+| nccl, in a batch | cuda | event on the device's current stream | event on that stream, behind the wait for the batch |
 | gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
 | works without a future (send, recv) | host | host clock at issue | host clock when `wait` returned, or else the call |
 
@@ -11,22 +12,20 @@ NCCL runs what is not async on the current stream.
 
 What `dsexplore.comm` issues and waits for itself ends on the host's clock when its call returns, see `labels`.
 
-Nothing waits here, but once for each device to relate its clock to the host's: overlap stays as it was.
+Nothing waits for any of them, so overlap stays as it was; see `stopwatch` for the host's clock and `device_timing`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.uncompiled import leave_to_python
 from dsexplore.trace.schema import Timing
 
 Clock = Callable[[], int]
@@ -154,12 +153,6 @@ class InFlight:
 
         self._there[identity] = weakref.ref(work, forget)
 
-    @property
-    def ended(self) -> int:
-        """How many of the works held have ended."""
-        with self._lock:
-            return sum(event.end is not None or bool(event.failure) for event, _ in self._works)
-
     def settle(self, clock: Clock) -> None:
         """Fill in the end of works that are done, but whose thread has not got Python's lock yet to say so.
 
@@ -177,208 +170,3 @@ class InFlight:
         self._works.clear()
         self.events.clear()
         self._there.clear()
-
-
-class Spanned(Timed, Protocol):
-    """A collective that is measured on a device, where its backend works there."""
-
-    span: CudaSpan | None
-    batch: int | None
-    """The number of those that are launched together; None for one alone."""
-
-
-Mark = Callable[[int], Any]
-"""Records a timing event on the current stream of the device of that number, and returns it."""
-
-
-def mark_stream(device: int) -> Any:
-    """Record a CUDA event on the device's current stream."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-class Stopwatch:
-    """Measures collectives, each on its backend's own terms.
-
-    Args:
-        now: nanoseconds since the epoch.
-        mark: records events on devices.
-        ticks: nanoseconds of a clock that does not jump, for how long programs stand still.
-    """
-
-    def __init__(self, now: Clock, mark: Mark = mark_stream, ticks: Clock = time.perf_counter_ns) -> None:
-        self.now = now
-        self._ticks = ticks
-        self._mark = mark
-        self._in_flight = InFlight()
-        self._anchors: dict[int, CudaAnchor] = {}
-        self._wait: Any = None
-
-    def install(self) -> None:
-        """Measure how long programs stand still in ``Work.wait``: its original is called by a function of ours."""
-        if self._wait is not None:
-            return
-        self._wait = original = dist.Work.wait
-        event_of, ticks, now = self._in_flight.events.get, self._ticks, self.now
-
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            event = event_of(id(work))
-            if event is None:
-                return original(work, *args, **kwargs)
-            ends_here = event.ends_at_return and not event.waited  # its first wait says when it is over
-            if ends_here:
-                event.end = None
-            begun = ticks()
-            try:
-                result = original(work, *args, **kwargs)
-            except Exception as error:
-                if ends_here:
-                    fail(event, error)
-                raise
-            finally:
-                event.waited = (event.waited or 0) + ticks() - begun
-            if ends_here:
-                event.end = now()
-            return result
-
-        leave_to_python(wait.__code__)
-        dist.Work.wait = wait  # type: ignore[method-assign, assignment]
-
-    def begin(self, event: Spanned, timing: Timing, args: Sequence[Any]) -> None:
-        """Record the start of ``event``, a collective with these arguments that is about to be issued."""
-        device = device_of(args) if timing == "cuda" else None
-        if device is None:
-            event.start = self.now()
-            return
-        anchor = self._anchors.get(device)
-        if anchor is None:
-            anchor = self._anchors[device] = CudaAnchor(device, self.now, self._mark)
-        event.span = CudaSpan(anchor, self._mark)
-
-    def follow(self, event: Spanned, result: Any) -> None:
-        """Record the end of ``event`` when its work completes; its op has returned ``result``."""
-        if event.span is not None:
-            event.span.watch(result, runs_here=not event.is_async and event.batch is None)
-            return
-        work = work_of(result)
-        end_at_completion(event, work, self.now)
-        self._in_flight.add(event, work)
-
-    def end(self, event: Spanned) -> None:
-        """Record the end of ``event`` now; on a device, when its current stream reaches this point."""
-        if event.span is not None:
-            event.span.finish()
-        else:
-            self.end_on_host(event)
-
-    def end_on_host(self, event: Spanned) -> None:
-        """Record now as the end of ``event``, if it is measured on the host and has no end yet."""
-        if event.end is None and event.start is not None and not event.failure:
-            now = self.now()
-            if event.end is None:  # no other thread said so while the clock was read
-                event.end = now
-
-    @property
-    def ended(self) -> int:
-        """How many of the collectives that may still run have ended, of those held; changes whenever one ends."""
-        return self._in_flight.ended
-
-    def settle(self) -> None:
-        """See `InFlight.settle`."""
-        self._in_flight.settle(self.now)
-
-    def release(self) -> None:
-        """Hold nothing any more, and give ``Work.wait`` back."""
-        if self._wait is not None:
-            dist.Work.wait, self._wait = self._wait, None  # type: ignore[method-assign]
-        self._in_flight.release()
-        self._anchors.clear()
-
-
-def device_of(args: Sequence[Any]) -> int | None:
-    """The CUDA device of a collective's first tensor; None for one on the CPU, which is timed on the host.
-
-    A collective without tensors works on the current device, where there is one.
-    """
-    tensor = next(_tensors(args), None)
-    if tensor is not None:
-        return tensor.get_device() if tensor.is_cuda else None
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-
-def _tensors(args: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from _tensors(arg)
-
-
-class CudaSpan:
-    """Start and end of a collective on its device, as CUDA events, which are read when a table is made.
-
-    Args:
-        anchor: of the device.
-        mark: records events on it.
-    """
-
-    def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream) -> None:
-        self._anchor = anchor
-        self._mark = mark
-        self._start = mark(anchor.device)
-        self._end: Any = None
-
-    def watch(self, result: Any, runs_here: bool) -> None:
-        """Record the end behind the work, on the stream that its future's callbacks run on.
-
-        Args:
-            result: what the op returned.
-            runs_here: whether a work without a future runs on the current stream, as NCCL's do that are not async; of
-                one that is launched later, in a batch, the end is not known.
-        """
-        future = future_of(work_of(result))
-        if future is not None:
-            future.then(lambda _future: self.finish())
-        elif runs_here:
-            self.finish()
-
-    def finish(self) -> None:
-        """Record the end on the current stream; the first call counts."""
-        if self._end is None:
-            self._end = self._mark(self._anchor.device)
-
-    @property
-    def has_end(self) -> bool:
-        """Whether its end stands on a stream, which may not have got there."""
-        return self._end is not None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the device has got to the end."""
-        return self._end is not None and bool(self._end.query())
-
-    def read(self) -> tuple[int, int]:
-        """Start and end in nanoseconds since the epoch, once it `has_end`; waits for the device."""
-        self._end.synchronize()
-        return self._anchor.when(self._start), self._anchor.when(self._end)
-
-
-class CudaAnchor:
-    """A moment known on both clocks, the host's and one device's: events of two devices cannot be compared.
-
-    Args:
-        device: its number.
-        now: the host's clock.
-        mark: records events on the device.
-    """
-
-    def __init__(self, device: int, now: Clock, mark: Mark = mark_stream) -> None:
-        self.device = device
-        self._event = mark(device)
-        self._event.synchronize()  # once per device and recording
-        self._host = now()
-
-    def when(self, event: Any) -> int:
-        """Host nanoseconds of a completed event."""
-        return self._host + round(float(self._event.elapsed_time(event)) * 1e6)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from dsexplore.capture import recorder_in_use
+from dsexplore.capture import group_methods, ops, recorder_in_use
 from dsexplore.capture.issued_collective import Issued, Label, Origin
+from dsexplore.capture.observed_op import observed
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.errors import UsageError
@@ -88,3 +92,63 @@ def test_kernels_stay_between_recordings_as_long_as_they_are_kept() -> None:
         assert (kernels.installed, kernels.uninstalled) == (2, 2)
     finally:
         recorder_in_use.use(before)
+
+
+class TestInsideACall:
+    """A call that has not returned: NCCL's first collective of a group waits in it for the other ranks."""
+
+    @staticmethod
+    def call(kernel: Callable[..., Any]) -> None:
+        """Ask for an all_reduce whose kernel is ``kernel``."""
+        entry = ops.lookup("c10d::allreduce_")
+        assert entry is not None
+        recorded = observed("c10d::allreduce_", entry, kernel, recorder_in_use.in_use())
+        recorded(None, [torch.ones(2)], dist.group.WORLD, None, None, False)
+
+    @pytest.mark.usefixtures("gloo")
+    def test_what_is_saved_early_has_it(self) -> None:
+        recorder, seen = recorder_in_use.in_use(), []
+
+        def kernel(*_: Any) -> None:
+            (recording,) = recorder.recordings
+            seen.extend(recorder.tables(recording, waits=waits).events["state"].to_list() for waits in (False, True))
+
+        with record() as trace:
+            dist.all_reduce(torch.ones(2))
+            self.call(kernel)
+            (recording,) = recorder.recordings
+            seen.append(recorder.tables(recording, waits=False).events["state"].to_list())
+        assert seen == [["completed", "scheduled"], ["completed"], ["completed", "completed"]]
+        assert trace.events["op"].to_list() == ["all_reduce", "all_reduce"]
+
+    @pytest.mark.usefixtures("gloo")
+    @pytest.mark.parametrize(
+        ("error", "states"),
+        [(dist.DistBackendError("remote process exited"), ["failed"]), (ValueError("not contiguous"), [])],
+    )
+    def test_one_that_its_backend_gave_up_failed(self, error: Exception, states: list[str]) -> None:
+        def kernel(*_: Any) -> None:
+            raise error
+
+        recorder = recorder_in_use.in_use()
+        with record() as trace:
+            with pytest.raises(type(error)):
+                self.call(kernel)
+            (recording,) = recorder.recordings
+            assert recorder.tables(recording, waits=False).events["state"].to_list() == states
+            dist.all_reduce(torch.ones(2))
+        assert trace.events["state"].to_list() == [*states, "completed"]
+
+    @pytest.mark.usefixtures("gloo")
+    def test_a_method_of_the_group_that_raises_is_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def allreduce(*_: Any) -> None:
+            raise dist.DistBackendError("remote process exited")
+
+        with record() as trace:
+            monkeypatch.setitem(group_methods._replaced, "allreduce", allreduce)
+            with pytest.raises(dist.DistBackendError):
+                dist.all_reduce(torch.ones(2))
+            monkeypatch.undo()
+            dist.all_reduce(torch.ones(2))
+        assert trace.events["state"].to_list() == ["failed", "completed"]
+        assert trace.events["cause"].to_list() == ["failed: DistBackendError", ""]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import pytest
 import torch
@@ -14,37 +12,11 @@ import torch.distributed as dist
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
-from dsexplore.capture.timing import CudaAnchor, CudaSpan, InFlight, Stopwatch, device_of, end_at_completion, timing_of
+from dsexplore.capture.stopwatch import Stopwatch
+from dsexplore.capture.timing import InFlight, end_at_completion, timing_of
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate
-
-
-@dataclass
-class Timed:
-    start: int | None = None
-    end: int | None = None
-    failure: str = ""
-    waited: int | None = None
-    is_async: bool = True
-    ends_at_return: bool = False
-
-
-class FutureWork(dist.Work):
-    """A work whose end a test decides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.future: torch.futures.Future[None] = torch.futures.Future()
-
-    def get_future(self) -> Any:
-        return self.future
-
-
-class SilentWork(dist.Work):
-    """A work without a future, as of gloo's send and recv."""
-
-    def get_future(self) -> Any:
-        raise RuntimeError("it has none")
+from tests.capture.works import FutureWork, SilentWork, Spanned, Timed
 
 
 @pytest.fixture
@@ -128,116 +100,6 @@ def test_a_work_is_held_until_the_next_one_after_its_end() -> None:
     assert len(in_flight) == 1
     in_flight.release()
     assert len(in_flight) == 0
-
-
-class Device:
-    """A device that reaches each recorded event at a scripted millisecond of its own clock."""
-
-    def __init__(self, *reached_ms: float) -> None:
-        self.reached_ms = list(reached_ms)
-        self.now_ms = 0.0
-        self.waits = 0
-
-
-class Event:
-    """A CUDA event; events of two devices cannot be compared, as with torch's own."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.at_ms = device.reached_ms.pop(0)
-
-    def synchronize(self) -> None:
-        self.device.now_ms = max(self.device.now_ms, self.at_ms)
-        self.device.waits += 1
-
-    def query(self) -> bool:
-        return self.at_ms <= self.device.now_ms
-
-    def elapsed_time(self, later: Event) -> float:
-        assert later.device is self.device, "Both events must be recorded on the same device"
-        return later.at_ms - self.at_ms
-
-
-@dataclass
-class Spanned(Timed):
-    span: CudaSpan | None = None
-    batch: int | None = None
-
-
-def on_device(number: int) -> list[Any]:
-    """The arguments of an op on a tensor of that device, as far as `device_of` looks at them."""
-    tensor = torch.empty(0).as_subclass(OnDevice)
-    tensor.number = number
-    return [[tensor]]
-
-
-class OnDevice(torch.Tensor):
-    number: int
-    is_cuda = True
-
-    def get_device(self) -> int:
-        return self.number
-
-
-def test_each_device_has_a_clock_of_its_own() -> None:
-    devices = {0: Device(1.0, 2.0, 3.0, 10.0, 11.0), 1: Device(501.0, 502.0, 504.0)}
-    readings = iter([7_000_000, 20_000_000])
-    stopwatch = Stopwatch(lambda: next(readings), lambda number: Event(devices[number]))
-    events, works = [Spanned(), Spanned(), Spanned()], [FutureWork(), FutureWork(), FutureWork()]
-    for event, number in zip(events, (0, 0, 1), strict=True):
-        stopwatch.begin(event, "cuda", on_device(number))
-    for event, work in zip(events, works, strict=True):
-        stopwatch.follow(event, work)
-        work.future.set_result(None)
-    spans = [event.span for event in events]
-    assert all(span is not None for span in spans)
-    assert [span.read() for span in spans if span] == [
-        (8_000_000, 16_000_000),
-        (9_000_000, 17_000_000),
-        (21_000_000, 23_000_000),
-    ]
-    assert [device.waits for device in devices.values()] == [1 + 2, 1 + 1]  # for the anchor, and for each reading
-
-
-def test_a_span_is_over_when_its_device_has_passed_the_end() -> None:
-    device = Device(0.5, 2.5, 4.0)
-    anchor = CudaAnchor(0, lambda: 7_000_000, lambda _number: Event(device))
-    span, work = CudaSpan(anchor, lambda _number: Event(device)), FutureWork()
-    span.watch(work, runs_here=True)
-    assert (span.has_end, span.is_over) == (False, False)  # issued
-    work.future.set_result(None)
-    device.now_ms = 3.0
-    assert not span.is_over
-    device.now_ms = 4.0
-    assert span.is_over
-    assert span.read() == (9_000_000, 10_500_000)
-
-
-@pytest.mark.parametrize(
-    ("is_async", "batch", "has_end"), [(False, None, True), (True, None, False), (False, 3, False)]
-)
-def test_a_work_without_a_future_runs_on_the_current_stream_where_it_is_not_async(
-    is_async: bool, batch: int | None, has_end: bool
-) -> None:
-    """As NCCL's works: an H100 had no times of collectives that were not async before."""
-    device = Device(1.0, 2.0, 3.0)
-    stopwatch = Stopwatch(lambda: 7_000_000, lambda _number: Event(device))
-    event = Spanned(is_async=is_async, batch=batch)
-    stopwatch.begin(event, "cuda", on_device(0))
-    stopwatch.follow(event, None)
-    assert event.span is not None
-    assert event.span.has_end == has_end
-    if has_end:
-        assert event.span.read() == (8_000_000, 9_000_000)
-
-
-def test_a_tensor_of_the_cpu_is_timed_on_the_host_in_a_group_of_both() -> None:
-    assert device_of(on_device(3)) == 3
-    assert device_of([torch.empty(1), "0"]) is None
-    assert device_of([None, "0"]) == (torch.cuda.current_device() if torch.cuda.is_initialized() else None)
-    event = Spanned()
-    Stopwatch(lambda: 5).begin(event, "cuda", [[torch.empty(1)]])
-    assert (event.start, event.span) == (5, None)
 
 
 class TestWaiting:

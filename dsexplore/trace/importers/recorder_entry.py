@@ -20,7 +20,9 @@ Sizes = tuple[tuple[int, ...], ...]
 """The shape of each tensor."""
 
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
-_LIBRARY_FILES = ("/torch/", "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
+_OWN_FILES = ("/dsexplore/capture/", "/dsexplore/comm/")
+"""A job that dsexplore records has frames of its kernels between torch's."""
+_LIBRARY_FILES = ("/torch/", *_OWN_FILES, "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
 LIBRARIES_WITHOUT_ENDS = ("gloo", "mpi", "ucc")
 
 
@@ -40,7 +42,7 @@ class RecorderEntry(NamedTuple):
     ended: int | None
     duration_ms: float | None
     source: str
-    """``"train.py:12"``: the innermost frame that is not torch's; empty where the dump has no frames."""
+    """``"train.py:12"``: the innermost frame that is neither torch's nor ours; empty where the dump has no frames."""
     group: str
     """From here on, but for ``batch``, as in `_Repeated`."""
     description: str

@@ -108,7 +108,7 @@ class StandInMode(TorchFunctionMode):
                 kwargs["pin_memory"] = False
         result = func(*args, **kwargs)
         if device is None and kwargs["device"] is None:
-            device = marked(args)
+            device = marked((result,)) or marked(args)  # of the default device, or of what it was made from
         return moved(result, args, device)
 
     def believed(self, tensor: Tensor) -> torch.device | None:

@@ -1,0 +1,197 @@
+"""When a collective began and ended on a device, as CUDA events on its streams."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from dsexplore.capture.timing import Clock, Timed, future_of, work_of
+from dsexplore.capture.uncompiled import leave_to_python
+
+
+class Spanned(Timed, Protocol):
+    """A collective that is measured on a device, where its backend works there."""
+
+    span: CudaSpan | None
+
+
+Mark = Callable[[int], Any]
+"""Records a timing event on the current stream of the device of that number, and returns it."""
+
+
+def mark_stream(device: int) -> Any:
+    """Record a CUDA event on the device's current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def is_captured() -> bool:
+    """Whether what this thread asks of a GPU now is captured in a CUDA graph, to run later."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def device_of(args: Sequence[Any]) -> int | None:
+    """The CUDA device of a collective's first tensor; None for one on the CPU, which is timed on the host.
+
+    A collective without tensors works on the current device, where there is one.
+    """
+    tensor = next(_tensors(args), None)
+    if tensor is not None:
+        return tensor.get_device() if tensor.is_cuda else None
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
+
+
+class CudaSpan:
+    """Start and end of a collective on its device, as CUDA events, which are read when a table is made.
+
+    Args:
+        anchor: of the device.
+        mark: records events on it.
+    """
+
+    def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream) -> None:
+        self._anchor = anchor
+        self._mark = mark
+        self._start = mark(anchor.device)
+        self._end: Any = None
+
+    def watch(self, result: Any, runs_here: bool) -> None:
+        """Record the end behind the work, on the stream that its future's callbacks run on.
+
+        Args:
+            result: what the op returned.
+            runs_here: whether a work without a future runs on the current stream, as NCCL's do that are not async.
+        """
+        future = future_of(work_of(result))
+        if future is not None:
+            future.then(lambda _future: self.finish())
+        elif runs_here:
+            self.finish()
+
+    def finish(self) -> None:
+        """Record the end on the current stream; the first call counts."""
+        if self._end is None:
+            self._end = self._mark(self._anchor.device)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether its end stands on a stream, which may not have got there."""
+        return self._end is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device has got to the end."""
+        return self._end is not None and bool(self._end.query())
+
+    def read(self) -> tuple[int, int]:
+        """Start and end in nanoseconds since the epoch, once it `has_end`; waits for the device."""
+        self._end.synchronize()
+        return self._anchor.when(self._start), self._anchor.when(self._end)
+
+
+class CudaAnchor:
+    """A moment known on both clocks, the host's and one device's: events of two devices cannot be compared.
+
+    Args:
+        device: its number.
+        now: the host's clock.
+        mark: records events on the device.
+    """
+
+    def __init__(self, device: int, now: Clock, mark: Mark = mark_stream) -> None:
+        self.device = device
+        self._event = mark(device)
+        self._event.synchronize()  # once per device and recording
+        self._host = now()
+
+    def when(self, event: Any) -> int:
+        """Host nanoseconds of a completed event."""
+        return self._host + round(float(self._event.elapsed_time(event)) * 1e6)
+
+
+class DeviceBatches:
+    """Ends of collectives that are launched together, as NCCL launches those of ``batch_isend_irecv``.
+
+    They share one work, which has no future. Where the program waits for it, the current stream does: a batch ends
+    where the stream has got past that wait, which is late where the stream was busy until then.
+    """
+
+    def __init__(self) -> None:
+        self._open = _OpenBatch()
+        self._launched: dict[int, tuple[weakref.ref[Any], list[Spanned]]] = {}
+        """By the identity of a work that the program may still wait for: its collectives."""
+        self._replaced: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Learn of each batch where it begins, and which work it has, from the group that launches it."""
+        if self._replaced:
+            return
+        for name, after in (("_start_coalescing", self.begin), ("_end_coalescing", self.launch)):
+            self._replaced[name] = original = vars(dist.ProcessGroup)[name]
+            setattr(dist.ProcessGroup, name, _followed(original, after))
+
+    def begin(self, _result: object = None) -> None:
+        """Begin a batch of this thread."""
+        self._open.members = []
+
+    def takes(self, event: Spanned) -> bool:
+        """Whether ``event`` is part of a batch that this thread has begun, and is launched with it."""
+        members = self._open.members
+        if members is not None:
+            members.append(event)
+        return members is not None
+
+    def launch(self, work: Any) -> None:
+        """End the batch of this thread, which ``work`` stands for; None where nothing was launched."""
+        members, self._open.members = self._open.members, None
+        if work is not None and members:
+            identity = id(work)
+            self._launched[identity] = weakref.ref(work, lambda _: self._launched.pop(identity, None)), members
+
+    def waited(self, work: Any) -> None:
+        """Record the end of what ``work`` stands for: the current stream waits for it from now on."""
+        if not self._launched:
+            return
+        _, members = self._launched.pop(id(work), (None, ()))
+        for event in members:
+            if event.span is not None:
+                event.span.finish()
+
+    def release(self) -> None:
+        """Forget all batches, and give the group's methods back."""
+        while self._replaced:
+            setattr(dist.ProcessGroup, *self._replaced.popitem())
+        self._open.members = None
+        self._launched.clear()
+
+
+class _OpenBatch(threading.local):
+    """What a thread has issued of the batch that it has begun; None outside a batch."""
+
+    members: list[Spanned] | None = None
+
+
+def _followed(original: Callable[..., Any], after: Callable[[Any], None]) -> Callable[..., Any]:
+    """A method of a process group that calls ``after`` with its result."""
+
+    def method(group: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(group, *args, **kwargs)
+        after(result)
+        return result
+
+    leave_to_python(method.__code__)
+    return method
