@@ -197,12 +197,12 @@ class _Groups:
         return with_rank[0] if with_rank else GroupId(name, (rank,))
 
     def names(self, group: GroupId) -> tuple[str, str]:
-        """A group's name in reports (its mesh axis or description, else its own name), and its kind, see `kinds`."""
+        """A group's name in reports (its mesh axis or description, else `GroupId.title`), and its kind, see `kinds`."""
         if group not in self._names:
             described = self._descriptions.get(group, "")
             label = described.removeprefix("mesh_")
             if described in ("", "undefined", "default_pg"):
-                label = "default" if described == "default_pg" else group.name
+                label = "default" if described == "default_pg" else group.title
             self._names[group] = label, self._kinds.get(group, group.name)
         return self._names[group]
 

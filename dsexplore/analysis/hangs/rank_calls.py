@@ -6,6 +6,7 @@ a group, or one message, with the calls of all ranks that have issued it.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from dsexplore.trace.schema import State
+from dsexplore.units import format_ranks
+
+_HASH = re.compile("[0-9a-f]{40}")
 
 
 class GroupId(NamedTuple):
@@ -20,6 +24,11 @@ class GroupId(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """The group's name in reports; its ranks where torch named it by a hash, ``"(ranks 1, 3)"``."""
+        return f"({format_ranks(self.ranks)})" if _HASH.fullmatch(self.name) else self.name
 
 
 def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:

@@ -62,7 +62,7 @@ def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, 
         if not is_message:
             numbers[row["group"]] += 1
         group = members.get(row["group"], GroupId(row["group"], (row["rank"],)))
-        label = row["axis"] or row["group"]
+        label = row["axis"] or group.title
         gathers = row["op"] == "all_gather"
         calls.append(
             Call(
