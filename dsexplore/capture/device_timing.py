@@ -61,13 +61,17 @@ class CudaSpan:
     Args:
         anchor: of the device.
         mark: records events on it.
+        previous: of the collective before it in the communicator, which carries out one after the other: it begins
+            where that one has ended, though its own stream may be there earlier.
     """
 
-    def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream) -> None:
+    def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream, previous: CudaSpan | None = None) -> None:
         self._anchor = anchor
         self._mark = mark
+        self._previous = previous
         self._start = mark(anchor.device)
         self._end: Any = None
+        self._ended_at = 0
 
     def watch(self, result: Any, runs_here: bool) -> None:
         """Record the end behind the work, on the stream that its future's callbacks run on.
@@ -100,7 +104,11 @@ class CudaSpan:
     def read(self) -> tuple[int, int]:
         """Start and end in nanoseconds since the epoch, once it `has_end`; waits for the device."""
         self._end.synchronize()
-        return self._anchor.when(self._start), self._anchor.when(self._end)
+        start, self._ended_at = self._anchor.when(self._start), self._anchor.when(self._end)
+        if self._previous is not None:  # it has been read
+            start = min(max(start, self._previous._ended_at), self._ended_at)
+            self._previous = None
+        return start, self._ended_at
 
 
 class CudaAnchor:

@@ -159,7 +159,8 @@ class Recorder:
             return None
         if group is not None and group.timing != "none":
             issued.needs_work = True
-            self._stopwatch.begin(issued, group.timing, args)
+            is_message = entry.op in ("send", "recv")  # NCCL has a communicator of its own for each two ranks
+            self._stopwatch.begin(issued, group.timing, args, None if is_message else group.name)
             self._inside[get_ident()] = issued
         issued.recordings = self._recordings
         return issued

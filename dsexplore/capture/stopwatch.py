@@ -39,6 +39,8 @@ class Stopwatch:
         self._in_flight = InFlight()
         self._batches = DeviceBatches()
         self._anchors: dict[int, CudaAnchor] = {}
+        self._latest: dict[tuple[object, int], CudaSpan] = {}
+        """By communicator and device: the collective that was issued last."""
         self._wait: Any = None
 
     def install(self) -> None:
@@ -75,10 +77,16 @@ class Stopwatch:
         leave_to_python(wait.__code__)
         dist.Work.wait = wait  # type: ignore[method-assign, assignment]
 
-    def begin(self, event: Spanned, timing: Timing, args: Sequence[Any]) -> None:
-        """Record the start of ``event``, a collective with these arguments that is about to be issued.
+    def begin(self, event: Spanned, timing: Timing, args: Sequence[Any], communicator: object = None) -> None:
+        """Record the start of ``event``, a collective that is about to be issued.
 
         One that is captured in a CUDA graph does not run now, and has no times.
+
+        Args:
+            event: it.
+            timing: of its group.
+            args: its arguments.
+            communicator: the same for all that a device carries out one after the other; None where that is not known.
         """
         device = device_of(args) if timing == "cuda" else None
         if device is None:
@@ -89,7 +97,10 @@ class Stopwatch:
         anchor = self._anchors.get(device)
         if anchor is None:
             anchor = self._anchors[device] = CudaAnchor(device, self.now, self._mark)
-        event.span = CudaSpan(anchor, self._mark)
+        queue = communicator, device
+        event.span = CudaSpan(anchor, self._mark, None if communicator is None else self._latest.get(queue))
+        if communicator is not None:
+            self._latest[queue] = event.span
 
     def follow(self, event: Spanned, result: Any) -> None:
         """Record the end of ``event`` when its work completes; its op has returned ``result``."""
@@ -128,3 +139,4 @@ class Stopwatch:
         self._batches.release()
         self._in_flight.release()
         self._anchors.clear()
+        self._latest.clear()

@@ -8,7 +8,8 @@
 | gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
 | works without a future (send, recv) | host | host clock at issue | host clock when `wait` returned, or else the call |
 
-NCCL runs what is not async on the current stream.
+NCCL runs what is not async on the current stream, and the collectives of a group one after the other: one starts no
+earlier than the one before it has ended.
 
 What `dsexplore.comm` issues and waits for itself ends on the host's clock when its call returns, see `labels`.
 

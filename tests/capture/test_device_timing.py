@@ -91,6 +91,24 @@ def test_a_span_is_over_when_its_device_has_passed_the_end() -> None:
     assert span.read() == (9_000_000, 10_500_000)
 
 
+def test_a_collective_starts_when_the_one_before_it_in_its_communicator_has_ended() -> None:
+    """As NCCL's do, issued on two streams: on an H200 the kernel of such a one took 54 of 108 ms."""
+    device = Device(0, 10, 12, 20, 21, 64, 118, 30)
+    stopwatch = Stopwatch(lambda: 0, lambda _number: Event(device))
+    works = [FutureWork() for _ in range(3)]
+    events = [Spanned() for _ in works]
+    for event, communicator in zip(events, ("dp", "dp", "tp"), strict=True):
+        stopwatch.begin(event, "cuda", on_device(0), communicator)
+    message = Spanned()
+    stopwatch.begin(message, "cuda", on_device(0))
+    for event, work in zip(events, works, strict=True):
+        stopwatch.follow(event, work)
+        work.future.set_result(None)
+    spans = [event.span.read() for event in events if event.span is not None]
+    assert [(start // 1_000_000, end // 1_000_000) for start, end in spans] == [(10, 64), (64, 118), (20, 30)]
+    stopwatch.release()
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_work_without_a_future_runs_on_the_current_stream_where_it_is_not_async(is_async: bool) -> None:
     """As NCCL's works: an H100 had no times of collectives that were not async before."""
