@@ -8,7 +8,8 @@ common with others: ours with the server that ranks are forked from, ipyparallel
 need; after that cell, and after a step of a small model under FSDP2, as our server has imported from the start what
 engines import then.
 Overlap: two asynchronous all_reduces beside a matmul, traced and untraced in turn, at most 1.03 of the wall time: the
-geometric mean over rounds with its 95 % interval, and beside it, of the same rounds, untraced to untraced.
+geometric mean over rounds with its 95 % interval, and beside it, of the same rounds, untraced to untraced. Once with
+messages of 25 MiB, as DDP's buckets are unless a program says otherwise, and once with small ones of 4 MiB.
 
 Usage: python -m benchmarks.real_ranks [--ranks 2 4 8] [--cells 5] [--rounds 60] [--without-others]
 """
@@ -193,14 +194,18 @@ def elastic(ranks: int) -> float:
         return time.perf_counter() - began
 
 
-def _overlap(rounds: int) -> tuple[list[float], list[float]]:
+OVERLAPS = {"25 MiB": (25 << 18, 1400, 4), "4 MiB": (1 << 20, 600, 10)}
+"""By the size of a message: its float32 elements, the rows of a square matrix, and steps in a turn."""
+
+
+def _overlap(rounds: int, elements: int, side: int, steps: int) -> tuple[list[float], list[float]]:
     """On a rank: by round the ratio of wall times, traced to untraced, and of untraced to untraced."""
     import torch
     import torch.distributed as dist
 
     from dsexplore import commtrace
 
-    left, big = torch.ones(600, 600), [torch.ones(1 << 20) for _ in range(2)]
+    left, big = torch.ones(side, side), [torch.ones(elements) for _ in range(2)]
 
     def step() -> None:
         works = [dist.all_reduce(each, async_op=True) for each in big]
@@ -212,7 +217,7 @@ def _overlap(rounds: int) -> tuple[list[float], list[float]]:
     def timed() -> float:
         dist.barrier()
         began = time.perf_counter()
-        for _ in range(10):
+        for _ in range(steps):
             step()
         return time.perf_counter() - began
 
@@ -231,14 +236,16 @@ def _overlap(rounds: int) -> tuple[list[float], list[float]]:
 
 
 def print_overlap(rounds: int) -> None:
-    """Print the ratio of each of two ranks with its interval, and beside it that of the same program to itself."""
-    for rank, (ours, itself) in enumerate(run_ranks(_overlap, 2, args=(rounds,), timeout=600).values):
-        ratio, noise = ratio_interval(ours), ratio_interval(itself)
-        print(
-            f"overlap, rank {rank}, traced to untraced: {ratio}: {verdict(ratio, most=1.03)} (goal 1.03); "
-            f"untraced to untraced: {noise}",
-            flush=True,
-        )
+    """Print the ratios of two ranks with their intervals, and beside them those of the same program to itself."""
+    for size, (elements, side, steps) in OVERLAPS.items():
+        run = run_ranks(_overlap, 2, args=(rounds, elements, side, steps), timeout=900)
+        for rank, (ours, itself) in enumerate(run.values):
+            ratio, noise = ratio_interval(ours), ratio_interval(itself)
+            print(
+                f"overlap, messages of {size}, rank {rank}, traced to untraced: {ratio}: "
+                f"{verdict(ratio, most=1.03)} (goal 1.03); untraced to untraced: {noise}",
+                flush=True,
+            )
 
 
 def print_beside(name: str, mine: dict[str, float], theirs: dict[str, float]) -> None:
