@@ -153,11 +153,11 @@ class Notebook:
         raise SystemExit("the notebook has ended")
 
 
-def engines(folder: Path, notebook: Notebook, count: int) -> None:
+def engines(folder: Path, notebook: Notebook, count: int, options: str = OPEN) -> None:
     """Wait until that many engines answer."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        if notebook.cell("rank")[-1].startswith("done"):
+        if notebook.cell("rank", options)[-1].startswith("done"):
             return
         time.sleep(3)
     raise SystemExit(f"fewer than {count} engines within 300 s: see {folder}")

@@ -20,7 +20,8 @@ import torch.distributed as dist
 import dsexplore
 from dsexplore import run_ranks
 from dsexplore.capture.early_saves import EarlySave, _may_take_signal, saved_early, stacks
-from dsexplore.capture.record import record
+from dsexplore.capture.issued_collective import NOWHERE, Issued
+from dsexplore.capture.record import _Progress, record
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import rank_file, stack_file
 from dsexplore.worlds.simulate import simulate
@@ -108,6 +109,20 @@ def test_a_collective_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for now, is_saved in ((9.0, False), (18.0, False), (19.0, True)):
             early.look(now)
             assert (tmp_path / rank_file(0)).exists() == is_saved
+
+
+def test_an_end_is_progress_where_nothing_begins() -> None:
+    """As on a GPU, which works off what was issued long before."""
+    issued = [Issued("c10d::allreduce_", [], None, 0, NOWHERE, start=1) for _ in range(2)]
+    progress = _Progress(issued)
+    first = progress()
+    assert progress() == progress() == first
+    issued[0].end = 2
+    second = progress()
+    assert second != first
+    assert progress() == second
+    issued.append(issued[1])
+    assert progress() != second
 
 
 FORKS = """

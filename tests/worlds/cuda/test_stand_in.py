@@ -138,6 +138,7 @@ class TestDevices:
             assert torch.get_default_device() == CPU
             torch.set_default_device("cuda")
             assert torch.arange(3).device == torch.get_default_device() == cuda(0)
+            assert torch.empty(3, device=None).device == nn.Linear(2, 2).weight.device == cuda(0)
         assert torch.get_default_device() == CPU
         assert torch.zeros(1).device == CPU
 
