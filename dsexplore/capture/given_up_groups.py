@@ -19,7 +19,8 @@ def mark_given_up(issued: Sequence[Issued], groups: Iterable[Group]) -> list[str
 
     Of the group's collectives this is the one that took longest, and those after it: the first that did not end by
     itself stood until the watchdog came. The group's first collective is left out unless there are no others: it may
-    have taken long, as it made the communicator.
+    have taken long, as it made the communicator. As long as one still stands, what has ended did so by itself: the
+    watchdog notes the error first, and leaves time for the flight recorder before it aborts.
 
     Returns:
         A sentence for each group in which there are any that were not marked before.
@@ -31,6 +32,8 @@ def mark_given_up(issued: Sequence[Issued], groups: Iterable[Group]) -> list[str
             continue
         for one in own:
             one.read_clock(waits=False)
+        if any(one.span is not None and one.span.has_end for one in own):
+            continue
         ended = [one for one in own if one.start is not None and one.end is not None]
         if not ended:
             continue

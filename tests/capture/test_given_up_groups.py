@@ -51,6 +51,21 @@ def test_few_collectives(times: list[tuple[int, int | None]], states: list[str])
     assert [one.state for one in own] == states
 
 
+class Standing:
+    """A span whose device has not got to its end."""
+
+    has_end, is_over = True, False
+
+
+def test_as_long_as_one_stands_what_ended_did_so_by_itself() -> None:
+    gave_up = group("TIMEOUT")
+    own = issued(gave_up, (0, 1), (1, 50), (50, None))
+    standing: Any = Standing()
+    own[2].start, own[2].span = None, standing
+    assert mark_given_up(own, [gave_up]) == []
+    assert [one.state for one in own] == ["completed", "completed", "scheduled"]
+
+
 class Backend:
     def __init__(self, error: Any) -> None:
         self.error = error

@@ -323,7 +323,11 @@ _OWN_FRAMES = (
     "worlds/real/rank_server.py",
     "worlds/real/rank_process.py",
     "worlds/real/cell_process.py",
-    "capture/timing.py",
+    "capture/stopwatch.py",
+    "capture/group_methods.py",
+    "capture/observed_op.py",
+    "capture/substrate.py",
+    "capture/tensor_waits.py",
 )
 
 

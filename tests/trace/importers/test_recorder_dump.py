@@ -122,14 +122,14 @@ def test_a_missing_field_is_named(field: str, named: str) -> None:
 def test_the_line_of_a_job_that_was_recorded_is_the_programs() -> None:
     """The frames of a dump that a job with NCCL on an H200 left."""
     files = {
-        "/home/me/dsexplore/capture/substrate.py": 79,
-        "/home/me/dsexplore/capture/group_methods.py": 102,
+        "/job/dsexplore/capture/substrate.py": 79,
+        "/job/dsexplore/capture/group_methods.py": 102,
         "/env/torch/distributed/distributed_c10d.py": 3068,
-        "/home/me/dsexplore/train.py": 120,
+        "/job/dsexplore/train.py": 120,
     }
     frames = [{"name": "f", "filename": file, "line": line} for file, line in files.items()]
     (one,) = entries(dump(entry(frames=frames)))
-    assert one.source == "/home/me/dsexplore/train.py:120"
+    assert one.source == "/job/dsexplore/train.py:120"
 
 
 def test_fields_of_other_versions() -> None:

@@ -168,15 +168,19 @@ def test_a_hung_rank_is_ended_with_its_stack() -> None:
     def wait_for_nobody() -> None:
         import torch.distributed as td
 
-        if td.get_rank() == 0:
-            print("here", flush=True)
-            td.barrier()
+        import dsexplore
+
+        with dsexplore.commtrace():
+            if td.get_rank() == 0:
+                print("here", flush=True)
+                td.barrier()
 
     run = run_ranks(wait_for_nobody, 2, timeout=240)
     assert run.reason == "timeout"
     assert [outcome.status for outcome in run.outcomes] == ["stuck", "ok"]
     assert "in barrier" in run.outcomes[0].stack
     assert "in wait_for_nobody" in run.outcomes[0].stack
+    assert "dsexplore/" not in run.outcomes[0].stack  # not our own frames in a wait that is recorded
     with pytest.raises(RanksFailedError, match="time ran out"):
         _ = run.values
 
