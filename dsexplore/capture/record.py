@@ -132,7 +132,7 @@ def _early_save(
             for rank in tables.info.ranks or (0,):
                 write_stacks(Path(save) / stack_file(rank))
 
-    return EarlySave(write, _Progress(recording.issued), timeout)
+    return EarlySave(write, _Progress(recording.issued, recorder.inside), timeout)
 
 
 class _Progress:
@@ -143,16 +143,17 @@ class _Progress:
 
     Args:
         issued: all collectives so far; it grows.
+        inside: those whose call has not returned.
     """
 
-    def __init__(self, issued: Sequence[Issued]) -> None:
-        self._issued = issued
-        self._begun = -1
+    def __init__(self, issued: Sequence[Issued], inside: Callable[[], Iterable[Issued]] = tuple) -> None:
+        self._issued, self._inside = issued, inside
+        self._begun: tuple[int, ...] = ()
         self._over: int | None = None
         self._changes = 0
 
     def __call__(self) -> object:
-        begun, over = len(self._issued), None
+        begun, over = (len(self._issued), *map(id, self._inside())), None
         if begun == self._begun:
             over = sum(one.is_over for one in self._issued[-LATEST:])
             self._changes += self._over is not None and over != self._over

@@ -337,6 +337,10 @@ class Recorder:
         """The modules that were met since the first open recording began."""
         return self._modules
 
+    def inside(self) -> list[Issued]:
+        """The collectives whose call has not returned, of any thread."""
+        return list(self._inside.values())
+
     def _describe_groups(self) -> list[Group]:
         """All groups met so far with their mesh axes; ends of works that are done are filled in before."""
         self._stopwatch.settle()
@@ -358,7 +362,7 @@ class Recorder:
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         if not waits:
-            issued += [one for one in list(self._inside.values()) if recording in one.recordings]
+            issued += [one for one in self.inside() if recording in one.recordings]
         groups = self._describe_groups()
         recording.notes += mark_given_up(issued, groups)
         return content_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)

@@ -125,6 +125,16 @@ def test_an_end_is_progress_where_nothing_begins() -> None:
     assert progress() != second
 
 
+def test_a_call_that_has_not_returned_is_progress_once() -> None:
+    inside: list[Issued] = []
+    progress = _Progress([], lambda: inside)
+    first = progress()
+    inside.append(Issued("c10d::allreduce_", [], None, 0, NOWHERE, start=1))
+    second = progress()
+    assert second != first
+    assert progress() == progress() == second
+
+
 FORKS = """
     import os, signal, sys
     import dsexplore
@@ -226,6 +236,30 @@ def test_ranks_that_wait_too_long_leave_a_record_and_go_on(tmp_path: Path) -> No
     run_ranks(hang, 2, args=(str(folder), 0.1, come_late)).check()
     check_hang(kept, "no collective began or ended for 0.1 s")
     assert dsexplore.load(folder / rank_file(0)).events["state"].to_list() == ["completed", "completed"]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
+def test_a_call_that_does_not_return_until_others_come_is_part_of_the_record(tmp_path: Path) -> None:
+    """As gloo's monitored barrier, and the first collective of an NCCL group."""
+    kept, folder = tmp_path / "kept", tmp_path / "trace"
+
+    def waits_in_its_call(kept: str, folder: str) -> None:
+        import torch.distributed as dist
+
+        trace, stacks = Path(folder, rank_file(0)), [Path(folder, stack_file(rank)) for rank in range(2)]
+        with dsexplore.commtrace(save=folder, timeout=0.1):
+            if dist.get_rank() == 1:
+                wait_until(lambda: all(map(Path.exists, stacks)) and len(dsexplore.load(trace)) == 1)
+                shutil.copytree(folder, kept)
+            dist.monitored_barrier()
+
+    run_ranks(waits_in_its_call, 2, args=(str(kept), str(folder))).check()
+    assert dsexplore.load(kept / rank_file(0)).events["state"].to_list() == ["scheduled"]
+    report = dsexplore.explain_hang(kept)
+    assert report.culprits == (1,)
+    assert report.sentence.startswith("rank 1 did not come: rank 0 waits for it in barrier (test_early_saves.py:")
+    assert dsexplore.load(folder).events["state"].to_list() == ["completed", "completed"]
 
 
 def test_sigterm_is_left_to_who_reads_signals_from_a_descriptor() -> None:
