@@ -59,6 +59,20 @@ def test_what_a_call_waits_for_ends_with_the_call_but_on_a_device_with_its_work(
     assert on_host.end is not None
 
 
+@pytest.mark.parametrize(
+    ("times", "is_over"),
+    [
+        ({}, True),  # nothing is measured
+        ({"start": 1}, False),
+        ({"start": 1, "end": 2}, True),
+        ({"start": 1, "failure": "failed: RuntimeError"}, True),
+    ],
+)
+def test_when_nothing_more_is_to_be_measured(times: dict[str, Any], is_over: bool) -> None:
+    one = Issued("c10d::allreduce_", [], None, 0, Origin("other", None, None, ()), **times)
+    assert one.is_over == is_over
+
+
 class Kernels:
     """Counts what is put in front of ops and taken away."""
 
