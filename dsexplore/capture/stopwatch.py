@@ -97,10 +97,9 @@ class Stopwatch:
         anchor = self._anchors.get(device)
         if anchor is None:
             anchor = self._anchors[device] = CudaAnchor(device, self.now, self._mark)
-        queue = communicator, device
-        event.span = CudaSpan(anchor, self._mark, None if communicator is None else self._latest.get(queue))
+        event.span = CudaSpan(anchor, self._mark, self._latest.get((communicator, device)))
         if communicator is not None:
-            self._latest[queue] = event.span
+            self._latest[communicator, device] = event.span
 
     def follow(self, event: Spanned, result: Any) -> None:
         """Record the end of ``event`` when its work completes; its op has returned ``result``."""
