@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dsexplore.worlds.fake.argument_keys import append_arguments
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.known_values import note
@@ -55,7 +56,6 @@ _WITHOUT_TENSORS = frozenset(
         torch.ops.profiler._record_function_exit._RecordFunction,
     }
 )
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _MISSING = object()
 _VIEW = torch.ops.aten.view.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
@@ -269,30 +269,13 @@ class SimulationMode(FakeTensorMode):
             torch._C._get_default_device(),
             torch.is_inference_mode_enabled(),
         ]
-        if not self._describe(key, args):
-            return None
-        if kwargs:
-            key += kwargs
-            if not self._describe(key, kwargs.values()):
-                return None
-        return tuple(key)
+        return tuple(key) if append_arguments(key, args, kwargs, FakeTensor, self._append_tensor) else None
 
-    def _describe(self, key: list[object], args: Iterable[Any]) -> bool:
-        """Append to a key all by which these arguments differ from others; False where that is not known."""
-        for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor:
-                if arg.fake_mode is not self or not _is_plain(arg):
-                    return False
-                _describe_tensor(key, arg)
-            elif kind in _PLAIN:
-                key += (kind, arg)  # 1 and 1.0 are equal, but what they return is not
-            elif kind is list or kind is tuple or kind is torch.Size:
-                key += (kind, len(arg))
-                if not self._describe(key, arg):
-                    return False
-            else:
-                return False
+    def _append_tensor(self, key: list[object], tensor: FakeTensor) -> bool:
+        """Append to a key all by which a tensor differs from others; False where that is not known."""
+        if tensor.fake_mode is not self or not _is_plain(tensor):
+            return False
+        _describe_tensor(key, tensor)
         return True
 
     def _output(self, entry: Any, func: Any, args: Sequence[Any]) -> Any:

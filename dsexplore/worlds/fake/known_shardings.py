@@ -20,13 +20,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from dsexplore.worlds.fake.argument_keys import append_arguments
 from dsexplore.worlds.patches import Patches
 
 _FUNCTION = "propagate_op_sharding_non_cached"
 _RULES = ("op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_rules")
 """The attributes of a propagator that hold rules, by op."""
 _TORCHS = "torch.distributed.tensor._ops."
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 Key = tuple[object, ...]
 """An op and its arguments, without their mesh, of which it has the shape."""
@@ -81,37 +81,21 @@ class _Asked:
         if not _has_rule_of_torch(propagator, op_schema.op):
             return None
         key: list[object] = [op_schema.op]
-        kwargs = op_schema.kwargs_schema
-        if not self._describe(key, op_schema.args_schema):
-            return None
-        if kwargs:
-            key += kwargs
-            if not self._describe(key, kwargs.values()):
-                return None
-        if self.mesh is None:
+        arguments = op_schema.args_schema, op_schema.kwargs_schema
+        if not append_arguments(key, *arguments, DTensorSpec, self._append_spec) or self.mesh is None:
             return None
         key += (self.mesh.shape, self.mesh.mesh_dim_names, self.mesh.device_type)
         return tuple(key)
 
-    def _describe(self, key: list[object], args: Iterable[Any]) -> bool:
-        for arg in args:
-            kind = type(arg)
-            if kind is DTensorSpec:
-                if self.mesh is None:
-                    self.mesh = arg.mesh
-                elif arg.mesh is not self.mesh:
-                    return False
-                if arg.tensor_meta is None or not all(type(size) is int for size in arg.tensor_meta.shape):
-                    return False
-                key += (arg.placements, arg.tensor_meta, arg.shard_order, arg.use_strided_shard_as_shard_order)
-            elif kind in _PLAIN:
-                key += (kind, arg)  # 1 and 1.0 are equal, but what they return is not
-            elif kind is list or kind is tuple or kind is torch.Size:
-                key += (kind, len(arg))
-                if not self._describe(key, arg):
-                    return False
-            else:
-                return False
+    def _append_spec(self, key: list[object], spec: DTensorSpec) -> bool:
+        """Append to a key all by which a DTensor differs from others but the ranks of its mesh."""
+        if self.mesh is None:
+            self.mesh = spec.mesh
+        elif spec.mesh is not self.mesh:
+            return False
+        if spec.tensor_meta is None or not all(type(size) is int for size in spec.tensor_meta.shape):
+            return False
+        key += (spec.placements, spec.tensor_meta, spec.shard_order, spec.use_strided_shard_as_shard_order)
         return True
 
     def are_of_mesh(self, result: OutputSharding) -> bool:
