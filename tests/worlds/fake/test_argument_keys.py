@@ -39,7 +39,7 @@ ONE = torch.ones(2)
     ],
 )
 def test_calls_that_differ_have_different_keys(one: object, other: object) -> None:
-    assert one is not None and other is not None
+    assert one is not None
     assert one != other
 
 
