@@ -19,8 +19,8 @@ from dataclasses import replace
 
 import polars as pl
 
+from dsexplore.cost.fewer_microbatches import WARM_UP
 from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.worlds.simulated.fewer_microbatches import WARM_UP
 
 _ALIKE = 1
 """The first microbatch that others are like: the one before it gathers parameters or makes the gradients."""

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.capture.held_storage import USES
+from dsexplore.cost.fewer_layers import LeftOutLayers, Mark
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
-from dsexplore.worlds.simulated.fewer_layers import LeftOutLayers, Mark
 
 _NAMES = {"events": ("trigger", "owner"), "kernels": ("module",), "memory": ("module",)}
 """By table: the columns that hold names of modules."""

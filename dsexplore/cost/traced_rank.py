@@ -12,13 +12,13 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.capture.recorder_in_use import in_use
+from dsexplore.cost.fewer_layers import LeftOutLayers, UnlikeLayers, fewer_layers
+from dsexplore.cost.fewer_microbatches import LeftOut, fewer_microbatches
 from dsexplore.cost.microbatches import with_microbatches, with_warm_up
 from dsexplore.cost.repeated_layers import with_layers
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.fewer_layers import LeftOutLayers, UnlikeLayers, fewer_layers
-from dsexplore.worlds.simulated.fewer_microbatches import LeftOut, fewer_microbatches
 
 Build = Callable[[DeviceMesh], Callable[[], Any]]
 """Takes a mesh with all the axes, some of size 1, and returns a function that trains one step."""

@@ -145,3 +145,20 @@ def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
     if isinstance(tensor, DTensor):
         return (*_shape(tensor._local_tensor), tuple(tensor.shape), tensor.placements, tensor.device_mesh)
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def passed_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The return value of a layer that is left out: its first argument."""
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def is_like(one: Any, other: Any) -> bool:
+    """Whether two tensors have the same shape, dtype, placements and need of a gradient."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if isinstance(one, DTensor) or isinstance(other, DTensor):
+        if not (isinstance(one, DTensor) and isinstance(other, DTensor)) or one.placements != other.placements:
+            return False
+        if one._local_tensor.shape != other._local_tensor.shape:
+            return False
+    return bool(one.shape == other.shape and one.dtype == other.dtype and one.requires_grad == other.requires_grad)

@@ -34,8 +34,7 @@ from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.repeated_parts import Part, hold_instead, more_calls, watched
 from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.patches import Patches
-from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers
-from dsexplore.worlds.simulated.fewer_layers import is_like, passed_on
+from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers, is_like, passed_on
 from dsexplore.worlds.simulated.layer_periods import (
     LayerMark,
     LayerModules,

@@ -3,8 +3,7 @@
 The model is built, sharded and wrapped with all its layers. In the step, the call of a layer that is left out returns
 what it was given, so forward and backward go from the last layer before the gap to the first behind it. Parameters of
 layers that are left out get gradients like those of a layer that was performed, so that what comes after, as clipping
-and the optimizer, has all of them. `dsexplore.cost.repeated_layers` puts the layers that were left out back into the
-tables.
+and the optimizer, has all of them. `repeated_layers` puts the layers that were left out back into the tables.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from dsexplore.capture.held_storage import Held, Use
 from dsexplore.capture.kernel_recording import KernelRecording
 from dsexplore.worlds.patches import Patches
-from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers
+from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers, is_like, passed_on
 
 Way = Literal["forward", "backward", "reduce"]
 """A pass through the layers: a forward; a backward; FSDP2's reductions after a pipeline's last backward."""
@@ -255,23 +254,6 @@ class _FewerSteps:
 
 
 _NOWHERE: Any = object()
-
-
-def passed_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The return value of a layer that is left out: its first argument."""
-    return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def is_like(one: Any, other: Any) -> bool:
-    """Whether two tensors have the same shape, dtype, placements and need of a gradient."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    if isinstance(one, DTensor) or isinstance(other, DTensor):
-        if not (isinstance(one, DTensor) and isinstance(other, DTensor)) or one.placements != other.placements:
-            return False
-        if one._local_tensor.shape != other._local_tensor.shape:
-            return False
-    return bool(one.shape == other.shape and one.dtype == other.dtype and one.requires_grad == other.requires_grad)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 A stage of `Schedule1F1B` begins with forwards (the warm-up), goes on with pairs of a backward and a forward, and ends
 with as many backwards as it began with forwards. Within each of the three, what is done for one microbatch is what was
 done for the one before, but for the first ones. So a trace of a few of each holds all that there is; what it lacks is
-put back by `dsexplore.cost.microbatches`, which first compares two of them.
+put back by `microbatches`, which first compares two of them.
 """
 
 from __future__ import annotations
