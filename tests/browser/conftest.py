@@ -28,6 +28,7 @@ playwright_api = pytest.importorskip(
 
 ROOT = Path(__file__).parents[2]
 ARTEFACTS = Path(__file__).parent / "artefacts"
+VIEWPORT = {"width": 1280, "height": 900}
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none", "recordTiming": False},
@@ -101,18 +102,29 @@ class Requests:
         ]
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
-    )
+def new_page(browser: Any) -> Any:
+    """A page with a profile of its own, and with what went wrong in it and what it asked for."""
+    context = browser.new_context(viewport=VIEWPORT, permissions=["clipboard-read", "clipboard-write"])
     context.set_default_timeout(_LONG)
     opened = context.new_page()
     opened.errors = []
     opened.on("pageerror", lambda error: opened.errors.append(str(error)))
     opened.requests = Requests(opened)
+    return opened
+
+
+@pytest.fixture
+def fresh_page(browser: Any) -> Iterator[Any]:
+    """A page that nothing was loaded into."""
+    opened = new_page(browser)
     yield opened
-    context.close()
+    opened.context.close()
+
+
+@pytest.fixture
+def page(fresh_page: Any) -> Any:
+    """The page of a test; files whose tests open notebooks put `lab_page` in its place."""
+    return fresh_page
 
 
 class Lab:
@@ -133,10 +145,25 @@ class Lab:
         return path
 
     def open(self, page: Any, name: str, dark: bool = False) -> None:
-        page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
+        """Open a notebook: in JupyterLab where the page shows it already, else by its address."""
+        if page.url.startswith(self.address):
+            page.evaluate("path => void jupyterapp.commands.execute('docmanager:open', { path })", name)
+        else:
+            page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=_LONG)
         self.set_theme(page, dark)
         page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
+
+    def close(self, page: Any) -> None:
+        """End the kernels of the open notebooks and close these, saved or not."""
+        page.evaluate(
+            """async () => {
+                const notebooks = [...jupyterapp.shell.widgets("main")].filter((shown) => shown.context);
+                await Promise.all(notebooks.map((shown) => shown.sessionContext?.shutdown()));
+                notebooks.forEach((shown) => shown.dispose());
+            }"""
+        )
+        page.wait_for_selector(".jp-NotebookPanel", state="detached")
 
     def set_theme(self, page: Any, dark: bool) -> None:
         """Choose a theme, and wait until the page has it."""
@@ -227,6 +254,35 @@ def lab(one_lab: Lab) -> Iterator[Lab]:
     """The JupyterLab of all tests; the kernels of each end with it."""
     yield one_lab
     one_lab.end_kernels()
+
+
+@pytest.fixture(scope="session")
+def pages_of_lab(browser: Any) -> Iterator[list[Any]]:
+    """Where a test leaves JupyterLab's page for the next one: empty, or that page."""
+    pages: list[Any] = []
+    yield pages
+    for page in pages:
+        page.context.close()
+
+
+@pytest.fixture
+def lab_page(lab: Lab, browser: Any, pages_of_lab: list[Any]) -> Iterator[Any]:
+    """JupyterLab's page with no notebook open, which takes longer to load than most of its tests take otherwise.
+
+    Errors and requests are those of one test. A test that fails leaves its page to no other.
+    """
+    page = pages_of_lab.pop() if pages_of_lab else new_page(browser)
+    page.set_viewport_size(VIEWPORT)
+    page.mouse.move(0, 0)
+    page.errors.clear()
+    page.requests.urls.clear()
+    try:
+        yield page
+        lab.close(page)
+        pages_of_lab.append(page)
+    finally:
+        if not pages_of_lab:
+            page.context.close()
 
 
 def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:

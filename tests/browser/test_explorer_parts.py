@@ -21,7 +21,17 @@ explorer
 
 
 @pytest.fixture
+def page(lab_page: Any) -> Any:
+    return lab_page
+
+
+@pytest.fixture
 def opened(lab: Any, page: Any, make_layered: Any) -> Any:
+    return explore(lab, page, make_layered)
+
+
+def explore(lab: Any, page: Any, make_layered: Any) -> Any:
+    """The page with the explorer of a small trace."""
     make_layered(8, odd=3).save(lab.folder / "parts.trace")
     page.set_viewport_size({"width": 1280, "height": 1500})
     lab.write("parts.ipynb", [CELL])
@@ -152,9 +162,11 @@ def test_parts_are_made_when_they_are_opened(opened: Any, lab: Any) -> None:
     assert page.errors == []
 
 
-def test_plotly_is_loaded_when_someone_reaches_for_the_list_of_figures(opened: Any) -> None:
+def test_plotly_is_loaded_when_someone_reaches_for_the_list_of_figures(
+    lab: Any, fresh_page: Any, make_layered: Any
+) -> None:
     """Loading it keeps the browser busy for some half a second, in which no filter would be answered."""
-    page = opened
+    page = explore(lab, fresh_page, make_layered)
     page.evaluate("() => new Promise((done) => requestIdleCallback(() => setTimeout(done, 200)))")
     assert page.evaluate("[typeof globalThis.__dsxPlotly, typeof globalThis.Plotly]") == ["undefined", "undefined"]
     page.hover(".dsx-explorer select[aria-label='figure']")

@@ -14,6 +14,11 @@ import pytest
 pytestmark = pytest.mark.browser
 
 
+@pytest.fixture
+def page(lab_page: Any) -> Any:
+    return lab_page
+
+
 @pytest.fixture(scope="module")
 def explored(one_lab: Any, make_layered: Any) -> str:
     """The cells that explore a small trace."""
@@ -93,7 +98,10 @@ def test_dark_and_narrow(lab: Any, page: Any, explored: str, shot: Any) -> None:
     assert page.errors == []
 
 
-def test_saved_small_reopened_without_a_kernel_and_exported(lab: Any, page: Any, explored: str, shot: Any) -> None:
+def test_saved_small_reopened_without_a_kernel_and_exported(
+    lab: Any, fresh_page: Any, explored: str, shot: Any
+) -> None:
+    page = fresh_page
     empty = lab.write("empty.ipynb", [explored]).stat().st_size
     opened(lab, page, "saved.ipynb", explored)
     assert page.locator(".dsx .tree").first.is_visible() is False
@@ -130,7 +138,8 @@ def test_exported_as_a_page_or_as_plain_html(lab: Any, page: Any, explored: str,
     shot(exported, f"explorer_{name}")
 
 
-def test_plotly_comes_from_the_kernel_where_lab_has_none(lab: Any, page: Any, explored: str) -> None:
+def test_plotly_comes_from_the_kernel_where_lab_has_none(lab: Any, fresh_page: Any, explored: str) -> None:
+    page = fresh_page
     page.route("**/jupyterlab-plotly/**", lambda route: route.abort())
     opened(lab, page, "fallback.ipynb", explored)
     redrawn(page, lambda: page.select_option(".dsx-explorer select[aria-label='figure']", "ops"))

@@ -25,6 +25,11 @@ FILLED = """(number) => {
 """Whether at least so many drawings were made, the last of which is as wide as its place."""
 
 
+@pytest.fixture
+def page(lab_page: Any) -> Any:
+    return lab_page
+
+
 def opened(lab: Any, page: Any, name: str, dark: bool = False) -> None:
     lab.write(name, [CELL])
     lab.open(page, name, dark=dark)
