@@ -4,8 +4,8 @@ A collective has one duration, the least over its recorded ranks: on the others 
 more is waiting. So every event of a collective gets the begin and the end of the rank that took least. A message that
 both its ends recorded is treated alike: a receive waits for its sender.
 
-Worked example: ranks 0 and 1 measured an all_reduce from 0 to 9 and from 6 to 10 ms. It ran from 6 to 10 ms; rank 0
-waited for rank 1 for 5 ms of its 9, and those 5 ms are on no link.
+Worked example: ranks 0 and 1 measured an all_reduce from 0 to 9 and from 6 to 10 ms. The collective ran from 6 to
+10 ms; rank 0 waited for rank 1 for 5 ms of its 9, and those 5 ms are on no link.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ class MapPanel:
 
         Args:
             mask: (events,)
-            whole: the (module, axis, phase) that these events are all of, where they are; see `Sums.whole`. It takes
-                some 3 ms less with 1,000,000 events of which a quarter is shown.
+            whole: the (module, axis, phase) that these events are all of, where they are; see `Sums.whole`, which
+                spares some 3 ms with 1,000,000 events of which a quarter is shown.
         """
         events, size = self._sent(mask, whole)
         sent = [(*self._named_rows[i], int(size[i]), int(events[i])) for i in np.flatnonzero(events).tolist()]

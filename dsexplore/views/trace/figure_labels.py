@@ -44,7 +44,7 @@ def shared_prefix(names: list[str]) -> str:
 def _tail(name: str) -> str:
     """The end of a name, which says more of a module than its beginning; a wide character takes the room of two.
 
-    It begins with a whole word of a dotted name, where one fits.
+    Of a dotted name the end begins with a whole word, where one fits.
     """
     room = _LONGEST_LABEL
     for at in range(len(name) - 1, -1, -1):

@@ -111,7 +111,7 @@ class Search:
         for axis in self.axes:
             self._distance += self._coordinates(axis) != axis.coordinate(self._base)
         self._along = {self._base, *self._stages()}
-        # Those of the last stage, which do the least, come last: no processor is then idle for long.
+        # The ranks of the last stage, which do the least, come last: no processor is then idle for long.
         self._play([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
         keys = self._by_axes()
         typical = self._typical(keys)

@@ -115,7 +115,7 @@ def _plain(key: str) -> str:
 def patch_stores(patches: Patches) -> None:
     """Make a program's own stores over TCP and over a file simulated ones, which wait for no other rank.
 
-    Those at the same address, or of the same file, are one store. A name that a module imported meanwhile makes torch's
+    Stores at the same address, or of the same file, are one. A name that a module imported meanwhile makes torch's
     own store once the world is closed.
     """
     contents: defaultdict[Any, dict[str, bytes]] = defaultdict(dict)
