@@ -301,9 +301,7 @@ def headline(tables: Tables) -> Headline:
 
 def _under_way(events: pl.DataFrame) -> float:
     """Nanoseconds in which at least one of these collectives is under way, summed over ranks."""
-    timed = events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start"))).sort("rank", "start")
-    if timed.is_empty():
-        return 0.0
+    timed = events.drop_nulls(["start", "end"]).sort("rank", "start")
     before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
     length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
     return float(timed.select(length.sum()).item())

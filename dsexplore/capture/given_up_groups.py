@@ -7,6 +7,7 @@ waits in it ends then with wrong values, and CUDA calls it done. Nothing can be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from dsexplore.capture.groups import Group
 from dsexplore.capture.issued_collective import Issued
@@ -34,10 +35,11 @@ def mark_given_up(issued: Sequence[Issued], groups: Iterable[Group]) -> list[str
             one.read_clock(waits=False)
         if any(one.span is not None and one.span.has_end for one in own):
             continue
-        ended = [one for one in own if one.start is not None and one.end is not None]
-        if not ended:
+        lasted = [(one, one.end - one.start) for one in own if one.start is not None and one.end is not None]
+        if not lasted:
             continue
-        first = max(ended[1:] or ended, key=_duration)
+        first, _ = max(lasted[1:] or lasted, key=itemgetter(1))
+        ended = [one for one, _ in lasted]
         failed = ended[ended.index(first) :]
         for one in failed:
             one.end, one.failure = None, f"{_FAILURE}, {group.error}"
@@ -46,7 +48,3 @@ def mark_given_up(issued: Sequence[Issued], groups: Iterable[Group]) -> list[str
             "and those after it failed"
         )
     return notes
-
-
-def _duration(one: Issued) -> int:
-    return one.end - one.start if one.start is not None and one.end is not None else 0

@@ -190,9 +190,8 @@ _ALIKE = Parties()
 
 
 def _global_rank(one: Issued, rank: int | None) -> int | None:
-    if rank is None or one.group is None:
-        return rank
-    return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
+    ranks = one.group.ranks if one.group is not None else ()
+    return ranks[rank] if rank is not None and 0 <= rank < len(ranks) else None
 
 
 def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
