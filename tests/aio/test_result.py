@@ -266,7 +266,20 @@ def test_frame(better: SweepResult) -> None:
     assert (row["p50_ms"], row["p95_ms"], row["p99_ms"], row["max_ms"]) == pytest.approx((1, 2, 3, 9))
     assert row["cpu_ms_per_gib"] == pytest.approx(10)
     assert rows["read", 8]["ratio"] == 1.0
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((1.5, 1.5))
     assert len(better.to_frame(slices=True)) == 16
+
+
+@pytest.mark.parametrize(
+    ("rates", "ratio"),
+    [({CONTROL: (1.0, 1.0), DEEP: (2.0, 2.0)}, 2.0), ({DEEP: (2.0, 2.0)}, None)],
+)
+def test_the_ratio_of_one_round_has_no_interval(
+    rates: dict[AioConfig, tuple[float, float]], ratio: float | None
+) -> None:
+    """And where the default was not measured beside it, there is no ratio."""
+    rows = [row for row in result_of([rates]).to_frame().to_dicts() if row["queue_depth"] == 32]
+    assert [(row["ratio"], row["ratio_low"], row["ratio_high"]) for row in rows] == [(ratio, None, None)] * 2
 
 
 def test_save_and_load(better: SweepResult, tmp_path: Path) -> None:

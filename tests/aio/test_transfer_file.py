@@ -11,7 +11,7 @@ import pytest
 from dsexplore.aio import transfer_file
 from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends import syscalls
-from dsexplore.aio.transfer_file import Alignment, TransferFile
+from dsexplore.aio.transfer_file import Alignment, TransferFile, direct_alignment
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,29 @@ def test_direct_requests_are_aligned_as_the_filesystem_says(
             assert direct or not opened.direct
         finally:
             opened.close()
+
+
+@pytest.mark.parametrize(
+    ("answered", "asked"),
+    [
+        ((1, 4, 4096), Alignment(4, 4096)),
+        ((1, 0, 0), None),
+        ((0, 4, 4096), Alignment(SECTOR, SECTOR)),  # a kernel that does not say
+    ],
+)
+def test_what_the_filesystem_says_of_direct_requests(
+    monkeypatch: pytest.MonkeyPatch, answered: tuple[int, int, int], asked: Alignment | None
+) -> None:
+    says_it, *alignments = answered
+
+    def statx(_number: int, _fd: int, _name: int, _flags: int, mask: int, answer: int) -> int:
+        ctypes.memmove(answer, struct.pack("=I", mask * says_it), 4)
+        ctypes.memmove(answer + 0x98, struct.pack("=II", *alignments), 8)  # stx_dio_mem_align, stx_dio_offset_align
+        return 0
+
+    monkeypatch.setattr(syscalls, "SUPPORTED", True)
+    monkeypatch.setattr(syscalls, "statx", statx)
+    assert direct_alignment(0) == asked
 
 
 @pytest.mark.skipif(not syscalls.SUPPORTED, reason="our numbers of system calls are those of Linux on two processors")

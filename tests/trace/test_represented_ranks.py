@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dsexplore.errors import TraceFileError
 from dsexplore.trace import files
-from dsexplore.trace.represented_ranks import count_in, joined, ranks_in, ranks_text
+from dsexplore.trace.represented_ranks import count_in, joined, ranks_in, ranks_text, weights
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace, load
 
@@ -44,6 +44,11 @@ def test_text_and_back(ranks: set[int]) -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no rank"):
         ranks_in(text)
+
+
+def test_a_rank_that_stands_for_no_other_counts_once() -> None:
+    assert weights((0, 3), ()) == {0: 1, 3: 1}
+    assert weights((0, 3), ("0-2", "3")) == {0: 3, 3: 1}
 
 
 def test_of_several_traces() -> None:

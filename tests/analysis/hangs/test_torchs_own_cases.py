@@ -107,6 +107,13 @@ def test_the_end_of_a_coalesced_call_whose_members_are_lost_still_counts() -> No
     assert (found.culprits, found.reason) == ((1,), "missing")
 
 
+def test_a_part_of_a_coalesced_call_that_a_ring_buffer_lost_is_not_missing() -> None:
+    parts = [entry(i, "_broadcast_oop", state="scheduled", collective_seq_id="1") for i in (1, 2)]
+    end = entry(3, "coalesced", out=[[]], input_sizes=[[]], state="scheduled", collective_seq_id="1")
+    found = report([entry(0, "all_reduce"), *parts, end], [parts[1], end])
+    assert (found.culprits, found.reason) == ((), "unknown")
+
+
 def test_what_is_got_differs() -> None:
     """In size or dtype, between ranks or from what the rank itself hands in."""
     waiting = {"state": "scheduled"}

@@ -47,6 +47,12 @@ def test_members_of_an_ended_call_stay_in_a_dump_of_what_is_active(of_torch_2_8:
     assert [one.state for one in found] == ["completed"] * (2 + count) + ["scheduled"] * 2
 
 
+def test_members_whose_call_has_no_end_yet_have_not_ended() -> None:
+    """A dump from the first record on, made between the members and their end, is one of all calls."""
+    *members, _ = messages_together(0, 1, "scheduled", of_torch_2_8=False)
+    assert [one.state for one in entries(dump(*members, pg_status={}))] == ["scheduled"] * 2
+
+
 def test_the_group_says_how_many_of_its_messages_ended() -> None:
     calls = [
         entry("nccl:send 0->1", i, state="scheduled", time_discovered_completed_ns=None, is_p2p=True) for i in (5, 6)
