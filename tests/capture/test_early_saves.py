@@ -87,6 +87,16 @@ def test_a_handler_of_the_programs_own_stays() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_recording_that_is_not_saved_leaves_the_signal_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with record():
+        assert signal.getsignal(signal.SIGTERM) is before
+    with record(save=tmp_path / "simulated.parquet", simulated=True):
+        assert signal.getsignal(signal.SIGTERM) is before
+    with record(save=tmp_path / "real.parquet"):
+        assert signal.getsignal(signal.SIGTERM) is not before
+
+
 @pytest.mark.parametrize(("timeout", "save"), [(0, "trace/"), (float("nan"), "trace/"), (5, None)])
 def test_a_timeout_needs_seconds_and_a_place(timeout: float, save: str | None) -> None:
     with pytest.raises(UsageError, match=f"timeout={timeout}"), dsexplore.commtrace(timeout=timeout, save=save):

@@ -7,6 +7,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -68,6 +69,12 @@ def test_threads_that_wait_for_their_backward() -> None:
         thread.join(timeout=240)
     assert seen == {thread.ident}
     assert not frame_kinds.threads_in_engine()
+
+
+def test_the_line_is_the_programs_where_numpy_makes_the_call() -> None:
+    with simulate(4), record() as trace:
+        np.fromfunction(dist.barrier, ())
+    assert "test_frame_kinds.py:" in trace.events["source"].item()
 
 
 def test_code_that_a_program_generates_is_not_kept_alive() -> None:

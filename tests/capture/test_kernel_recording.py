@@ -54,6 +54,15 @@ def test_attention_counts_half_where_it_is_causal_and_fewer_heads_of_keys(is_cau
     assert attention["op"].item().endswith("causal") == is_causal
 
 
+def test_attention_whose_last_arguments_are_left_out() -> None:
+    """A dispatch mode is not given trailing arguments that have their default, here ``is_causal``."""
+    q = torch.randn(2, 8, 64, 16, device="meta")
+    with dsexplore.commtrace(costs=True) as trace:
+        torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.1)
+    attention = kernels(trace, kind="attention")
+    assert (attention["op"].item(), attention["flops"].item()) == ("flash_attention", 4 * 2 * 8 * 64 * 64 * 16)
+
+
 @pytest.mark.parametrize(("width", "alignment"), [(64, ""), (36, ", aligned to 8 bytes"), (33, ", aligned to 2 bytes")])
 def test_products_say_where_rows_begin_at_odd_places(width: int, alignment: str) -> None:
     x = torch.randn(16, 32, dtype=torch.bfloat16)

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dsexplore.capture.module_hooks import ModuleHooks
 from dsexplore.capture.modules import Modules
+from dsexplore.capture.record import record
 from dsexplore.capture.source_lines import file_name, source_text
 
 PARTS = ("", ".w1", ".w3", ".w2")
@@ -169,6 +171,13 @@ def test_recomputed_forwards_count_as_calls(modules: Modules) -> None:
     block = FeedForward()
     checkpoint(block, torch.ones(1, D, requires_grad=True), use_reentrant=False).sum().backward()
     assert calls(modules)["FeedForward.w1"] == 2
+
+
+def test_the_programs_warning_filters_are_left_as_they_were() -> None:
+    before = list(warnings.filters)
+    with record():
+        assert list(warnings.filters) != before
+    assert list(warnings.filters) == before
 
 
 def test_threads_do_not_share_a_stack(modules: Modules) -> None:

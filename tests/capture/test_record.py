@@ -81,6 +81,17 @@ def test_a_lengthened_step_takes_what_came_after_its_end() -> None:
     assert list(trace.events.select("step", "message_bytes").iter_rows()) == [(0, 4), (0, 8), (1, 12)]
 
 
+def test_a_lengthened_step_takes_the_work_that_came_after_its_end() -> None:
+    with record(costs=True) as trace:
+        for size in (2, 3, 4, 5):
+            torch.ones(size, size) @ torch.ones(size, size)
+            (trace.lengthen_step if size == 4 else trace.step)()
+    products = trace.tables.kernels.filter(kind="matmul")
+    assert products.select("step", "shape").rows() == [
+        (step, [1, n, n, n]) for step, n in ((0, 2), (1, 3), (1, 4), (2, 5))
+    ]
+
+
 def test_a_recording_that_ends_with_its_step_leaves_out_what_came_after() -> None:
     with simulate(2), record(costs=True) as trace:
         dist.all_reduce(torch.ones(1) @ torch.ones(1))

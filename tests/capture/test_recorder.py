@@ -35,8 +35,9 @@ def test_another_recorder_takes_over_only_between_recordings() -> None:
 class Span:
     """Keeps what it is to watch; a real one needs a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_over: bool = False) -> None:
         self.watched: list[Any] = []
+        self.is_over = is_over
 
     def watch(self, result: Any, runs_here: bool) -> None:
         self.watched.append(result)
@@ -66,6 +67,9 @@ def test_what_a_call_waits_for_ends_with_the_call_but_on_a_device_with_its_work(
         ({"start": 1}, False),
         ({"start": 1, "end": 2}, True),
         ({"start": 1, "failure": "failed: RuntimeError"}, True),
+        ({"span": Span()}, False),
+        ({"span": Span(is_over=True)}, True),
+        ({"span": Span(), "failure": "failed: RuntimeError"}, True),
     ],
 )
 def test_when_nothing_more_is_to_be_measured(times: dict[str, Any], is_over: bool) -> None:

@@ -183,6 +183,13 @@ def test_a_module_entered_as_the_recording_ends_keeps_no_hook() -> None:
     assert not model._forward_hooks
 
 
+def test_what_a_new_thread_sends_is_behind_no_evaluation() -> None:
+    with record() as trace:
+        nn.Linear(1, 1)(torch.ones(1, 1))  # as a training does: else no evaluation is told apart
+        run(lambda: dist.all_reduce(torch.ones(1)))
+    assert trace.events["phase"].to_list() == ["other"]
+
+
 def test_batches_of_threads_are_told_apart() -> None:
     batches = Batches(count(1))
     others: list[int] = []

@@ -183,6 +183,20 @@ def test_a_communication_hook(world: Callable[..., DeviceMesh], name: str) -> No
     assert sum(row[-1] for row in rows) == size
 
 
+def test_a_hook_of_the_programs_own(world: Callable[..., DeviceMesh], column: Any) -> None:
+    world("dp=4")
+    ddp = model()
+    # A lambda, as torch reads the annotations of a function.
+    ddp.register_comm_hook(
+        None,
+        lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0]),
+    )
+    trace = step(ddp)
+    expected = ("all_reduce", "backward", "DistributedDataParallel", "DDP gradient bucket")
+    assert set(column(trace, "op", "phase", "owner", "cause")) == {expected}
+    assert trace.events["message_bytes"].sum() == P
+
+
 def test_the_bf16_hook(world: Callable[..., DeviceMesh], column: Any) -> None:
     """torch wants a GPU for it: half the bytes, P/2."""
     world("dp=4")
