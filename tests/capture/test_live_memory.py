@@ -7,6 +7,13 @@ import torch
 from dsexplore.capture.live_memory import LiveMemory
 
 
+def at_largest_sum(memory: LiveMemory) -> dict[str, int]:
+    """Bytes of the uses that have any, of a first segment that ends here."""
+    memory.end_segment()
+    memory.release()
+    return {use: size for use, size in memory.rows()[0].items() if size}
+
+
 def test_what_was_made_behind_the_largest_sum_is_no_part_of_it_whatever_use_it_gets() -> None:
     memory = LiveMemory()
     large = torch.ones(100)
@@ -15,6 +22,12 @@ def test_what_was_made_behind_the_largest_sum_is_no_part_of_it_whatever_use_it_g
     small = torch.ones(10)
     memory.made([small], "activations")
     memory.assign([small], "buffers")
-    memory.end_segment()
-    assert {use: size for use, size in memory.rows()[0].items() if size} == {"activations": 400}
-    memory.release()
+    assert at_largest_sum(memory) == {"activations": 400}
+
+
+def test_what_an_optimizer_has_and_no_op_has_met_is_not_counted() -> None:
+    memory = LiveMemory()
+    met, unmet = torch.ones(10), torch.ones(20)
+    memory.met([met], "activations")
+    memory.assign([unmet, met], "parameters")
+    assert at_largest_sum(memory) == {"parameters": 40}

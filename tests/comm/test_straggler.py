@@ -14,7 +14,7 @@ import dsexplore.comm as dist
 from dsexplore.analysis.skew import LATE
 from dsexplore.comm.log_summary import CommsSummary
 from dsexplore.comm.rank_logs import RankLog, Series, rank_log
-from dsexplore.comm.straggler import late_ranks, straggler_report
+from dsexplore.comm.straggler import bounded, late_ranks, straggler_report
 from dsexplore.comm.waiting import waiting_of_lines
 
 Ranks = Callable[..., list[Any]]
@@ -55,6 +55,12 @@ def test_ranks_that_logged_different_ops_get_a_report_that_says_so(ranks: Ranks)
     assert together[0]["total_comm_lat_ms"] == together[1]["total_comm_lat_ms"] > 0
     assert "difference: all_reduce on group 0" in first["shown"]
     assert second["shown"] == ""
+
+
+@pytest.mark.parametrize(("count", "last"), [(19, "18"), (20, "19"), (21, "… and 1 more"), (1021, "… and 1,001 more")])
+def test_of_many_differences_the_first_twenty_are_listed(count: int, last: str) -> None:
+    listed = bounded([str(number) for number in range(count)])
+    assert (listed[-1], len(listed)) == (last, min(count, 21))
 
 
 def series(*calls: tuple[int, float], first: int = 0) -> Series:

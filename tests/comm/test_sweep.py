@@ -97,6 +97,14 @@ def test_all_ops_on_real_ranks() -> None:
 
 
 @pytest.mark.processes
+def test_a_call_that_takes_longer_than_its_time_is_made_four_times_in_a_round() -> None:
+    short = {"sizes": [1024], "ops": ["all_reduce"], "in_place": False, "rounds": 2, "seconds": 0.0}
+    run = dsexplore.run_ranks(lambda: on_each_rank(**short), 2, timeout=240).check()
+    (point,) = CommSweep.from_json(run.values[0]).points
+    assert point.calls == 2 * 4
+
+
+@pytest.mark.processes
 def test_a_wrong_result_is_counted_and_named() -> None:
     result = CommSweep.from_json(dsexplore.run_ranks(with_a_wrong_result, 2, timeout=240).check().values[0])
     assert [point.wrong for point in result.points] == [4, 4]  # one element, seen from both ends, on both ranks

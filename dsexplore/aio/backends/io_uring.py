@@ -84,7 +84,7 @@ class IoUring(CompiledEngine):
             self.close()
             raise
         self._maps = [rings, entries]
-        words = memoryview(rings)[: size // 4 * 4].cast("I")
+        words = memoryview(rings).cast("I")  # the map ends with 32-bit indices, or completions of 16 bytes
         order = params.sq_offsets.c // 4
         for slot in range(params.sq):
             words[order + slot] = slot
