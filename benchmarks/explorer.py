@@ -1,12 +1,11 @@
 """The explorer in a real Chromium through JupyterLab, timeline and world map open: 10,000 modules, 1,000,000 events.
 
-Prints one table: what was measured, the goal, whether it was met. Usage: python benchmarks/explorer.py
+Prints one table: what was measured, the goal, whether it was met. Usage: python -m benchmarks.explorer
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -15,18 +14,19 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
 from playwright.sync_api import sync_playwright
 
+from docs import pictures
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from tests.browser.conftest import ARGUMENTS, chromium, running_lab
 
-ROOT = Path(__file__).parents[1]
 PARTS = ("attn", "attn.q", "attn.k", "attn.v", "attn.o", "mlp", "mlp.up", "mlp.gate", "mlp.down")
 GOALS = {"ready": 1.5, "interaction": 0.1, "sent": 1.0, "static view": 90e3}
 
@@ -269,11 +269,6 @@ def timeline_and_map(trace: Trace) -> None:
 
 def static_view_of_126_layers() -> bool:
     """Print the size of the static view of a real model's step; False where it is larger than the goal."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pictures)
     view = pictures.llama(126)._repr_mimebundle_()["text/html"]
     missing = [part for part in ('class="headline"', 'class="tl"', 'class="thin"') if part not in view]
     size, met = len(view.encode()), len(view.encode()) <= GOALS["static view"] and not missing
@@ -312,22 +307,11 @@ def report(results: dict[str, Any]) -> bool:
     return met
 
 
-def helpers() -> ModuleType:
-    """The JupyterLab that the browser tests use."""
-    spec = importlib.util.spec_from_file_location("browser_helpers", ROOT / "tests" / "browser" / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modules", type=int, default=10_000)
     parser.add_argument("--events", type=int, default=1_000_000)
     options = parser.parse_args()
-    browser_tests = helpers()
     trace = big_trace(options.modules, options.events)
     began = time.perf_counter()
     size = len(trace._repr_mimebundle_()["text/html"])
@@ -337,11 +321,11 @@ def main() -> int:
     timeline_and_map(trace)
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
         factory = SimpleNamespace(mktemp=lambda name: _made(Path(home) / name))
-        started = browser_tests.running_lab(factory)
+        started = running_lab(factory)
         lab = next(started)
         try:
             trace.save(lab.folder / "big.trace")
-            browser = Chromium(browser_tests.chromium(), browser_tests.ARGUMENTS, _made(Path(home) / "chromium"))
+            browser = Chromium(chromium(), ARGUMENTS, _made(Path(home) / "chromium"))
             try:
                 return 0 if report(measure(playwright, browser, lab)) and small else 1
             finally:

@@ -10,13 +10,11 @@ Usage: python docs/pictures.py FOLDER [part of a name …]   (about four minutes
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,6 +39,12 @@ from dsexplore.cost.compare_meshes import compare_meshes
 from dsexplore.cost.mesh_comparison import MeshComparison
 from dsexplore.cost.prediction import Prediction
 from dsexplore.worlds import demo
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.browser.conftest import ARGUMENTS, chromium
+from tests.browser.test_accessibility import AXE, CUT, RULES, axe, draw
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1440, 800)
@@ -262,21 +266,10 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "sweep", lambda: of("sweep")
 
 
-def helpers(name: str) -> ModuleType:
-    """A module of the browser tests."""
-    path = ROOT / "tests" / "browser" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"browser_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def show(page: Any, one: Any, file: Path, tests: ModuleType) -> None:
+def show(page: Any, one: Any, file: Path) -> None:
     """Draw a view in a page: the file that it writes, or its widget."""
     if hasattr(one, "widget"):
-        tests.draw(page, one.widget, "h1{position:absolute;clip-path:inset(50%)}")
+        draw(page, one.widget, "h1{position:absolute;clip-path:inset(50%)}")
         page.wait_for_selector(".dsx-plot[data-drawn],canvas[data-drawn]")
         return
     view, options = one if isinstance(one, tuple) else (one, {})
@@ -285,9 +278,9 @@ def show(page: Any, one: Any, file: Path, tests: ModuleType) -> None:
         page.wait_for_selector("canvas[data-drawn]")
 
 
-def picture(page: Any, one: Any, path: Path, tests: ModuleType, file: Path) -> list[str]:
+def picture(page: Any, one: Any, path: Path, file: Path) -> list[str]:
     """Take a picture of a view as it is in the page's theme and width; returns what is wrong with it."""
-    show(page, one, file, tests)
+    show(page, one, file)
     page.wait_for_timeout(150)
     width = page.viewport_size["width"]
     page.set_viewport_size({"width": width, "height": page.evaluate("document.body.offsetHeight") + 40})
@@ -295,8 +288,8 @@ def picture(page: Any, one: Any, path: Path, tests: ModuleType, file: Path) -> l
     page.screenshot(path=path)
     page.set_viewport_size({"width": width, "height": 900})
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
-    page.evaluate(tests.axe())
-    return [*page.evaluate(tests.AXE, tests.RULES), *page.evaluate(tests.CUT)]
+    page.evaluate(axe())
+    return [*page.evaluate(AXE, RULES), *page.evaluate(CUT)]
 
 
 def main() -> int:
@@ -305,11 +298,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="only views whose name contains one of these")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    tests, faults, taken = helpers("test_accessibility"), 0, 0
-    start = helpers("conftest")
+    faults, taken = 0, 0
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=start.chromium(), args=start.ARGUMENTS, ignore_default_args=["--hide-scrollbars"]
+            executable_path=chromium(), args=ARGUMENTS, ignore_default_args=["--hide-scrollbars"]
         )
         page = browser.new_context(bypass_csp=True, viewport={"width": 1440, "height": 900}).new_page()
         page.on("pageerror", lambda error: print(f"  script error: {error}"))
@@ -322,7 +314,7 @@ def main() -> int:
                 for width in WIDTHS:
                     page.set_viewport_size({"width": width, "height": 900})
                     path = options.folder / f"{name.replace(' ', '_')}_{width}_{'dark' if dark else 'light'}.png"
-                    wrong = picture(page, one, path, tests, Path(folder) / "shown.html")
+                    wrong = picture(page, one, path, Path(folder) / "shown.html")
                     faults, taken = faults + len(wrong), taken + 1
                     print(path.name, *(f"\n  {fault}" for fault in wrong), flush=True)
         browser.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dsexplore.trace.trace import Trace
+from tests.views import traces
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="browser tests need playwright: pip install dsexplore[test]"
@@ -361,18 +361,18 @@ def shot() -> Any:
 
 @pytest.fixture(scope="session")
 def make_layered() -> Callable[..., Trace]:
-    """See `views_traces.layered`."""
-    return _traces().layered
+    """See `traces.layered`."""
+    return traces.layered
 
 
 @pytest.fixture(scope="session")
 def trace_of_names() -> Callable[..., Trace]:
-    return _traces().of_names
+    return traces.of_names
 
 
 @pytest.fixture(scope="session")
 def make_timed() -> Callable[..., Trace]:
-    return _traces().timed
+    return traces.timed
 
 
 @pytest.fixture(scope="session")
@@ -381,13 +381,3 @@ def kinds() -> list[str]:
     from dsexplore.views.trace.figures import KINDS
 
     return list(KINDS)
-
-
-def _traces() -> Any:
-    """The views' own sample traces, which live beside their tests."""
-    spec = importlib.util.spec_from_file_location("views_traces", ROOT / "tests" / "views" / "traces.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -14,20 +14,17 @@ import pytest
 pytestmark = pytest.mark.browser
 
 RUN = """
-import importlib.util, sys
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-
-spec = importlib.util.spec_from_file_location("helpers", sys.argv[1])
-helpers = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(helpers)
+from tests.browser.conftest import running_lab
 
 def made(name):
-    path = Path(sys.argv[2]) / name
+    path = Path(sys.argv[1]) / name
     path.mkdir()
     return path
 
-for lab in helpers.running_lab(SimpleNamespace(mktemp=made)):
+for lab in running_lab(SimpleNamespace(mktemp=made)):
     print(lab.pid, flush=True)
     sys.stdin.read()
 """
@@ -47,9 +44,9 @@ def ended(pid: int, seconds: float) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 def test_no_server_outlives_a_test_run(tmp_path: Path, how: signal.Signals) -> None:
-    helpers = Path(__file__).with_name("conftest.py")
-    command = [sys.executable, "-c", RUN, str(helpers), str(tmp_path)]
-    run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=helpers.parents[2])
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    run = subprocess.Popen(command, **pipes, text=True, cwd=Path(__file__).parents[2])
     server = 0
     try:
         assert run.stdout is not None

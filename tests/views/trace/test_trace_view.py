@@ -107,12 +107,7 @@ def test_a_simulation_says_so_once(traces: ModuleType) -> None:
 
 def test_the_same_trace_gives_the_same_bytes_in_another_process(traces: ModuleType) -> None:
     here = traces.layered(5, odd=2)._repr_mimebundle_()
-    code = (
-        "import importlib.util, json\n"
-        f"spec = importlib.util.spec_from_file_location('traces', {str(Path(traces.__file__ or ''))!r})\n"
-        "traces = importlib.util.module_from_spec(spec); spec.loader.exec_module(traces)\n"
-        "print(json.dumps(traces.layered(5, odd=2)._repr_mimebundle_()))"
-    )
+    code = "import json; from tests.views import traces;print(json.dumps(traces.layered(5, odd=2)._repr_mimebundle_()))"
     there = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
