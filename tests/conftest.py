@@ -110,10 +110,25 @@ def rank_server() -> None:
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
     from ipykernel.compiler import XCachingCompiler
+
+    yield from shell_with(monkeypatch, compiler_class=XCachingCompiler)
+
+
+@pytest.fixture
+def plain_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """IPython's own shell, which keeps no history, and shows no colours."""
+    from traitlets.config import Config
+
+    settings = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
+    yield from shell_with(monkeypatch, config=settings)
+
+
+def shell_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[InteractiveShell]:
+    """The one shell of this process, until a test has ended."""
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
-    yield InteractiveShell.instance(compiler_class=XCachingCompiler)
+    yield InteractiveShell.instance(**options)
     InteractiveShell.clear_instance()
 
 

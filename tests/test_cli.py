@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import dsexplore
 from dsexplore import cli
 from dsexplore.errors import UsageError
 from dsexplore.worlds.simulate import simulate
+from tests.programs import python
 
 
 def test_demo_prints_the_trace_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,13 +157,6 @@ class TestLab:
 
 
 def test_is_installed_as_a_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from dsexplore.cli import main; sys.exit(main(['show', 'nothing']))"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=Path(dsexplore.__file__).parents[1],
-        check=False,
-    )
+    done = python("import sys; from dsexplore.cli import main; sys.exit(main(['show', 'nothing']))")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr

@@ -6,13 +6,12 @@ import ast
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import dsexplore
+from tests.programs import printed
 
 ROOT = Path(dsexplore.__file__).parents[1]
 HEAVY = ("plotly", "ipywidgets", "anywidget", "ipyparallel", "pandas", "IPython", "transformers", "matplotlib")
@@ -20,9 +19,7 @@ HEAVY = ("plotly", "ipywidgets", "anywidget", "ipyparallel", "pandas", "IPython"
 
 def run(program: str) -> object:
     """What a fresh interpreter prints as JSON."""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240, cwd=ROOT)
-    return json.loads(done.stdout)
+    return json.loads(printed(program))
 
 
 def test_loads_nothing_heavy() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -22,12 +20,12 @@ from IPython.utils.capture import capture_output
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from traitlets.config import Config
 
 import dsexplore
 from dsexplore.errors import ClosedWorldError
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.simulate import current_world
+from tests.programs import python
 
 SEND = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(4))"
 MODEL = """
@@ -74,17 +72,11 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
-    opened = Notebook(shell)
+def notebook(plain_shell: InteractiveShell) -> Iterator[Notebook]:
+    opened = Notebook(plain_shell)
     opened.ok("%load_ext dsexplore")
     yield opened
     opened.ok("%unload_ext dsexplore")
-    InteractiveShell.clear_instance()
 
 
 class TestCell:
@@ -254,7 +246,8 @@ shell = InteractiveShell.instance()
 shell.run_cell("import dsexplore")
 shell.run_cell("%%commtrace\\n1")
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+        done = python(program)
+        assert done.returncode == 0
         assert "%%commtrace is not loaded yet: run %load_ext dsexplore" in done.stdout + done.stderr
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from importlib import import_module
 from typing import Any
 
 import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import dsexplore
 from dsexplore import aio, comm
@@ -94,26 +92,18 @@ def test_sharding_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> N
     assert options_of(dsexplore.sharding) == ["shown", "placements", "mesh", "dtype"]
 
 
-def test_tab_completes_options_and_the_question_mark_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
-    try:
-        shell.user_ns["trace"] = Trace()
-        for jedi in (False, True):
-            shell.Completer.use_jedi = jedi
-            for text, option in {
-                "trace.explore(": "height=",
-                "trace.where(": "axis=",
-                "trace.figure(": "kind=",
-            }.items():
-                with provisionalcompleter():
-                    found = [each.text for each in shell.Completer.completions(text, len(text))]
-                assert option in found, (text, jedi)
-        asked = shell.object_inspect_text("trace.explore", detail_level=0)
-        assert re.search("height: '?int'? = 420", asked)
-        assert "of the tree, in pixels" in asked
-    finally:
-        InteractiveShell.clear_instance()
+def test_tab_completes_options_and_the_question_mark_lists_them(plain_shell: InteractiveShell) -> None:
+    plain_shell.user_ns["trace"] = Trace()
+    for jedi in (False, True):
+        plain_shell.Completer.use_jedi = jedi
+        for text, option in {
+            "trace.explore(": "height=",
+            "trace.where(": "axis=",
+            "trace.figure(": "kind=",
+        }.items():
+            with provisionalcompleter():
+                found = [each.text for each in plain_shell.Completer.completions(text, len(text))]
+            assert option in found, (text, jedi)
+    asked = plain_shell.object_inspect_text("trace.explore", detail_level=0)
+    assert re.search("height: '?int'? = 420", asked)
+    assert "of the tree, in pixels" in asked

@@ -1,8 +1,5 @@
 import errno
 import gc
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import torch
 from dsexplore.aio import aio_handle
 from dsexplore.aio.buffers import HUGE_PAGE, Buffer
 from dsexplore.errors import UsageError
+from tests.programs import printed
 
 
 def test_buffers_are_aligned_zeroed_and_as_long_as_asked() -> None:
@@ -97,9 +95,7 @@ def test_memory_lock_limit_names_the_limit(tmp_path: Path) -> None:
             back = torch.zeros_like(tensor)
             print(handle.sync_pread(back, path), torch.equal(back, tensor))
     """
-    text = textwrap.dedent(program).replace("FILE", str(tmp_path / "x"))
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240, check=True)
-    first, *rest = done.stdout.splitlines()
+    first, *rest = printed(program.replace("FILE", str(tmp_path / "x"))).splitlines()
     assert first.startswith(f"{errno.ENOMEM} [Errno {errno.ENOMEM}] cannot lock 2 MiB of memory (mlock)")
     assert "RLIMIT_MEMLOCK is 64 KiB" in first
     assert rest == ["1", "1 True"]

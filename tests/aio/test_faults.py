@@ -21,7 +21,7 @@ from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.scratch import PREFIX
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
-from tests.aio.programs import python
+from tests.programs import python
 
 
 @pytest.mark.parametrize("threads", [1, 3])

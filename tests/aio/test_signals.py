@@ -20,7 +20,7 @@ from dsexplore.aio import Buffer, SweepResult, aio_handle
 from dsexplore.aio.backends import linux_aio
 from dsexplore.aio.backends import syscalls as sc
 from dsexplore.aio.buffers import fill_random
-from tests.aio.programs import python
+from tests.programs import python
 
 Start = Callable[[str], subprocess.Popen[str]]
 

@@ -6,8 +6,6 @@ import itertools
 import math
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +18,7 @@ from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.sweep_progress import Progress
 from dsexplore.aio.sweep_setup import Setup
 from dsexplore.errors import UsageError
+from tests.programs import python
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -340,5 +339,5 @@ def test_importing_and_sweeping_need_no_torch(tmp_path: Path) -> None:
         f"aio.sweep({str(tmp_path)!r}, '16MiB', 0.5)\n"
         "print(sorted({'torch', 'polars', 'plotly', 'IPython'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    done = python(program)
     assert (done.stdout, done.stderr) == ("[]\n", "")

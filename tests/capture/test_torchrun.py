@@ -14,8 +14,7 @@ from polars.testing import assert_frame_equal
 
 import dsexplore
 from dsexplore.errors import UsageError
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, python
 
 PROGRAM = """
     import sys
@@ -121,15 +120,7 @@ print("not reached", flush=True)
 
 @pytest.mark.processes
 def test_a_rank_that_its_launcher_ends_while_it_writes_its_file_writes_it_first(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TERMINATED],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = python(TERMINATED, folder=tmp_path)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "recorded\n")
     assert len(dsexplore.load(tmp_path / "trace")) == 0
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.trace import digest, files, schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from tests.programs import printed
 
 Make = Callable[..., Tables]
 FEW = settings(max_examples=40)
@@ -73,8 +72,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 @pytest.mark.processes
 def test_splitting_takes_no_more_memory_than_the_trace() -> None:
-    done = subprocess.run([sys.executable, "-c", SPLITTING], capture_output=True, text=True, check=True, timeout=280)
-    assert int(done.stdout) < 200
+    assert int(printed(SPLITTING)) < 200
 
 
 def test_an_empty_trace_is_saved_too(tmp_path: Path) -> None:

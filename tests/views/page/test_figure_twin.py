@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -45,16 +44,11 @@ def test_a_sharding_s_figure_has_its_view(renderer: str) -> None:
     assert shown.figure()._repr_mimebundle_()["text/html"] == shown._repr_mimebundle_()["text/html"]
 
 
-def test_a_figure_is_shown_once_with_both(traces: ModuleType, renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
-    shell = InteractiveShell.instance()
-    try:
-        with capture_output() as captured:
-            shell.displayhook(traces.layered(2).figure())
-        (shown,) = captured.outputs
-        assert {PLOTLY, "text/html"} <= set(shown.data)
-    finally:
-        InteractiveShell.clear_instance()
+def test_a_figure_is_shown_once_with_both(traces: ModuleType, renderer: str, plain_shell: InteractiveShell) -> None:
+    with capture_output() as captured:
+        plain_shell.displayhook(traces.layered(2).figure())
+    (shown,) = captured.outputs
+    assert {PLOTLY, "text/html"} <= set(shown.data)
 
 
 def test_another_renderer_is_left_alone(traces: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

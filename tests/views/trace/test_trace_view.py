@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +18,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
 from dsexplore.views.trace.trace_view import TraceView
+from tests.programs import printed
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 VOID = {"meta", "img", "br", "wbr"}
@@ -108,15 +107,7 @@ def test_a_simulation_says_so_once(traces: ModuleType) -> None:
 def test_the_same_trace_gives_the_same_bytes_in_another_process(traces: ModuleType) -> None:
     here = traces.layered(5, odd=2)._repr_mimebundle_()
     code = "import json; from tests.views import traces;print(json.dumps(traces.layered(5, odd=2)._repr_mimebundle_()))"
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[3],
-        timeout=240,
-    )
-    assert json.loads(there.stdout) == here
+    assert json.loads(printed(code)) == here
 
 
 def test_no_script_no_network_no_handlers(traces: ModuleType, tmp_path: Path) -> None:
