@@ -1,11 +1,14 @@
-"""Traces of a few events that are written down, for what is said of them."""
+"""Traces of a few events, written down or simulated, for what is said of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import polars as pl
+import torch
+import torch.distributed as dist
 
+import dsexplore
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
@@ -26,3 +29,14 @@ def trace_of(*rows: dict[str, Any], stands_for: tuple[str, ...] = ()) -> Trace:
     ranks = tuple(sorted({each["rank"] for each in rows}))
     info = TraceInfo(world_size=8, ranks=ranks, stands_for=stands_for)
     return Trace(Tables(pl.DataFrame(rows, schema=schema.EVENTS), info=info))
+
+
+def two_messages(rank: int) -> Trace:
+    """What one simulated rank of two records where rank 0 sends twice and rank 1 receives twice."""
+    with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
+        for _ in range(2):
+            if rank == 0:
+                dist.send(torch.ones(1), 1)
+            else:
+                dist.recv(torch.ones(1), 0)
+    return trace

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import dsexplore
 from dsexplore import Trace
 from dsexplore.errors import UsageError
+from tests.analysis.few_events import two_messages
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +98,9 @@ def test_other_lanes_and_colours_are_refused(trace: Trace, given: dict[str, str]
 
 
 def test_a_send_is_tied_to_its_receive() -> None:
-    def of(rank: int) -> Trace:
-        with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
-            for _ in range(2):
-                if rank == 0:
-                    dist.send(torch.ones(1), 1)
-                else:
-                    dist.recv(torch.ones(1), 0)
-        return trace
-
-    ties = Trace.merge([of(0), of(1)]).timeline().ties
+    ties = Trace.merge([two_messages(0), two_messages(1)]).timeline().ties
     assert ties.rows() == [("rank 0", 1.0, "rank 1", 1.0, 0, 2), ("rank 0", 2.0, "rank 1", 2.0, 1, 3)]
-    assert of(0).timeline().ties.is_empty()
+    assert two_messages(0).timeline().ties.is_empty()
 
 
 def test_sizes_are_wire_bytes_unless_asked(trace: Trace) -> None:

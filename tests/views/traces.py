@@ -9,35 +9,17 @@ import polars as pl
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
+from tests.trace.conftest import DEFAULT
 
 _EVENT = {
-    "rank": 0,
-    "step": 0,
-    "op": "all_reduce",
-    "raw_op": "c10d::allreduce_",
-    "phase": "forward",
+    **DEFAULT,
     "axis": "tp",
     "group": "g_tp",
-    "group_size": 4,
     "message_bytes": 4096,
     "wire_bytes": 6144,
-    "dtype": "float32",
     "shape": [32, 32],
-    "implicit": False,
-    "cause": "",
     "source": "train.py:10",
     "is_async": False,
-    "is_object": False,
-    "batch": None,
-    "peer": None,
-    "root": None,
-    "send_splits": None,
-    "recv_splits": None,
-    "start": None,
-    "end": None,
-    "state": "",
-    "waited": None,
-    "group_seq": None,
 }
 
 

@@ -7,31 +7,19 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-import torch
-import torch.distributed as dist
 
-import dsexplore
 from dsexplore.analysis.message_ties import TIES
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import ticks as ticks_of
+from tests.analysis.few_events import two_messages
 
 
 @pytest.fixture(scope="module")
 def messages() -> Timeline:
     """Two sends of rank 0, events 0 and 1, and their receives on rank 1, events 2 and 3."""
-
-    def of(rank: int) -> Trace:
-        with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
-            for _ in range(2):
-                if rank == 0:
-                    dist.send(torch.ones(1), 1)
-                else:
-                    dist.recv(torch.ones(1), 0)
-        return trace
-
-    return Trace.merge([of(0), of(1)]).timeline()
+    return Trace.merge([two_messages(0), two_messages(1)]).timeline()
 
 
 @pytest.mark.parametrize(
