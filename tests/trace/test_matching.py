@@ -39,6 +39,12 @@ def tables(of_rank: list[list[Call]], *, first: list[int] | None = None, clocks:
     return Tables(events=built.events, modules=built.modules, groups=GROUPS, info=built.info)
 
 
+def numbers(of_rank: list[list[Call]], rank: int = 1, *, clocks: list[int] | None = None) -> list[int]:
+    """The numbers of the collectives that one rank recorded, of `tables` with these records."""
+    found = tables(of_rank, clocks=clocks)
+    return numbered(found.events, found.groups).filter(rank=rank)["number"].to_list()
+
+
 def ends(found: pl.DataFrame, clocks: list[int]) -> list[list[int]]:
     """By number: the moments at which the collective with that number ended, clocks taken off."""
     by_number = found.sort("rank").group_by("number").agg("rank", "end").sort("number")
@@ -79,29 +85,26 @@ def test_what_is_said_of_a_record_that_begins_later() -> None:
         ("all_gather", 64, 30_000),
         ("all_reduce", 64, 47_000),
     ]
-    later = tables([calls, calls[2:], calls])
-    assert numbered(later.events, later.groups).filter(rank=1)["number"].to_list() == [2, 3]
-    assert late_records(later) == ["rank 1's file begins 2 collectives of group a later than another rank's"]
+    later = [calls, calls[2:], calls]
+    assert numbers(later) == [2, 3]
+    assert late_records(tables(later)) == ["rank 1's file begins 2 collectives of group a later than another rank's"]
     assert late_records(tables([calls, calls, calls])) == []
 
 
 def test_a_record_that_ends_early_is_matched_from_its_first_collective() -> None:
     calls = [("all_reduce", 64, 1_000 * i) for i in range(8)]  # as regular as a clock: no other place is better
-    found = numbered(tables([calls, calls[:5], calls]).events, GROUPS)
-    assert found.filter(rank=1)["number"].to_list() == [0, 1, 2, 3, 4]
+    assert numbers([calls, calls[:5], calls]) == [0, 1, 2, 3, 4]
 
 
 def test_lists_that_are_alike_but_begin_apart_are_matched_by_their_ends() -> None:
     calls = [("all_gather", 64, 10**6 * i + 10**3 * i**3) for i in range(60)]
-    found = numbered(tables([calls[1:56], calls[1:56], calls[5:60]], clocks=[0, 10**6, -(10**6)]).events, GROUPS)
-    assert found.filter(rank=2)["number"].to_list() == list(range(4, 59))
+    assert numbers([calls[1:56], calls[1:56], calls[5:60]], clocks=[0, 10**6, -(10**6)], rank=2) == list(range(4, 59))
 
 
 def test_ends_of_few_collectives_that_agree_by_chance_move_no_record() -> None:
     calls = [("all_gather", 64, end) for end in (1_000, 2_000, 3_500, 9_000, 14_000, 15_000, 16_500)]
     late = [(op, size, end + wait) for (op, size, end), wait in zip(calls, (0, 9, 0, 8, 7, 0, 9), strict=True)]
-    found = numbered(tables([calls, late, calls]).events, GROUPS)
-    assert found.filter(rank=1)["number"].to_list() == list(range(7))
+    assert numbers([calls, late, calls]) == list(range(7))
 
 
 def test_ranks_that_called_other_things_are_matched_by_position() -> None:
@@ -112,8 +115,7 @@ def test_ranks_that_called_other_things_are_matched_by_position() -> None:
         ("all_reduce", 64, 4_000),
     ]
     other = [calls[0], ("barrier", 0, 2_500), calls[2], calls[3], calls[0]]
-    found = numbered(tables([calls, other, calls]).events, GROUPS)
-    assert found.filter(rank=1)["number"].to_list() == [0, 1, 2, 3, 4]
+    assert numbers([calls, other, calls]) == [0, 1, 2, 3, 4]
 
 
 def test_members_of_one_coalesced_call_have_one_number_of_their_group() -> None:
