@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import marshal
 import os
 import statistics
 import subprocess
@@ -32,30 +31,14 @@ from pathlib import Path
 from benchmarks.goals import verdict
 from dsexplore import run_ranks
 from dsexplore.aio.statistics import ratio_interval
-from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_world import RankWorld
 from dsexplore.worlds.real.server_handle import close as close_server
 from dsexplore.worlds.real.server_handle import server
+from tests.worlds.real.cells import STEP, SUM, cell_of
 
-SOURCE = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
-CELL = Cell(
-    marshal.dumps((compile(SOURCE, "cell", "exec"), compile("x[0].item()", "cell", "eval"))), "cell", {}, b"", ""
-)
-STEP = """
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-optimizer = torch.optim.AdamW(model.parameters())
-model(torch.ones(8, 64)).sum().backward()
-optimizer.step()
-"""
-STEP_CELL = Cell(marshal.dumps((compile(STEP, "step", "exec"), None)), "step", {}, b"", "")
-RAISING = SOURCE.replace("x = ", "if dist.get_rank() == 1:\n    raise ValueError('on purpose')\nx = ")
-RAISING_CELL = Cell(marshal.dumps((compile(RAISING, "raising", "exec"), None)), "raising", {}, b"", "")
-ELASTIC = SOURCE.replace("x = ", "dist.init_process_group('gloo')\nx = ") + "dist.destroy_process_group()\n"
+CELL = cell_of(SUM, "x[0].item()")
+RAISING = cell_of(SUM.replace("x = ", "if dist.get_rank() == 1:\n    raise ValueError('on purpose')\nx = "))
+ELASTIC = SUM.replace("x = ", "dist.init_process_group('gloo')\nx = ") + "dist.destroy_process_group()\n"
 
 
 def pss(pids: Iterable[int]) -> float:
@@ -83,7 +66,7 @@ def raised(ranks: int, cells: int) -> float:
         world = RankWorld(ranks)
         world.open()
         began = time.perf_counter()
-        report = world.run(RAISING_CELL)
+        report = world.run(RAISING)
         world.close()
         seconds.append(time.perf_counter() - began)
         assert not report.ok
@@ -109,7 +92,7 @@ def ours(ranks: int, cells: int) -> dict[str, float]:
         assert world.run(CELL).ok
         kept.append(time.perf_counter() - began)
     memory = pss([server().pid])
-    assert world.run(STEP_CELL).ok
+    assert world.run(cell_of(STEP)).ok
     after_step = pss([server().pid])
     world.close()
     return {"new": statistics.median(fresh), "kept": statistics.median(kept), "pss": memory, "step": after_step}
@@ -134,7 +117,7 @@ def ipyparallel(ranks: int, cells: int) -> dict[str, float]:
         seconds = []
         for _ in range(cells):
             began = time.perf_counter()
-            view.execute(SOURCE, block=True)
+            view.execute(SUM, block=True)
             seconds.append(time.perf_counter() - began)
         processes = [*view.apply_sync(os.getpid), cluster.controller.pid]
         memory = pss(processes)
@@ -165,7 +148,7 @@ async def jupyter_distributed(ranks: int, cells: int) -> dict[str, float]:
         seconds = []
         for _ in range(cells):
             began = time.perf_counter()
-            ran = await group.execute(SOURCE)
+            ran = await group.execute(SUM)
             seconds.append(time.perf_counter() - began)
             assert ran.status == "ok"
         processes = children() - before

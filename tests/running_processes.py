@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dsexplore.worlds.real.rank_handle import RankHandle
+from tests.waiting import wait_until
 
 LOOKS = 3
 """Looks in a row at which a process has to sleep before it counts as waiting."""
@@ -38,6 +40,11 @@ def has_come(rank: RankHandle) -> bool:
     if rank.status is not None or rank.is_over or rank.look_whether_stopped():
         return True
     return b"here" in rank.output.data and is_waiting(rank.pid)
+
+
+def wait_until_all_have_come(ranks: Sequence[RankHandle], deadline: float) -> None:
+    """Wait until each rank `has_come`; fails the test where one has not by that time of the monotonic clock."""
+    wait_until(lambda: all(map(has_come, ranks)), deadline - time.monotonic())
 
 
 def _state(process: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import re
 import select
@@ -12,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ import torch
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 from dsexplore import RanksFailedError, real_cells
 from dsexplore.errors import UsageError
@@ -32,9 +28,9 @@ from dsexplore.real_cells import RankScreen
 from dsexplore.views.ranks.rank_texts import RankText
 from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import server_handle as server_module
-from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_world import RankWorld
-from tests.running_processes import has_come, is_running
+from tests.running_processes import is_running, wait_until_all_have_come
+from tests.worlds.real.cells import cell_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -76,18 +72,13 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts its own there
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
+def notebook(plain_shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     monkeypatch.setattr(real_cells, "INTERVAL", 1e6)  # what ranks print is shown at the end
     monkeypatch.setattr(rank_world, "SAVE_WAIT", 60.0)  # a machine that is busy may need more than a user would wait
-    opened = Notebook(InteractiveShell.instance(config=config))
+    opened = Notebook(plain_shell)
     opened.ok("%load_ext dsexplore")
     yield opened
     opened.ok("%unload_ext dsexplore")
-    InteractiveShell.clear_instance()
 
 
 def test_a_cell_runs_on_new_ranks_and_brings_back_values_output_and_trace(notebook: Notebook) -> None:
@@ -161,12 +152,6 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(rank_world, "wait_for_all", tell_once_all_wait)
     return go
-
-
-def wait_until_all_have_come(ranks: Sequence[rank_handle.RankHandle], deadline: float) -> None:
-    while not all(map(has_come, ranks)):
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
 
 
 RAISE = """\
@@ -443,10 +428,10 @@ def test_a_hundred_cells_in_a_row_leave_the_ranks_as_they_were(notebook: Noteboo
         ]
 
     notebook.ok(f"%%commtrace -q\n{SUM}")
-    code = marshal.dumps((compile("dist.all_reduce(x)", "cell", "exec"), None))
+    cell = cell_of("dist.all_reduce(x)")
     before = held(), {*Path(tempfile.gettempdir()).iterdir()}
     for _ in range(100):
-        assert kept.run(Cell(code, "cell", {}, b"", "")).ok
+        assert kept.run(cell).ok
     assert (held(), {*Path(tempfile.gettempdir()).iterdir()}) == before
 
 

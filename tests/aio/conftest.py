@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ import pytest
 from dsexplore.aio import search, sweep_setup, sweeping
 from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.choose import ENGINES, why_not
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=[*ENGINES, "linux-aio in Python", "io_uring in Python"])
@@ -120,7 +120,4 @@ def loop_disk(tmp_path: Path) -> Iterator[Path]:
 
 def unmount(point: Path) -> None:
     """Unmount what nothing uses any more: the kernel may let go of a file a moment after its request has finished."""
-    deadline = time.monotonic() + 60
-    while (done := subprocess.run(["umount", str(point)], capture_output=True, text=True, check=False)).returncode:
-        assert time.monotonic() < deadline, done.stderr
-        time.sleep(0.02)
+    wait_until(lambda: subprocess.run(["umount", str(point)], check=False).returncode == 0, seconds=60)

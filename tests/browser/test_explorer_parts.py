@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dsexplore import Trace
-from tests.browser.waiting import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -27,12 +27,12 @@ def page(lab_page: Any) -> Any:
 
 @pytest.fixture
 def opened(lab: Any, page: Any, make_layered: Any) -> Any:
-    return explore(lab, page, make_layered)
+    return explore(make_layered(8, odd=3), lab, page)
 
 
-def explore(lab: Any, page: Any, make_layered: Any) -> Any:
-    """The page with the explorer of a small trace."""
-    make_layered(8, odd=3).save(lab.folder / "parts.trace")
+def explore(trace: Trace, lab: Any, page: Any) -> Any:
+    """The page with the explorer of a trace."""
+    trace.save(lab.folder / "parts.trace")
     page.set_viewport_size({"width": 1280, "height": 1500})
     lab.write("parts.ipynb", [CELL])
     lab.open(page, "parts.ipynb")
@@ -56,7 +56,7 @@ def seqs(lab: Any, page: Any) -> list[int]:
 
 def opens(lab: Any, page: Any, parts: list[str]) -> None:
     """Wait until the kernel knows that these parts are open: the browser says so a moment after they are."""
-    wait_until(page, lambda: lab.evaluate(page, "explorer.widget.opened") == parts)
+    wait_until(lambda: lab.evaluate(page, "explorer.widget.opened") == parts, pause=lambda: page.wait_for_timeout(50))
 
 
 def test_a_range_a_rank_and_a_parameter_filter_everything(opened: Any, lab: Any, shot: Any) -> None:
@@ -120,11 +120,7 @@ def test_the_map_is_shaded_by_bytes_or_by_seconds(lab: Any, page: Any, make_laye
     trace = make_layered(8, odd=3)
     place = pl.int_range(pl.len(), dtype=pl.Int64) * 1_000_000
     events = trace.events.with_columns(start=place, end=place + 500_000)
-    Trace(replace(trace.tables, events=events)).save(lab.folder / "parts.trace")
-    page.set_viewport_size({"width": 1280, "height": 1500})
-    lab.write("seconds.ipynb", [CELL])
-    lab.open(page, "seconds.ipynb")
-    lab.run_all(page)
+    explore(Trace(replace(trace.tables, events=events)), lab, page)
     page.wait_for_selector('[data-cell="0.4"]')
     shade = page.locator('select[aria-label="shade of the map"]')
     assert shade.locator("option").all_inner_texts() == ["shade: bytes", "shade: seconds, measured"]
@@ -166,7 +162,7 @@ def test_plotly_is_loaded_when_someone_reaches_for_the_list_of_figures(
     lab: Any, fresh_page: Any, make_layered: Any
 ) -> None:
     """Loading it keeps the browser busy for some half a second, in which no filter would be answered."""
-    page = explore(lab, fresh_page, make_layered)
+    page = explore(make_layered(8, odd=3), lab, fresh_page)
     page.evaluate("() => new Promise((done) => requestIdleCallback(() => setTimeout(done, 200)))")
     assert page.evaluate("[typeof globalThis.__dsxPlotly, typeof globalThis.Plotly]") == ["undefined", "undefined"]
     page.hover(".dsx-explorer select[aria-label='figure']")

@@ -15,7 +15,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
 from dsexplore.views.widgets.timeline_widget import TimelineWidget
-from tests.browser.waiting import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -139,7 +139,8 @@ def test_a_wheel_turned_with_control_zooms_at_the_pointer(
         page.mouse.wheel(0, -100)
         page.wait_for_timeout(50)
     page.keyboard.up("Control")
-    wait_until(page, lambda: explorer.window[0] > 4500)  # each turn zooms a little further
+    # Each turn zooms a little further.
+    wait_until(lambda: explorer.window[0] > 4500, pause=lambda: page.wait_for_timeout(50))
     assert page.evaluate("window.state.timeline.zoomed")
     assert explorer.window[1] > 8900
 

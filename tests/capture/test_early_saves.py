@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +22,8 @@ from dsexplore.capture.record import _Progress, record
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import rank_file, stack_file
 from dsexplore.worlds.simulate import simulate
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import python
+from tests.waiting import wait_until
 
 
 def test_no_progress_is_saved_once_until_something_moves_on() -> None:
@@ -160,15 +157,7 @@ FORKS = """
 
 @pytest.mark.processes
 def test_the_end_of_a_forked_child_is_not_that_of_its_parent(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKS)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = python(FORKS, folder=tmp_path)
     assert (done.returncode, done.stdout.split()) == (0, [str(-signal.SIGTERM), "whole"]), done.stderr
 
 
@@ -185,12 +174,6 @@ def hang(folder: str, timeout: float | None, meanwhile: Callable[[Path], None]) 
             work.wait()
     if dist.get_rank() == 1:
         meanwhile(Path(folder))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """As long as it takes: the launcher ends ranks that need too long."""
-    while not holds():
-        threading.Event().wait(0.01)
 
 
 def check_hang(folder: Path, why: str) -> None:

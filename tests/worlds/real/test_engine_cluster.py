@@ -9,19 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real import engine_cluster
-from dsexplore.worlds.real.cell_names import pack_names
 from dsexplore.worlds.real.engine_cluster import Cluster, EngineRank
-from dsexplore.worlds.real.messages import Cell, CellReport
+from dsexplore.worlds.real.messages import CellReport
 from dsexplore.worlds.real.rank_world import CellRun
 from tests.running_processes import is_waiting
+from tests.waiting import wait_until
+from tests.worlds.real.cells import cell_of
 
 ipyparallel = pytest.importorskip("ipyparallel")
 
@@ -30,13 +30,6 @@ pytestmark = pytest.mark.processes
 START = (
     "import torch, torch.distributed as dist\nx = torch.ones(4) * (rank + 1)\ndist.all_reduce(x)\nprint('rank', rank)"
 )
-
-
-def cell_of(body: str, last: str = "None") -> Cell:
-    import marshal
-
-    codes = compile(body, "cell", "exec"), compile(last, "cell", "eval")
-    return Cell(marshal.dumps(codes), "cell", {"cell": body}, pack_names({}), "")
 
 
 def free_port() -> int:
@@ -48,13 +41,6 @@ def free_port() -> int:
             continue
         return port
     raise AssertionError("a hundred ports are taken")
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 class Site:

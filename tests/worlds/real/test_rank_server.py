@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import pickle
 import socket
-import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
 from dsexplore import run_ranks
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real import server_handle
-from dsexplore.worlds.real.messages import LENGTH, Cell, Report, receive, send, unpack_report
+from dsexplore.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
 from dsexplore.worlds.real.packed_program import pack_program
 from dsexplore.worlds.real.rank_process import run_source
 from dsexplore.worlds.real.rank_server import PRELOAD
 from dsexplore.worlds.real.rank_world import RankWorld
+from tests.programs import printed
+from tests.worlds.real.cells import STEP, SUM, cell_of
 
 RESTART = """
 import os, signal
@@ -33,7 +34,7 @@ assert dsexplore.run_ranks("rank", 2, backend=None).values == ["0", "1"]
 
 @pytest.mark.processes
 def test_a_server_that_died_is_replaced() -> None:
-    subprocess.run([sys.executable, "-c", RESTART], check=True, timeout=280)
+    assert printed(RESTART) == ""
 
 
 @pytest.mark.processes
@@ -42,35 +43,14 @@ def test_ranks_begin_with_what_programs_need_already_imported() -> None:
     assert run_ranks(f"import sys\nsorted(set({PRELOAD}) - set(sys.modules))", 1, backend=None).values == ["[]"]
 
 
-SUM = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
-STEP = """
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-optimizer = torch.optim.AdamW(model.parameters())
-model(torch.ones(8, 64)).sum().backward()
-optimizer.step()
-"""
-
-
-def cell_of(body: str, last: str) -> Cell:
-    codes = compile(body, "cell", "exec"), compile(last, "cell", "eval")
-    return Cell(marshal.dumps(codes), "cell", {}, b"", "")
-
-
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 def test_neither_a_first_cell_nor_a_step_imports_what_the_server_could_have() -> None:
     """Each rank would import it for itself, in time and memory: numpy's masked arrays alone took 15 MB of each."""
-    world = RankWorld(2)
-    world.open()
-    try:
-        world.run(cell_of(f"import sys\nbefore = set(sys.modules)\n{SUM}{STEP}", "None")).check()
+    with closing(RankWorld(2)) as world:
+        world.open()
+        world.run(cell_of(f"import sys\nbefore = set(sys.modules)\n{SUM}{STEP}")).check()
         imported = world.run(cell_of("", "sorted(set(sys.modules) - before)")).values
-    finally:
-        world.close()
     assert imported == [[], []]
 
 
@@ -84,13 +64,10 @@ sorted(name for thread in Path("/proc/self/task").iterdir() if "polars" in (name
 @pytest.mark.usefixtures("rank_server")
 def test_ranks_that_run_cells_leave_the_tables_of_what_they_record_to_the_launcher() -> None:
     """Each would start threads of polars, and load its code, in memory of its own."""
-    world = RankWorld(2)
-    world.open()
-    try:
-        run = world.run(cell_of(SUM, "None"))
+    with closing(RankWorld(2)) as world:
+        world.open()
+        run = world.run(cell_of(SUM))
         threads = world.run(cell_of(*THREADS.strip().rsplit("\n", 1))).values
-    finally:
-        world.close()
     assert threads == [[], []]
     assert run.trace is not None
     assert run.trace.events["op"].to_list() == ["all_reduce", "all_reduce"]
@@ -178,5 +155,4 @@ def test_a_server_that_nobody_waited_for_is_ended_at_once() -> None:
 
 def test_the_launcher_and_its_options_load_nothing_of_torch() -> None:
     modules = "dsexplore.worlds.real.server_handle, dsexplore.worlds.scripts.run_options"
-    command = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", command], check=True, timeout=280)
+    assert printed(f"import sys, {modules}; print('torch' in sys.modules)") == "False\n"

@@ -20,7 +20,8 @@ from dsexplore import RanksFailedError, UsageError, run_ranks
 from dsexplore.worlds.real import rank_handle
 from dsexplore.worlds.real import run_ranks as launcher
 from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
-from tests.running_processes import has_come, is_running
+from tests.running_processes import is_running, wait_until_all_have_come
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -154,9 +155,7 @@ def ends_in_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_all = launcher.wait_for_all
 
     def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, grace: float) -> int | None:
-        while not all(map(has_come, ranks)):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until_all_have_come(ranks, deadline)
         return wait_for_all(ranks, 0.0, grace)
 
     monkeypatch.setattr(launcher, "wait_for_all", wait_for_the_hang)
@@ -236,10 +235,7 @@ def test_what_a_rank_started_ends_with_it() -> None:
         return subprocess.Popen(["sleep", "300"]).pid
 
     (pid,) = run_ranks(program, 1, backend=None).values
-    deadline = time.monotonic() + 60
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_running(pid)
+    wait_until(lambda: not is_running(pid), seconds=60)
 
 
 def test_no_descriptor_is_left_open() -> None:
@@ -318,10 +314,7 @@ def test_nothing_outlives_a_launcher_that_was_killed() -> None:
         pids = [int(launcher.stdout.readline()) for _ in range(6)]
         assert all(map(is_running, pids))
         launcher.kill()
-    deadline = time.monotonic() + 60
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(is_running, pids))
+    wait_until(lambda: not any(map(is_running, pids)), seconds=60)
 
 
 def test_processes_in_turn_start_as_others_end_and_fail_alone() -> None:

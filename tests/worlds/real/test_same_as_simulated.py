@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 
 import dsexplore
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_world import RankWorld
+from tests.worlds.real.cells import cell_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 
@@ -115,15 +114,15 @@ def content(trace: Trace) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_real_ranks_send_what_the_simulation_says(world: RankWorld, name: str) -> None:
-    code = compile(MODEL + PROGRAMS[name], "cell", "exec")
-    run = world.run(Cell(marshal.dumps((code, None)), "cell", {}, b"", "")).check()
+    program = MODEL + PROGRAMS[name]
+    run = world.run(cell_of(program)).check()
     assert run.trace is not None
     assert set(run.trace.events["state"]) == {"completed"}
     simulated = []
     for rank in range(RANKS):
         torch.manual_seed(0)
         with dsexplore.commtrace(world_size=RANKS, rank=rank, target="cpu") as trace:
-            exec(code, {"__name__": "__main__"})
+            exec(compile(program, "cell", "exec"), {"__name__": "__main__"})
         simulated.append(trace)
     real, expected = content(run.trace), content(Trace.merge(simulated))
     assert real["events"]
