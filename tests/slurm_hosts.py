@@ -11,17 +11,14 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.two_hosts import FIRST, HOSTS, PAGE, Notebook, engines, hosts, start, stop
+from tests.two_hosts import FIRST, HOSTS, PAGE, engines, site, stop
 
 LOGIN, *NODES = HOSTS
 SETTINGS = """
@@ -83,46 +80,35 @@ def main() -> None:
     missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
     if missing:
         raise SystemExit(f"{', '.join(missing)} not found: apt-get install slurm-wlm munge")
-    folder = Path(tempfile.mkdtemp(prefix="dsexplore-slurm-"))
-    started: list[subprocess.Popen[str]] = []
-    with ExitStack() as opened:
-        opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        opened.callback(lambda: [process.wait() for process in started])
-        opened.enter_context(hosts())
+    with site("slurm") as opened:
+        folder = opened.folder
         settings = write_settings(folder)
         key = folder / "munge.key"
         key.write_bytes(bytes(range(128)))
         key.chmod(0o400)
-
-        def launch(space: str, line: str) -> None:
-            print(f"{HOSTS[space][0]}$ {line}", flush=True)
-            started.append(start(space, line, folder))
-
         files = f"--key-file={key} --pid-file={folder}/munged.pid --seed-file={folder}/munged.seed"
-        launch(LOGIN, f"munged --foreground --force {files} --log-file={folder}/munged.log -S {folder}/munge.socket")
-        launch(LOGIN, f"env SLURM_CONF={settings} slurmctld -D")
+        files += f" --log-file={folder}/munged.log -S {folder}/munge.socket"
+        opened.launch(LOGIN, f"munged --foreground --force {files}")
+        opened.launch(LOGIN, f"env SLURM_CONF={settings} slurmctld -D")
         for node in NODES:
-            launch(node, f"env SLURM_CONF={settings} slurmd -D -N {HOSTS[node][0]}")
+            opened.launch(node, f"env SLURM_CONF={settings} slurmd -D -N {HOSTS[node][0]}")
         script = folder / "job.sh"
         script.write_text(batch_script())
         submit = f"until sbatch --output={folder}/job.log {script}; do sleep 1; done"
-        launch(LOGIN, f"env SLURM_CONF={settings} bash -c '{submit}'")
-        started[-1].wait(timeout=120)
+        opened.launch(LOGIN, f"env SLURM_CONF={settings} bash -c '{submit}'").wait(timeout=120)
         file = folder / "profile_slurm" / "security" / "ipcontroller-client.json"
         deadline = time.monotonic() + 60
         while not file.exists():
             if time.monotonic() > deadline:
                 raise SystemExit(f"the job did not start: {_logs(folder)}")
             time.sleep(0.5)
-        notebook = Notebook(folder)
-        started.append(notebook.process)
+        notebook = opened.notebook()
         options = "--profile slurm --backend gloo --mesh dp=2,tp=4"
         engines(folder, notebook, 8, options)
         shown = notebook.cell(FIRST, options)
         if not any("('node1', 4, 112.0)" in line for line in shown):
             raise SystemExit(f"rank 4 is not on node1, or the sum is another than 4 × 28: {_logs(folder)}")
-        launch(LOGIN, f"env SLURM_CONF={settings} scancel --name=job.sh")
-        started[-1].wait(timeout=60)
+        opened.launch(LOGIN, f"env SLURM_CONF={settings} scancel --name=job.sh").wait(timeout=60)
         time.sleep(5)
         if notebook.cell("rank", f"--timeout 10 {options}")[-1].startswith("done"):
             raise SystemExit("a cell ran after the job was cancelled")

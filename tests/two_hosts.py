@@ -153,6 +153,38 @@ class Notebook:
         raise SystemExit("the notebook has ended")
 
 
+class Site:
+    """The hosts, the folder that all of them see, and what was started on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def launch(self, space: str, line: str) -> subprocess.Popen[str]:
+        """Print a shell line, and start it on a host."""
+        print(f"{HOSTS[space][0]}$ {line}", flush=True)
+        self.started.append(start(space, line, self.folder))
+        return self.started[-1]
+
+    def notebook(self) -> Notebook:
+        """Start the notebook."""
+        notebook = Notebook(self.folder)
+        self.started.append(notebook.process)
+        return notebook
+
+
+@contextmanager
+def site(name: str) -> Iterator[Site]:
+    """The hosts with a folder of that name; afterwards hosts, processes and folder are gone."""
+    folder = Path(tempfile.mkdtemp(prefix=f"dsexplore-{name}-"))
+    made = Site(folder)
+    with ExitStack() as opened:
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        opened.callback(lambda: [process.wait() for process in made.started])
+        opened.enter_context(hosts())
+        yield made
+
+
 def engines(folder: Path, notebook: Notebook, count: int, options: str = OPEN) -> None:
     """Wait until that many engines answer."""
     deadline = time.monotonic() + 300
@@ -167,26 +199,15 @@ def main() -> None:
     """Run it all, and fail where a cell does."""
     controller, *launches = lines_of("torchrun, two hosts")
     nodes = ("dsx-node0", "dsx-node1")
-    folder = Path(tempfile.mkdtemp(prefix="dsexplore-two-hosts-"))
-    started: list[subprocess.Popen[str]] = []
-    with ExitStack() as opened:
-        opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        opened.callback(lambda: [process.wait() for process in started])
-        opened.enter_context(hosts())
-
-        def launch(space: str, line: str) -> None:
-            print(f"{HOSTS[space][0]}$ {line}", flush=True)
-            started.append(start(space, line, folder))
-
-        launch("dsx-notebook", controller)
-        file = folder / "profile_two" / "security" / "ipcontroller-engine.json"
+    with site("two-hosts") as opened:
+        opened.launch("dsx-notebook", controller)
+        file = opened.folder / "profile_two" / "security" / "ipcontroller-engine.json"
         while not file.exists():
             time.sleep(0.5)
         for space, line in zip(nodes, launches, strict=True):
-            launch(space, line)
-        notebook = Notebook(folder)
-        started.append(notebook.process)
-        engines(folder, notebook, 8)
+            opened.launch(space, line)
+        notebook = opened.notebook()
+        engines(opened.folder, notebook, 8)
         shown = notebook.cell(FIRST)
         if not any("('node1', 4, 112.0)" in line for line in shown):
             raise SystemExit("rank 4 is not on node1, or the sum is another than 4 × 28")
@@ -196,8 +217,8 @@ def main() -> None:
             raise SystemExit("a cell ran on all ranks without those of node1")
         stop("dsx-node0")
         for space, line in zip(nodes, launches, strict=True):
-            launch(space, line)
-        engines(folder, notebook, 8)
+            opened.launch(space, line)
+        engines(opened.folder, notebook, 8)
         if not notebook.cell(FIRST)[-1].startswith("done"):
             raise SystemExit("no cell runs after the engines were started again")
         notebook.cell(AGAIN)
