@@ -51,11 +51,15 @@ WIDTHS = (1440, 800)
 SMALL: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048, "use_cache": False}
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One step of a language model."""
-    tokens = torch.randint(0, 2048, (2, 512))
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
+def train(model: nn.Module, mesh: DeviceMesh) -> Trace:
+    """One step of a language model whose layers are sharded on a mesh by FSDP2, as the rest of the model is then."""
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with dsexplore.commtrace(costs=True) as trace:
+        tokens = torch.randint(0, 2048, (2, 512))
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    return trace
 
 
 def llama(layers: int = 8, **shape: int) -> Trace:
@@ -69,11 +73,7 @@ def llama(layers: int = 8, **shape: int) -> Trace:
         for layer in model.model.layers:
             parallelize_module(layer, mesh["tp"], plan)
             fully_shard(layer, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        with dsexplore.commtrace(costs=True) as trace:
-            train(model, optimizer)
-    return trace
+        return train(model, mesh["dp"])
 
 
 class Experts(nn.Module):
@@ -103,11 +103,7 @@ def mixtral() -> Trace:
         for layer in model.model.layers:
             layer.mlp = Experts(layer.mlp, mesh["ep"].get_group())
             fully_shard(layer, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        with dsexplore.commtrace(costs=True) as trace:
-            train(model, optimizer)
-    return trace
+        return train(model, mesh["dp"])
 
 
 def pipeline() -> Trace:

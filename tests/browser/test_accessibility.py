@@ -193,6 +193,15 @@ def explorers(recorded: Trace, make_timed: Any) -> dict[str, Any]:
     return {"explorer": live, "timeline explorer": make_timed().timeline().explore()}
 
 
+def open_one(page: Any, one: Any, folder: Path) -> None:
+    """Show an explorer until it is drawn, or the page of a static view."""
+    if hasattr(one, "widget"):
+        draw(page, one.widget)
+        page.wait_for_selector(".dsx-plot[data-drawn],canvas[data-drawn]")
+    else:
+        open_static(page, one, folder)
+
+
 def open_static(page: Any, one: Any, folder: Path) -> None:
     page.goto(one.to_html(folder / "shown.html").as_uri())
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
@@ -203,11 +212,7 @@ def test_axe_finds_no_violation(page: Any, shown: dict[str, Any], explorers: dic
     for dark in (False, True):
         page.emulate_media(color_scheme="dark" if dark else "light")
         for name, one in {**shown, **explorers}.items():
-            if name in explorers:
-                draw(page, one.widget)
-                page.wait_for_selector(".dsx-plot[data-drawn],canvas[data-drawn]")
-            else:
-                open_static(page, one, tmp_path)
+            open_one(page, one, tmp_path)
             page.evaluate(source)
             violations = page.evaluate(AXE, RULES)
             if violations:
@@ -271,11 +276,7 @@ def test_at_200_percent_and_800_wide_nothing_is_cut_off_without_a_cue(
     for width in (640, 800):
         narrow.set_viewport_size({"width": width, "height": 450})
         for name, one in {**shown, **explorers}.items():
-            if name in explorers:
-                draw(narrow, one.widget)
-                narrow.wait_for_selector(".dsx-plot[data-drawn],canvas[data-drawn]")
-            else:
-                open_static(narrow, one, tmp_path)
+            open_one(narrow, one, tmp_path)
             cut = narrow.evaluate(CUT)
             if cut:
                 found[f"{name}, {width}"] = cut
