@@ -30,6 +30,7 @@ from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.driver import Policy, Watch, drive
 from dsexplore.aio.staging import Slots
 from dsexplore.aio.transfer_file import TransferFile
+from tests.programs import printed
 
 BLOCK = 4096
 MOST = 300
@@ -47,9 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found() -> str:
     """What a new process says of the library: ``None``, or why there is none."""
-    program = "from dsexplore.aio.backends import compiled_loop; print(compiled_loop.why_not())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return printed("from dsexplore.aio.backends import compiled_loop; print(compiled_loop.why_not())").strip()
 
 
 @needs_c
@@ -250,7 +249,18 @@ class Ring(Slots):
         return (self.requests.addresses - self.buffer.address) // BLOCK
 
 
+def reads(target: TransferFile, memory: Buffer) -> Requests:
+    """Requests that fill the memory from the beginning of a file."""
+    return split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+
+
 every = st.sampled_from([0, 1, 2, 3, 7])
+anyhow: dict[str, st.SearchStrategy[Any]] = {
+    "depth": st.integers(1, 9),
+    **dict.fromkeys(("single", "overlap", "write"), st.booleans()),
+    **dict.fromkeys(("refused", "halved", "interrupted"), every),
+}
+"""Every policy of a queue, in which calls go wrong now and then."""
 
 
 @FEW
@@ -258,15 +268,9 @@ every = st.sampled_from([0, 1, 2, 3, 7])
     count=st.integers(1, MOST - 1),
     first=st.integers(0, MOST),
     last=st.sampled_from([512, 1024, BLOCK]),
-    depth=st.integers(1, 9),
-    single=st.booleans(),
-    overlap=st.booleans(),
     watched=st.booleans(),
-    write=st.booleans(),
-    refused=every,
-    halved=every,
-    interrupted=every,
     odd=st.sets(st.integers(0, MOST), max_size=3),
+    **anyhow,
 )
 def test_it_moves_every_byte_whatever_its_calls_return(
     name: str, scripted: Scripted, path: Path, opened: Callable[[bool], TransferFile], content: bytes,
@@ -303,16 +307,7 @@ def test_it_moves_every_byte_whatever_its_calls_return(
 
 
 @FEW
-@given(
-    count=st.integers(1, MOST),
-    depth=st.integers(1, 9),
-    single=st.booleans(),
-    overlap=st.booleans(),
-    write=st.booleans(),
-    refused=every,
-    halved=every,
-    interrupted=every,
-)
+@given(count=st.integers(1, MOST), **anyhow)
 def test_memory_goes_from_request_to_request(
     name: str, scripted: Scripted, path: Path, opened: Callable[[bool], TransferFile], content: bytes,
     count: int, depth: int, single: bool, overlap: bool, write: bool, refused: int, halved: int, interrupted: int,
@@ -349,7 +344,7 @@ def test_a_full_queue_is_kept_full_in_c(
     wait = engine.wait
     engine.wait = lambda minimum: calls.append(minimum) or wait(minimum)
     target = opened(False)
-    requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    requests = reads(target, memory)
     drive(engine, requests, Policy(single, overlap), target.plain_fd, None)
     engine.close()
     assert len(calls) <= depth + 1
@@ -364,12 +359,9 @@ def test_a_full_queue_is_kept_full_in_c(
 def test_every_result_of_a_wait_is_looked_at(name: str, scripted: Scripted, path: Path) -> None:
     """Reads from the page cache finish in their order, four to a wait; one of them begins near the file's end."""
     for short in range(100, 104):
-        engine, memory, target = (
-            scripted.engine(name, 4),
-            Buffer(MOST * BLOCK),
-            TransferFile(path, write=False, direct=False),
-        )
-        requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+        engine, memory = scripted.engine(name, 4), Buffer(MOST * BLOCK)
+        target = TransferFile(path, write=False, direct=False)
+        requests = reads(target, memory)
         requests.offsets[short] = MOST * BLOCK - 1000
         with pytest.raises(OSError, match=f"the file ends at byte {MOST * BLOCK}, before byte"):
             drive(engine, requests, Policy(False, False), target.plain_fd, None)
@@ -383,7 +375,7 @@ def test_a_failure_ends_the_transfer_at_once(
     name: str, scripted: Scripted, opened: Callable[[bool], TransferFile], depth: int, overlap: bool
 ) -> None:
     engine, memory, target = scripted.engine(name, depth), Buffer(MOST * BLOCK), opened(False)
-    requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    requests = reads(target, memory)
     requests.addresses[100] = BLOCK  # where no process has memory
     with pytest.raises(OSError, match="Bad address") as caught:
         drive(engine, requests, Policy(True, overlap), target.plain_fd, None)
@@ -399,7 +391,7 @@ def test_a_file_that_is_shortened_is_an_error(
 ) -> None:
     engine, memory, target = scripted.engine(name, 4), Buffer(MOST * BLOCK), opened(False)
     os.truncate(path, 200 * BLOCK + 1000)
-    requests = split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    requests = reads(target, memory)
     watch = Watch(math.inf) if watched else None
     with pytest.raises(OSError, match=f"the file ends at byte {200 * BLOCK + 1000}, before byte"):
         drive(engine, requests, Policy(False, True), target.plain_fd, None, watch)
