@@ -132,6 +132,24 @@ def titan(model: str, *arguments: str, **known: Any) -> Case:
     return Case(f"torchtitan {model}", arguments, "torchtitan", only_on_gpus="torchtitan asks for GPUs", **known)
 
 
+def lightning(script: str, gradients: int) -> tuple[Case, Case]:
+    """The cases of a script of Lightning, whose gradients DDP reduces and FSDP scatters: so many bytes of all steps."""
+    return (
+        Case(script, ("ddp",), "lightning", expected={"all_reduce": gradients}),
+        Case(
+            *(script, ("fsdp",), "lightning"),
+            only_on_gpus="Lightning asks for GPUs",
+            expected={"reduce_scatter": gradients},
+        ),
+    )
+
+
+def fully_sharded(parameters: int) -> dict[str, int]:
+    """What torchtitan's one step sends: parameters are gathered forward and backward in bf16, gradients reduced in
+    fp32."""
+    return {"all_gather fsdp": 2 * 2 * parameters, "reduce_scatter fsdp": 4 * parameters}
+
+
 def sent(events: pl.DataFrame, what: str, least: int = 1024) -> int:
     """Message bytes of ``"op"`` or ``"op axis"``, without the small messages that carry losses and norms."""
     op, _, axis = what.partition(" ")
@@ -176,22 +194,8 @@ CASES = (
     # 32 / (2 × 4) batches, two of which make one step.
     Case("accelerate_ddp.py", (), "accelerate", expected={"all_reduce": 2 * 4 * LLAMA}),
     Case("trl_sft.py", (), "trl", expected={"all_reduce": 3 * 4 * LLAMA}),
-    Case("lightning_fabric.py", ("ddp",), "lightning", expected={"all_reduce": 2 * 4 * (2 * LAYER + ENDS)}),
-    Case(
-        "lightning_fabric.py",
-        ("fsdp",),
-        "lightning",
-        only_on_gpus="Lightning asks for GPUs",
-        expected={"reduce_scatter": 2 * 4 * (2 * LAYER + ENDS)},
-    ),
-    Case("lightning_trainer.py", ("ddp",), "lightning", expected={"all_reduce": 3 * 4 * (3 * 65 * 64 + ENDS)}),
-    Case(
-        "lightning_trainer.py",
-        ("fsdp",),
-        "lightning",
-        only_on_gpus="Lightning asks for GPUs",
-        expected={"reduce_scatter": 3 * 4 * (3 * 65 * 64 + ENDS)},
-    ),
+    *lightning("lightning_fabric.py", 2 * 4 * (2 * LAYER + ENDS)),
+    *lightning("lightning_trainer.py", 3 * 4 * (3 * 65 * 64 + ENDS)),
     Case(
         "lightning_trainer.py",
         ("model_parallel",),
@@ -251,8 +255,7 @@ CASES = (
             "all_gather edp": 2 * 2 * 2 * GPT_EXPERTS,
         },
     ),
-    # One step. Parameters are gathered forward and backward in bf16, gradients reduced in fp32.
-    titan("llama3", expected={"all_gather fsdp": 2 * 2 * LLAMA3, "reduce_scatter fsdp": 4 * LLAMA3}),
+    titan("llama3", expected=fully_sharded(LLAMA3)),
     # Of six layers, attention and MLP gather their input, forward and in recomputation, and their output's gradient;
     # the output layer gathers its input once, and the embedding its gradient.
     titan(
@@ -260,8 +263,7 @@ CASES = (
         expected={
             "all_gather tp": (3 * 2 * 6 + 2) * TITAN,
             "reduce_scatter tp": 2 * (2 * 6 + 1) * TITAN,
-            "all_gather fsdp": 2 * 2 * (LLAMA3 - LLAMA3_SPLIT // 2),
-            "reduce_scatter fsdp": 4 * (LLAMA3 - LLAMA3_SPLIT // 2),
+            **fully_sharded(LLAMA3 - LLAMA3_SPLIT // 2),
         },
     ),
     # Keys and values of each layer, forward and in recomputation; then their gradients.
@@ -270,8 +272,7 @@ CASES = (
         expected={
             "all_gather cp": 2 * 2 * 6 * TITAN,
             "reduce_scatter cp": 2 * 6 * TITAN,
-            "all_gather fsdp": 2 * 2 * LLAMA3,
-            "reduce_scatter fsdp": 4 * LLAMA3,
+            **fully_sharded(LLAMA3),
         },
     ),
     # Half the tokens, and half the heads of keys and values.
