@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from gpu_programs import LLAMA_1B, Program, Step, images, llama, trained
+from gpu_programs import LLAMA_1B, Program, Step, images, llama, made, made_llama, tokens_of, trained
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -19,8 +19,6 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Gemma2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
     OPTConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -35,18 +33,6 @@ from transformers import (
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
-
-
-def tokens_of(vocabulary: int, batch: int, sequence: int) -> dict[str, Any]:
-    """Random tokens, which are their own labels."""
-    tokens = torch.randint(vocabulary, (batch, sequence), device="cuda")
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def made(kind: type[nn.Module], config: Any) -> nn.Module:
-    """A model of a configuration, on the GPU."""
-    with torch.device("cuda"):
-        return kind(config)
 
 
 def causal(config: Any, attention: str = "sdpa") -> nn.Module:
@@ -116,12 +102,9 @@ class Adapted(nn.Module):
 
 def lora() -> Step:
     """A Llama 3B in bf16, checkpointed, of which adapters of rank 16 train."""
-    config = LlamaConfig(
-        hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24, num_key_value_heads=8,
-        vocab_size=128256, max_position_embeddings=4096, use_cache=False,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = made_llama(
+        layers=28, width=3072, hidden=8192, heads=24, key_value_heads=8, vocabulary=128256, sequence=4096
+    ).to(torch.bfloat16)
     model.requires_grad_(False)
     for layer in model.model.layers:
         for name in ("q_proj", "v_proj"):
@@ -134,23 +117,23 @@ def lora() -> Step:
 
 def whole_llama() -> Step:
     """A Llama 1B in bf16, compiled as a whole with its loss."""
-    config = LlamaConfig(
-        num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
-        vocab_size=128256, max_position_embeddings=2048, use_cache=False,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = made_llama(**LLAMA_1B, sequence=2048).to(torch.bfloat16)
     model.compile()
     return trained(model, torch.optim.AdamW(model.parameters(), fused=True), tokens_of(128256, 4, 2048))
+
+
+def classified(vocabulary: int, batch: int, sequence: int) -> dict[str, Any]:
+    """Random tokens without those that mean something, and one of two labels for each sequence."""
+    tokens = torch.randint(3, vocabulary, (batch, sequence), device="cuda")
+    labels = torch.randint(2, (batch,), device="cuda")
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
 
 def roberta() -> Step:
     """RoBERTa base as a classifier, in fp32 under bf16 autocast, whose gradients are clipped."""
     config = RobertaConfig(vocab_size=50265, num_labels=2, max_position_embeddings=514)
     model = made(RobertaForSequenceClassification, config)
-    tokens = torch.randint(3, 50265, (64, 128), device="cuda")
-    labels = torch.randint(2, (64,), device="cuda")
-    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+    inputs = classified(50265, 64, 128)
     return trained(model, torch.optim.AdamW(model.parameters()), inputs, autocast=True, clip=True)
 
 
@@ -162,10 +145,7 @@ def deberta() -> Step:
         norm_rel_ebd="layer_norm", max_position_embeddings=512, num_labels=2,
     )  # fmt: skip
     model = made(DebertaV2ForSequenceClassification, config)
-    tokens = torch.randint(3, 128100, (32, 256), device="cuda")
-    labels = torch.randint(2, (32,), device="cuda")
-    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
-    return trained(model, torch.optim.AdamW(model.parameters()), inputs, autocast=True)
+    return trained(model, torch.optim.AdamW(model.parameters()), classified(128100, 32, 256), autocast=True)
 
 
 def whisper() -> Step:
@@ -232,12 +212,7 @@ def segformer() -> Step:
 def fp32_llama() -> Step:
     """Eight layers of a Llama in fp32, whose products may be TF32; gradients are clipped."""
     torch.backends.cuda.matmul.allow_tf32 = True
-    config = LlamaConfig(
-        num_hidden_layers=8, hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=16,
-        vocab_size=32000, max_position_embeddings=2048, use_cache=False,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config)
+    model = made_llama(layers=8, width=2048, hidden=5632, heads=16, key_value_heads=16, vocabulary=32000, sequence=2048)
     return trained(model, torch.optim.AdamW(model.parameters()), tokens_of(32000, 2, 2048), clip=True)
 
 

@@ -32,11 +32,16 @@ Step = Callable[[], None]
 Program = Callable[[], Step]
 
 
-def llama(
-    *, layers: int, width: int, hidden: int, heads: int, key_value_heads: int, vocabulary: int, batch: int,
-    sequence: int, checkpointing: bool = False, compiled: bool = False,
-) -> Step:  # fmt: skip
-    """A Llama whose weights, gradients and AdamW state are bf16."""
+def made(kind: type[nn.Module], config: Any) -> Any:
+    """A model of a configuration, on the GPU."""
+    with torch.device("cuda"):
+        return kind(config)
+
+
+def made_llama(
+    *, layers: int, width: int, hidden: int, heads: int, key_value_heads: int, vocabulary: int, sequence: int
+) -> Any:
+    """A Llama in fp32, on the GPU."""
     config = LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=width,
@@ -48,15 +53,21 @@ def llama(
         use_cache=False,
         attn_implementation="sdpa",
     )
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    return made(LlamaForCausalLM, config)
+
+
+def llama(
+    *, vocabulary: int, batch: int, sequence: int, checkpointing: bool = False, compiled: bool = False, **sizes: int
+) -> Step:
+    """A Llama whose weights, gradients and AdamW state are bf16; for its sizes see `made_llama`."""
+    model = made_llama(vocabulary=vocabulary, sequence=sequence, **sizes).to(torch.bfloat16)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if compiled:
         for layer in model.model.layers:
             layer.compile()
-    tokens = torch.randint(vocabulary, (batch, sequence), device="cuda")
-    return trained(model, torch.optim.AdamW(model.parameters(), fused=True), {"input_ids": tokens, "labels": tokens})
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    return trained(model, optimizer, tokens_of(vocabulary, batch, sequence))
 
 
 def gpt2(*, layers: int, width: int, heads: int, batch: int, sequence: int) -> Step:
@@ -69,11 +80,9 @@ def gpt2(*, layers: int, width: int, heads: int, batch: int, sequence: int) -> S
         use_cache=False,
         attn_implementation="sdpa",
     )
-    with torch.device("cuda"):
-        model = GPT2LMHeadModel(config)
-    tokens = torch.randint(config.vocab_size, (batch, sequence), device="cuda")
+    model = made(GPT2LMHeadModel, config)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    return trained(model, optimizer, {"input_ids": tokens, "labels": tokens}, autocast=True, clip=True)
+    return trained(model, optimizer, tokens_of(config.vocab_size, batch, sequence), autocast=True, clip=True)
 
 
 def bert(*, batch: int, sequence: int) -> Step:
@@ -85,18 +94,15 @@ def bert(*, batch: int, sequence: int) -> Step:
         intermediate_size=4096,
         attn_implementation="sdpa",
     )
-    with torch.device("cuda"):
-        model = BertForMaskedLM(config)
-    tokens = torch.randint(config.vocab_size, (batch, sequence), device="cuda")
+    model = made(BertForMaskedLM, config)
     optimizer = torch.optim.AdamW(model.parameters())
-    return trained(model, optimizer, {"input_ids": tokens, "labels": tokens}, autocast=True)
+    return trained(model, optimizer, tokens_of(config.vocab_size, batch, sequence), autocast=True)
 
 
 def t5(*, batch: int, sequence: int) -> Step:
     """T5 large in bf16, with fused AdamW."""
     config = T5Config(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16, decoder_start_token_id=0)
-    with torch.device("cuda"):
-        model = T5ForConditionalGeneration(config).to(torch.bfloat16)
+    model = made(T5ForConditionalGeneration, config).to(torch.bfloat16)
     tokens = torch.randint(config.vocab_size, (batch, sequence), device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     return trained(model, optimizer, {"input_ids": tokens, "labels": tokens[:, : sequence // 4].contiguous()})
@@ -112,16 +118,14 @@ def vit(*, batch: int) -> Step:
         num_labels=1000,
         attn_implementation="sdpa",
     )
-    with torch.device("cuda"):
-        model = ViTForImageClassification(config)
+    model = made(ViTForImageClassification, config)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
     return trained(model, optimizer, images(batch), autocast=True)
 
 
 def resnet(*, batch: int) -> Step:
     """A ResNet-50 in fp32 under bf16 autocast with SGD, on images of 224 × 224, channels last."""
-    with torch.device("cuda"):
-        model = ResNetForImageClassification(ResNetConfig(num_labels=1000)).to(memory_format=torch.channels_last)
+    model = made(ResNetForImageClassification, ResNetConfig(num_labels=1000)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     inputs = images(batch)
     inputs["pixel_values"] = inputs["pixel_values"].to(memory_format=torch.channels_last)
@@ -141,6 +145,12 @@ def mlp(*, width: int, layers: int, batch: int) -> Step:
         optimizer.zero_grad()
 
     return step
+
+
+def tokens_of(vocabulary: int, batch: int, sequence: int) -> dict[str, Any]:
+    """Random tokens, which are their own labels."""
+    tokens = torch.randint(vocabulary, (batch, sequence), device="cuda")
+    return {"input_ids": tokens, "labels": tokens}
 
 
 def images(batch: int) -> dict[str, Any]:
