@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,85 +39,85 @@ def grid(*axes: tuple[str, int]) -> tuple[dict[str, dict[int, Group]], list[Grou
     return found, groups
 
 
-def sharded(*axes: tuple[str, int]) -> Job:
-    """FSDP2 on the last axis, and replicas along the first of two."""
+def job_of(
+    axes: tuple[tuple[str, int], ...], train: Callable[[Program, dict[str, Group], int], None], steps: int = 3
+) -> Job:
+    """A job of some steps, after each of which all ranks reduce a loss and wait for their devices.
+
+    Args:
+        train: adds the rest of a step to a rank's program, given its groups by axis, and the rank.
+    """
     groups, every = grid(*axes)
     programs = []
     for rank in RANKS:
-        program, shard = Program(), groups[axes[-1][0]][rank]
-        for _ in range(3):
-            gathers = [
-                program.call(shard, "_all_gather_base", 9, received=9 * len(shard.ranks), waits=False) for _ in "abcd"
-            ]
-            for gather in gathers:
-                program.wait(gather)
-            reduced = []
-            for layer in range(4):
-                program.wait(program.call(shard, "_all_gather_base", 9, received=9 * len(shard.ranks), waits=False))
-                elements = (9 + layer) * len(shard.ranks)
-                call = program.call(shard, "_reduce_scatter_base", elements, received=9 + layer, waits=False)
-                if len(axes) > 1:
-                    program.wait(call)
-                    call = program.call(groups[axes[0][0]][rank], elements=9 + layer, waits=False)
-                reduced.append(call)
-            for call in reduced:
-                program.wait(call)
-            program.call(groups["all"][rank], elements=1)
+        program, own = Program(), {axis: of_rank[rank] for axis, of_rank in groups.items()}
+        for _ in range(steps):
+            train(program, own, rank)
+            program.call(own["all"], elements=1)
             program.sync()
         programs.append(program)
     return programs, every
+
+
+def sharded(*axes: tuple[str, int]) -> Job:
+    """FSDP2 on the last axis, and replicas along the first of two."""
+
+    def train(program: Program, own: dict[str, Group], rank: int) -> None:
+        shard = own[axes[-1][0]]
+        gathers = [
+            program.call(shard, "_all_gather_base", 9, received=9 * len(shard.ranks), waits=False) for _ in "abcd"
+        ]
+        for gather in gathers:
+            program.wait(gather)
+        reduced = []
+        for layer in range(4):
+            program.wait(program.call(shard, "_all_gather_base", 9, received=9 * len(shard.ranks), waits=False))
+            elements = (9 + layer) * len(shard.ranks)
+            call = program.call(shard, "_reduce_scatter_base", elements, received=9 + layer, waits=False)
+            if len(axes) > 1:
+                program.wait(call)
+                call = program.call(own[axes[0][0]], elements=9 + layer, waits=False)
+            reduced.append(call)
+        for call in reduced:
+            program.wait(call)
+
+    return job_of(axes, train)
 
 
 def tensor_parallel(replicas: int) -> Job:
-    groups, every = grid(("dp", replicas), ("tp", 16 // replicas))
-    programs = []
-    for rank in RANKS:
-        program = Program()
-        for _ in range(3):
-            reduced = []
-            for layer in range(6):
-                program.call(groups["tp"][rank], elements=512)
-                if layer > 2:
-                    reduced.append(program.call(groups["dp"][rank], elements=4096 + layer, waits=False))
-            for call in reduced:
-                program.wait(call)
-            program.call(groups["all"][rank], elements=1)
-            program.sync()
-        programs.append(program)
-    return programs, every
+    def train(program: Program, own: dict[str, Group], rank: int) -> None:
+        reduced = []
+        for layer in range(6):
+            program.call(own["tp"], elements=512)
+            if layer > 2:
+                reduced.append(program.call(own["dp"], elements=4096 + layer, waits=False))
+        for call in reduced:
+            program.wait(call)
+
+    return job_of((("dp", replicas), ("tp", 16 // replicas)), train)
 
 
 def experts() -> Job:
-    groups, every = grid(("dp", 4), ("ep", 4))
-    programs = []
-    for rank in RANKS:
-        program = Program()
-        for _ in range(3):
-            for layer in range(6):
-                program.call(groups["ep"][rank], "all_to_all", 500 + rank + layer, received=510 - rank)
-            program.call(groups["dp"][rank], elements=99)
-            program.call(groups["all"][rank], elements=1)
-            program.sync()
-        programs.append(program)
-    return programs, every
+    def train(program: Program, own: dict[str, Group], rank: int) -> None:
+        for layer in range(6):
+            program.call(own["ep"], "all_to_all", 500 + rank + layer, received=510 - rank)
+        program.call(own["dp"], elements=99)
+
+    return job_of((("dp", 4), ("ep", 4)), train)
 
 
 def pipeline(stages: int) -> Job:
     """One forward, one backward; tensor parallel pairs."""
-    groups, every = grid(("pp", stages), ("dp", 8 // stages), ("tp", 2))
-    programs = []
-    for rank in RANKS:
-        program, line = Program(), groups["pp"][rank]
+
+    def train(program: Program, own: dict[str, Group], rank: int) -> None:
+        line = own["pp"]
         stage = line.ranks.index(rank)
         after = line.ranks[stage + 1] if stage + 1 < stages else None
         before = line.ranks[stage - 1] if stage else None
-        for _ in range(2):
-            one_step(program, line, groups["tp"][rank], min(stages - stage - 1, 4), before, after)
-            program.call(groups["dp"][rank], "_reduce_scatter_base", 96, received=96 * stages // 8)
-            program.call(groups["all"][rank], elements=1)
-            program.sync()
-        programs.append(program)
-    return programs, every
+        one_step(program, line, own["tp"], min(stages - stage - 1, 4), before, after)
+        program.call(own["dp"], "_reduce_scatter_base", 96, received=96 * stages // 8)
+
+    return job_of((("pp", stages), ("dp", 8 // stages), ("tp", 2)), train, steps=2)
 
 
 def one_step(program: Program, line: Group, pair: Group, warm_up: int, before: int | None, after: int | None) -> None:
@@ -165,12 +165,21 @@ DUMPS: dict[str, dict[str, Any]] = {
 }
 
 
+def drawn(name: str, *more: object) -> tuple[random.Random, list[Program], list[Group]]:
+    """What draws the places of a test, the same in each run of it, and the programs and groups of a job."""
+    return random.Random(" ".join(map(str, (name, *more)))), *JOBS[name]()
+
+
 def report(job: Rest, groups: Sequence[Group], **how: Any) -> HangReport:
-    left = recorded(job, groups, **how)
-    dumps = [dump_of(Path(f"dump_{rank}"), content, rank) for rank, content in left.items()]
-    found = report_of(job_of_dumps(Dumps(tuple(dumps))))
+    found = report_of_files(recorded(job, groups, **how))
     print(found.sentence)
     return found
+
+
+def report_of_files(left: Mapping[int, Any]) -> HangReport:
+    """Of what each rank's file holds."""
+    dumps = [dump_of(Path(f"dump_{rank}"), content, rank) for rank, content in left.items()]
+    return report_of(job_of_dumps(Dumps(tuple(dumps))))
 
 
 def late(program: Program, draw: random.Random) -> int:
@@ -178,12 +187,23 @@ def late(program: Program, draw: random.Random) -> int:
     return draw.choice([at for at in program.issued() if at > len(program.ops) // 3])
 
 
+def late_call(program: Program, draw: random.Random) -> int:
+    """A collective, not in the first third."""
+    first = len(program.ops) // 3
+    return draw.choice([at for at in program.issued() if at > first and program.ops[at].kind == "call"])
+
+
+def assert_blamed_or_suspected(found: HangReport, rank: int) -> None:
+    """A rank is the one culprit, or there is none and the rank is a suspect."""
+    assert found.culprits in ((), (rank,))
+    assert found.culprits or rank in found.suspects
+
+
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("left", ["a dump", "an empty dump", "no dump"])
 @pytest.mark.parametrize("name", JOBS)
 def test_a_rank_that_stops_is_named_and_no_other(name: str, left: str, kept: str) -> None:
-    draw = random.Random(f"{name} {left} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, left, kept)
     culprit = draw.choice(RANKS)
     job = come_to_rest(programs, {culprit: late(programs[culprit], draw)})
     gone = {"an empty dump": {"empty": [culprit]}, "no dump": {"lost": [culprit]}}.get(left, {})
@@ -193,8 +213,7 @@ def test_a_rank_that_stops_is_named_and_no_other(name: str, left: str, kept: str
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_of_two_ranks_that_stop_none_is_blamed_in_the_place_of_another(name: str, kept: str) -> None:
-    draw = random.Random(f"{name} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, kept)
     culprits = {rank: late(programs[rank], draw) for rank in draw.sample(RANKS, 2)}
     found = report(come_to_rest(programs, culprits), groups, **DUMPS[kept])
     assert found.culprits
@@ -205,11 +224,10 @@ def test_of_two_ranks_that_stop_none_is_blamed_in_the_place_of_another(name: str
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("fault", ["leaves one out", "calls one more", "another size"])
 def test_a_rank_that_calls_otherwise_is_named_or_nobody(name: str, fault: str, kept: str) -> None:
-    draw = random.Random(f"{name} {fault} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, fault, kept)
     culprit = draw.choice(RANKS)
     ops = programs[culprit].ops
-    at = draw.choice([at for at in programs[culprit].issued() if at > len(ops) // 3 and ops[at].kind == "call"])
+    at = late_call(programs[culprit], draw)
     if fault == "leaves one out":
         ops[at] = Op("left out")
     elif fault == "calls one more":
@@ -219,7 +237,7 @@ def test_a_rank_that_calls_otherwise_is_named_or_nobody(name: str, fault: str, k
     job = come_to_rest(programs)
     if job.hangs:
         found = report(job, groups, **DUMPS[kept])
-        assert found.culprits == (culprit,) or (not found.culprits and culprit in found.suspects)
+        assert_blamed_or_suspected(found, culprit)
         assert found.culprits or kept != "whole" or name == "experts"
 
 
@@ -229,8 +247,7 @@ def test_a_call_that_is_left_out_is_found_by_how_many_calls_the_ranks_alike_reco
     name: str, with_status: bool
 ) -> None:
     """In dumps of what is active alone, where nothing says what was usual before."""
-    draw = random.Random(name)
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name)
     culprit = draw.choice(RANKS)
     at = draw.choice([at for at in programs[culprit].issued()[-8:-2] if programs[culprit].ops[at].kind == "call"])
     programs[culprit].ops[at] = Op("left out")
@@ -257,20 +274,17 @@ def test_stages_of_a_pipeline_record_unlike_numbers_and_accuse_nobody_by_them() 
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_device_that_stops_is_named_where_the_recorder_took_times(name: str, kept: str) -> None:
-    draw = random.Random(f"{name} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, kept)
     culprit = draw.choice(RANKS)
     found = report(come_to_rest(programs, devices={culprit: late(programs[culprit], draw)}), groups, **DUMPS[kept])
-    assert found.culprits in ((), (culprit,))
-    assert found.culprits or culprit in found.suspects
+    assert_blamed_or_suspected(found, culprit)
 
 
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str, kept: str) -> None:
     """Of a rank without a file it is not known whether it came: it is not blamed where another one is missing, too."""
-    draw = random.Random(f"{name} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, kept)
     culprit, other = draw.sample(RANKS, 2)
     job = come_to_rest(programs, {culprit: late(programs[culprit], draw)})
     found = report(job, groups, **DUMPS[kept], lost=[other])
@@ -282,8 +296,7 @@ def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str, kept: st
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_of_two_ranks_that_stop_one_without_a_file_is_a_culprit_or_a_suspect(name: str, kept: str) -> None:
-    draw = random.Random(f"{name} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, kept)
     first, second = draw.sample(RANKS, 2)
     at = late(programs[first], draw)
     job = come_to_rest(programs, {first: at, second: min(at, len(programs[second].ops))})
@@ -298,32 +311,25 @@ def test_of_two_ranks_that_stop_one_without_a_file_is_a_culprit_or_a_suspect(nam
 def test_of_two_ranks_that_stop_at_one_place_both_are_named_though_the_file_of_one_is_empty(
     name: str, only_active: bool
 ) -> None:
-    draw = random.Random(f"{name} {only_active}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, only_active)
     first = draw.choice(RANKS)
     at = late(programs[first], draw)
     second = draw.choice([rank for rank in programs[first].ops[at].group.ranks if rank != first])
     job = come_to_rest(programs, {first: at, second: at})
-    left: dict[int, Any] = dict(recorded(job, groups, only_active=only_active))
-    left[second] = None
-    dumps = [dump_of(Path(f"dump_{rank}"), content, rank) for rank, content in left.items()]
-    assert report_of(job_of_dumps(Dumps(tuple(dumps)))).culprits == tuple(sorted((first, second)))
+    left = {**recorded(job, groups, only_active=only_active), second: None}
+    assert report_of_files(left).culprits == tuple(sorted((first, second)))
 
 
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_file_that_is_lost_is_not_taken_for_a_call_that_is_left_out(name: str, kept: str) -> None:
-    draw = random.Random(f"{name} {kept}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, kept)
     culprit, other = draw.sample(RANKS, 2)
-    ops = programs[culprit].ops
-    ops[draw.choice([at for at in programs[culprit].issued() if at > len(ops) // 3 and ops[at].kind == "call"])] = Op(
-        "left out"
-    )
+    programs[culprit].ops[late_call(programs[culprit], draw)] = Op("left out")
     job = come_to_rest(programs)
     if job.hangs:
         found = report(job, groups, **DUMPS[kept], lost=[other])
-        assert found.culprits == (culprit,) or (not found.culprits and culprit in found.suspects)
+        assert_blamed_or_suspected(found, culprit)
 
 
 @pytest.mark.parametrize("only_active", [False, True])
@@ -331,13 +337,11 @@ def test_a_file_that_is_lost_is_not_taken_for_a_call_that_is_left_out(name: str,
 def test_a_file_that_is_lost_does_not_hide_a_device_that_stops_where_times_were_taken(
     name: str, only_active: bool
 ) -> None:
-    draw = random.Random(f"{name} {only_active}")
-    programs, groups = JOBS[name]()
+    draw, programs, groups = drawn(name, only_active)
     culprit, other = draw.sample(RANKS, 2)
     job = come_to_rest(programs, devices={culprit: late(programs[culprit], draw)})
     found = report(job, groups, with_times=True, only_active=only_active, lost=[other])
-    assert found.culprits in ((), (culprit,))
-    assert found.culprits or culprit in found.suspects
+    assert_blamed_or_suspected(found, culprit)
 
 
 def in_one_group(*, killed: int | None = None, stuck: int | None = None, **how: Any) -> HangReport:
