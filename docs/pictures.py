@@ -45,6 +45,7 @@ if __name__ == "__main__":
 
 from tests.browser.conftest import ARGUMENTS, chromium
 from tests.browser.test_accessibility import AXE, CUT, RULES, axe, draw
+from tests.cost.sharded_llama import sharded_llama
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1440, 800)
@@ -190,11 +191,8 @@ def plan(mesh: str = "dp=2,tp=4") -> Any:
 
 def one_step(mesh: DeviceMesh) -> Callable[[], None]:
     """A Llama of four layers on a mesh with the axes dp and tp."""
-    model = demo.Llama(demo.Shape(layers=4, dim=2048, heads=16, kv_heads=4, hidden=5632, vocabulary=32000))
-    if mesh["tp"].size() > 1:
-        demo.shard_tensors(model, mesh["tp"], sequence_parallel=True)
-    if mesh["dp"].size() > 1:
-        demo.shard_parameters(model, mesh["dp"])
+    shape = demo.Shape(layers=4, dim=2048, heads=16, kv_heads=4, hidden=5632, vocabulary=32000)
+    model = sharded_llama(mesh, shape)
     tokens = torch.randint(32000, (4, 2049))
     return lambda: demo.train_step(model, tokens)
 

@@ -12,17 +12,14 @@ from torch.distributed.fsdp import fully_shard
 import dsexplore
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds import demo
+from tests.cost.sharded_llama import sharded_llama
 
 
 def llama_of(mesh: str, layers: int = 2, **options: object) -> Trace:
     """One step of the demo's Llama, of a size where products count, over the axes dp and tp."""
     shape = demo.Shape(layers=layers, dim=1024, heads=8, kv_heads=4, hidden=4096, vocabulary=8192)
     with dsexplore.simulate(mesh=mesh, fake=True) as world:
-        model = demo.Llama(shape)
-        if world["tp"].size() > 1:
-            demo.shard_tensors(model, world["tp"], sequence_parallel=True)
-        if world["dp"].size() > 1:
-            demo.shard_parameters(model, world["dp"])
+        model = sharded_llama(world, shape)
         with dsexplore.commtrace(costs=True, **options) as trace:  # type: ignore[arg-type] # of the caller
             demo.train_step(model, torch.randint(8192, (2, 1025)))
     return trace

@@ -25,15 +25,13 @@ from dsexplore.cost.prediction import predict
 from dsexplore.errors import UsageError
 from dsexplore.views import view_of
 from dsexplore.worlds import demo
+from tests.cost.sharded_llama import sharded_llama
 
 
 def build(mesh: DeviceMesh) -> Callable[[], None]:
     """A Llama whose four heads of keys do not divide among 8 ranks."""
-    model = demo.Llama(demo.Shape(layers=1, dim=512, heads=8, kv_heads=4, hidden=1024, vocabulary=512))
-    if mesh["tp"].size() > 1:
-        demo.shard_tensors(model, mesh["tp"], sequence_parallel=True)
-    if mesh["dp"].size() > 1:
-        demo.shard_parameters(model, mesh["dp"])
+    shape = demo.Shape(layers=1, dim=512, heads=8, kv_heads=4, hidden=1024, vocabulary=512)
+    model = sharded_llama(mesh, shape)
     tokens = torch.randint(512, (8, 513))
     return lambda: demo.train_step(model, tokens)
 
