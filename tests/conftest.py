@@ -107,6 +107,15 @@ def rank_server() -> None:
 
 
 @pytest.fixture
+def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A gloo world of one rank in this process."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
     from ipykernel.compiler import XCachingCompiler

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,13 +34,7 @@ CALLS: dict[str, Call] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A gloo world of one rank in this process."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("gloo")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as td
 
 import dsexplore.comm as dist
 from dsexplore.capture.record import record
@@ -93,19 +92,16 @@ _FILES = {
 
 
 @pytest.fixture
-def deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def deepspeed(gloo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package that can be imported as ``deepspeed``, and a world of one rank."""
     for name, text in _FILES.items():
         file = tmp_path / "deepspeed" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(dedent(text), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
-    td.init_process_group("gloo", store=td.HashStore(), rank=0, world_size=1)
     yield tmp_path
     dist.uninstall()
     dist.configure(enabled=False)
-    td.destroy_process_group()
     for name in [name for name in sys.modules if name.split(".")[0] == "deepspeed"]:
         del sys.modules[name]
 

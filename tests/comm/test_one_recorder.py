@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,13 +29,10 @@ _SAID = [column for column in schema.EVENTS if column not in _OF_THE_CALL]
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A gloo world of one rank in this process."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
-    td.init_process_group("gloo", store=td.HashStore(), rank=0, world_size=1)
+def alone(gloo: None) -> Iterator[None]:
+    """A gloo world of one rank in this process, whose log ends before it does."""
     yield
     dist.configure(enabled=False)
-    td.destroy_process_group()
 
 
 def test_nothing_of_a_simulated_world_has_a_time_a_bandwidth_or_a_straggler(
