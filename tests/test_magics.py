@@ -28,6 +28,12 @@ from dsexplore.worlds.simulate import current_world
 from tests.programs import python
 
 SEND = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(4))"
+OWN_GROUP = """
+import sys, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+hook = sys.excepthook
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+"""
 MODEL = """
 import torch
 from torch import nn
@@ -159,13 +165,7 @@ class TestCell:
         assert "application/vnd.jupyter.widget-view+json" in ran.shown[-1].data
 
     def test_bare_records_the_users_own_group(self, notebook: Notebook) -> None:
-        setup = """\
-            import sys, torch, torch.distributed as dist
-            hook = sys.excepthook
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-            """
-        notebook.ok(setup)
+        notebook.ok(OWN_GROUP)
         notebook.ok("%%commtrace -o seen\ndist.all_reduce(torch.ones(4))")
         assert notebook.names["seen"].events["group_size"].to_list() == [4]
         assert dist.is_initialized()
@@ -286,13 +286,7 @@ class TestBadInput:
         self.next_one_works(notebook)
 
     def test_a_group_of_another_size(self, notebook: Notebook) -> None:
-        setup = """\
-            import sys, torch.distributed as dist
-            hook = sys.excepthook
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-            """
-        notebook.ok(setup)
+        notebook.ok(OWN_GROUP)
         ran = notebook.run("%%commtrace --world-size 8\n1")
         assert type(ran.error) is ShellUsageError
         assert "a process group of 4 ranks (backend fake) is initialised already" in ran.text

@@ -224,21 +224,20 @@ def test_a_click_on_what_goes_between_ranks_names_the_mark(
     assert page.errors == []
 
 
-def test_bytes_are_written_in_the_page_as_in_python(page: Any) -> None:
-    numbers = [0, 1, 1023, 1024, 1536, 774_400, 774_399, 1_310_720, 5 * 2**40, 2**60, *(37 * 3**n for n in range(30))]
+def written(page: Any, function: str, numbers: list[float]) -> list[str]:
+    """What a function of the explorer's script makes of each number."""
     page.goto("about:blank")
     module = "import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })))"
-    written = page.evaluate(
-        f"async ([source, numbers]) => numbers.map((await {module}).formatBytes)", [ExplorerWidget._esm, numbers]
-    )
-    assert written == [format_bytes(number) for number in numbers]
+    script = f"async ([source, numbers]) => numbers.map((await {module}).{function})"
+    texts: list[str] = page.evaluate(script, [ExplorerWidget._esm, numbers])
+    return texts
+
+
+def test_bytes_are_written_in_the_page_as_in_python(page: Any) -> None:
+    numbers = [0, 1, 1023, 1024, 1536, 774_400, 774_399, 1_310_720, 5 * 2**40, 2**60, *(37 * 3**n for n in range(30))]
+    assert written(page, "formatBytes", numbers) == [format_bytes(number) for number in numbers]
 
 
 def test_seconds_are_written_in_the_page_as_in_python(page: Any) -> None:
     numbers = [0, 1e-10, 9.996e-7, 1e-6, 9.9949e-4, 9.996e-4, 0.00125, 0.9994, 0.9996, 1, 59.96, 999.6, 1234.5, 98765]
-    page.goto("about:blank")
-    module = "import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })))"
-    written = page.evaluate(
-        f"async ([source, numbers]) => numbers.map((await {module}).formatSeconds)", [ExplorerWidget._esm, numbers]
-    )
-    assert written == [format_seconds(number) for number in numbers]
+    assert written(page, "formatSeconds", numbers) == [format_seconds(number) for number in numbers]

@@ -218,11 +218,15 @@ class TestGpus:
             assert torch.cuda.get_device_capability() == (gpu.major, gpu.minor)
             assert (torch.version.hip is None) == (gpu.vendor == "nvidia")
 
-    def test_a_users_own_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "mine.toml"
+    def own_file(self, folder: Path, old: str, new: str) -> str:
+        """The path of a file that says what the one of an H100 does, but for one text."""
+        path = folder / "mine.toml"
         known = Path(read_gpu.__globals__["FOLDER"]) / "h100.toml"
-        path.write_text(known.read_text().replace("NVIDIA H100 80GB HBM3", "Mine"))
-        with cuda_stand_in(gpu=str(path)):
+        path.write_text(known.read_text().replace(old, new))
+        return str(path)
+
+    def test_a_users_own_file(self, tmp_path: Path) -> None:
+        with cuda_stand_in(gpu=self.own_file(tmp_path, "NVIDIA H100 80GB HBM3", "Mine")):
             assert torch.cuda.get_device_name() == "Mine"
 
     @pytest.mark.parametrize(
@@ -238,11 +242,9 @@ class TestGpus:
         ],
     )
     def test_a_file_that_is_wrong_is_named(self, tmp_path: Path, old: str, new: str, named: str) -> None:
-        path = tmp_path / "mine.toml"
-        known = Path(read_gpu.__globals__["FOLDER"]) / "h100.toml"
-        path.write_text(known.read_text().replace(old, new))
+        path = self.own_file(tmp_path, old, new)
         with pytest.raises(UsageError, match=named):
-            read_gpu(str(path))
+            read_gpu(path)
 
 
 def test_memory_is_an_estimate_and_says_so_once() -> None:
