@@ -324,3 +324,23 @@ def test_the_name_of_the_module_is_all_a_program_needs() -> None:
     assert dist.group is td.group
     with pytest.raises(AttributeError, match=r"neither dsexplore\.comm nor torch\.distributed has 'all_redcue'"):
         _ = dist.all_redcue
+
+
+def labels_of_calls_alike() -> int:
+    """On a rank: how many labels a log keeps of fifty calls that are alike and one with another name."""
+    import gc
+
+    from dsexplore.comm.log_records import Call
+
+    dist.configure(enabled=True)
+    for _ in range(50):
+        dist.all_reduce(torch.ones(2))
+    dist.all_reduce(torch.ones(2), log_name="loss")
+    assert len(dist.comms_logger.records) == 51
+    return sum(isinstance(each, Call) for each in gc.get_objects())
+
+
+@pytest.mark.processes
+def test_calls_that_are_alike_share_a_label(ranks: Ranks) -> None:
+    """A log keeps 300,000 calls."""
+    assert ranks(1, labels_of_calls_alike) == [2]
