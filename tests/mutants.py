@@ -145,6 +145,14 @@ class Mutant:
         code: str = mutate_code(self.original, operators()[self.operator], self.occurrence)
         return code
 
+    def is_python(self) -> bool:
+        """Whether the changed file is Python: a ``*`` or ``/`` between parameters is no operator."""
+        try:
+            ast.parse(self.code())
+        except SyntaxError:
+            return False
+        return True
+
     def diff(self) -> str:
         """The changed lines, before and after."""
         lines = difflib.unified_diff(self.original.splitlines(), self.code().splitlines(), lineterm="", n=0)
@@ -220,11 +228,11 @@ def sources(room: str) -> list[Path]:
 
 
 def draw(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Mutants at places drawn by the seed, in the order of drawing; of each place one."""
+    """Mutants at places drawn by the seed, in the order of drawing: of each place one, where that is still Python."""
     generator = random.Random(seed)
     everywhere = [place for room in rooms for path in sources(room) for place in places(path)]
     chosen = generator.sample(everywhere, min(count, len(everywhere)))
-    return [generator.choice(place) for place in chosen]
+    return [mutant for mutant in map(generator.choice, chosen) if mutant.is_python()]
 
 
 def files_of(path: str, nearest_alone: bool) -> list[str]:
@@ -280,9 +288,7 @@ class Copies:
                 subprocess.run(command, cwd=copy, check=True)
             self._free.put(copy)
 
-    def test(
-        self, tests: Sequence[str], limit: float, changed: Mutant | None = None, *, stop_early: bool = True
-    ) -> tuple[str, str]:
+    def test(self, tests: Sequence[str], limit: float, changed: Mutant | None = None) -> tuple[str, str]:
         """Run tests in a copy with a changed file, or in an unchanged one, until one fails.
 
         Returns:
@@ -292,7 +298,7 @@ class Copies:
         try:
             if changed is not None:
                 (copy / changed.path).write_text(changed.code(), encoding="utf-8")
-            return self._pytest(copy, [*tests, *(["-x"] if stop_early else [])], limit)
+            return self._pytest(copy, [*tests, "-x"], limit)
         finally:
             if changed is not None:
                 (copy / changed.path).write_text(changed.original, encoding="utf-8")
@@ -381,46 +387,41 @@ def keep(mutant: Mutant, outcome: str, seconds: float, noticed_by: Sequence[str]
     return result
 
 
-Suite = tuple[str, ...]
-"""The test files of a room."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Unchanged:
-    """How the tests of a room end on the unchanged package."""
+    """Which tests fail on the unchanged package too: they would notice every mutant.
 
-    seconds: float
-    failing: tuple[str, ...]
-    """Tests that fail anyway: they are left out, since they would notice every mutant."""
+    Tests are asked for one by one, as they fail. A test that needs more than `MEMORY` is one of them.
+    """
 
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._lock = threading.Lock()
+        self._fails: dict[str, bool] = {}
 
-def test_unchanged(copies: Copies, suites: Iterable[Suite], processes: int) -> dict[Suite, Unchanged]:
-    """Run test files on the unchanged package, and print what fails there."""
-    found = {}
+    @property
+    def failing(self) -> list[str]:
+        """Those found so far."""
+        with self._lock:
+            return [test for test, fails in self._fails.items() if fails]
 
-    def one(suite: Suite) -> None:
-        began = time.monotonic()
-        outcome, text = copies.test(suite, FIRST_LIMIT, stop_early=False)
-        failing = tuple(FAILED_TEST.findall(text))
-        if outcome == "stopped":
-            return
-        if outcome == "time limit" or (outcome == "failed" and not failing):
-            raise SystemExit(f"the tests of the unchanged package do not run ({outcome}):\n{text}")
-        found[suite] = Unchanged(time.monotonic() - began, failing)
-        print(f"{found[suite].seconds:6.1f} s  unchanged     {os.path.commonpath(suite)}", flush=True)
-        for test in failing:
-            print(f"          left out, since it fails on the unchanged package: {test}", flush=True)
-
-    each(one, suites, copies, processes)
-    return found
+    def fails(self, test: str) -> bool:
+        """Whether a test fails on the unchanged package; it runs there once."""
+        with self._lock:
+            known = self._fails.get(test)
+        if known is None:
+            outcome, text = self._copies.test([test], LIMIT)
+            known = outcome == "time limit" or test in FAILED_TEST.findall(text)
+            with self._lock:
+                self._fails[test] = known
+            if known:
+                print(f"          left out, since it fails on the unchanged package: {test}", flush=True)
+        return known
 
 
 FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
 """A line of pytest's summary."""
-LONG_SUITE = 300.0
-"""Seconds that the tests of a room are taken to need where the unchanged package was not tested."""
-FIRST_LIMIT = 1800
-"""Seconds for the tests of a room on the unchanged package."""
+LIMIT = 960.0
+"""Seconds for the tests of a room, of which the longest take a third."""
 
 
 def each(work: Callable[[Any], None], items: Iterable[Any], copies: Copies, processes: int) -> None:
@@ -435,27 +436,29 @@ def each(work: Callable[[Any], None], items: Iterable[Any], copies: Copies, proc
 
 def run_all(mutants: Sequence[Mutant], folder: Path, given: argparse.Namespace) -> None:
     """Test each mutant in copies of the tree, and print and keep its result as it comes."""
-    processes = given.processes
-    copies = Copies(folder, given.python.absolute(), processes)
+    copies = Copies(folder, given.python.absolute(), given.processes)
+    unchanged = Unchanged(copies)
     tests = {mutant.path: files_of(mutant.path, given.quick) for mutant in mutants}
-    suites = {path: tuple(sorted(files)) for path, files in tests.items()}
-    distinct = dict.fromkeys(suites.values())
-    if given.green:
-        unchanged = {suite: Unchanged(LONG_SUITE, ()) for suite in distinct}
-    else:
-        unchanged = test_unchanged(copies, distinct, processes)
 
     def one(mutant: Mutant) -> None:
-        before = unchanged[suites[mutant.path]]
-        left_out = [f"--deselect={test}" for test in before.failing]
         began = time.monotonic()
-        outcome, text = copies.test([*tests[mutant.path], *left_out], 60 + 3 * before.seconds, mutant)
+        outcome, noticed_by = tested(mutant, tests[mutant.path], copies, unchanged)
         if outcome != "stopped":
-            result = keep(mutant, outcome, time.monotonic() - began, FAILED_TEST.findall(text))
+            result = keep(mutant, outcome, time.monotonic() - began, noticed_by)
             where = f"{mutant.path}:{mutant.line}  {mutant.operator}"
             print(f"{result['seconds']:6.1f} s  {SHOWN[outcome]:12}  {where}", flush=True)
 
-    each(one, mutants, copies, processes)
+    each(one, mutants, copies, given.processes)
+
+
+def tested(mutant: Mutant, tests: Sequence[str], copies: Copies, unchanged: Unchanged) -> tuple[str, list[str]]:
+    """How the tests of a room end on a mutant, without those that fail anyway; and the tests that failed."""
+    while True:
+        left_out = unchanged.failing
+        outcome, text = copies.test([*tests, *(f"--deselect={test}" for test in left_out)], LIMIT, mutant)
+        failed = FAILED_TEST.findall(text)
+        if outcome != "failed" or not any(unchanged.fails(test) for test in failed if test not in left_out):
+            return outcome, failed
 
 
 SHOWN = {"failed": "noticed", "time limit": "time limit", "passed": "NOT NOTICED"}
@@ -492,9 +495,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="how many at once (default: 2)")
     parser.add_argument("--again", action="store_true", help="test those again that were not noticed before")
     parser.add_argument("--quick", action="store_true", help="run only the test files nearest to the changed module")
-    parser.add_argument(
-        "--green", action="store_true", help="take it as known that all tests pass on the unchanged package"
-    )
     parser.add_argument("--list", action="store_true", help="print the mutants and their changes, and run nothing")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv" / "bin" / "python", help="what runs the tests")
     given = parser.parse_args()
