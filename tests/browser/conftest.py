@@ -278,6 +278,9 @@ def lab_page(lab: Lab, browser: Any, pages_of_lab: list[Any]) -> Iterator[Any]:
     page.requests.urls.clear()
     try:
         yield page
+        for other in page.context.pages:
+            if other is not page:  # the browser gives a page behind another one few frames
+                other.close()
         lab.close(page)
         pages_of_lab.append(page)
     finally:
