@@ -266,11 +266,10 @@ class Search:
             if len(other):
                 ends += [(test, int(other[0])), (test, int(other[-1]))]
         self._play(rank for _, rank in ends)
-        matter = {
-            test.holds: test
-            for test, rank in ends
-            if self.outcomes[rank].digest != self.outcomes[int(typical[rank])].digest
-        }
+        matter: dict[tuple[bool, ...], RankTest] = {}
+        for test, rank in ends:
+            if self.outcomes[rank].digest != self.outcomes[int(typical[rank])].digest:
+                matter.setdefault(test.holds, test)  # the program's own come before the usual ones
         return self._fewest(list(matter.values()), typical)
 
     def _fewest(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:

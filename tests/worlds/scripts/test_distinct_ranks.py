@@ -70,6 +70,7 @@ def check(result: Distinct, does: Does) -> None:
         ("dp=512", "", lambda r: r > 0, 2),
         ("dp=512", "", lambda r: (r > 17) + (r > 400), 3),
         ("dp=64,tp=8", "", lambda r: (r % 8 == 7, r // 8 == 0), 4),
+        ("dp=2,tp=2", "", lambda r: r == 3, 2),
         ("dp=16,ep=8", "", lambda r: r % 8, 8),  # each expert's owner
         ("pp=4,dp=32,tp=8", "pp", lambda r: (r // 256, r == 0), 5),
         ("pp=4,dp=32,tp=8", "pp", lambda r: (r // 256, r == 1023), 5),
@@ -111,6 +112,13 @@ def test_a_condition_in_the_program_that_axes_do_not_show(test: str, does: Does)
     check(result, does)
     assert [one for one in result.differ if "train.py" in one or one == "dp"]
     assert "`rank < 64` (train.py:1)" in result.alike
+
+
+@pytest.mark.parametrize("test", ["rank == 0", "rank != 0", "rank < 1"])
+def test_a_condition_in_the_program_is_named_before_a_usual_one_of_the_same_ranks(test: str) -> None:
+    result = find("dp=8,tp=8", lambda rank: rank == 0, tests=[test])
+    assert result.differ == (f"`{test}` (train.py:1)",)
+    assert result.alike == ("dp", "tp")
 
 
 def test_uneven_shards_of_one_stage_get_a_rank_each() -> None:
