@@ -281,7 +281,7 @@ def patch_backward(patches: Patches, mode: StandInMode) -> None:
 
     def build(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if mode.closed or mode in _get_current_function_mode_stack():
+            if mode in _get_current_function_mode_stack():
                 return original(*args, **kwargs)
             with mode:
                 return original(*args, **kwargs)

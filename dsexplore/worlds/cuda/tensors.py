@@ -126,7 +126,7 @@ def patch_from_local(patches: Patches, mode: StandInMode) -> None:
 
     @wraps(original)
     def from_local(*args: Any, **kwargs: Any) -> DTensor:
-        if mode.closed or mode in _get_current_function_mode_stack():
+        if mode in _get_current_function_mode_stack():
             return original(*args, **kwargs)
         with mode:
             return original(*args, **kwargs)

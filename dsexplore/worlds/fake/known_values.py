@@ -323,8 +323,8 @@ def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 
 def _counted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """``histc`` and ``bincount``: all elements, evenly spread."""
-    set_guess(result, args[0].numel() / max(result.numel(), 1))
+    """``histc``: all elements, evenly spread; torch refuses one without bins."""
+    set_guess(result, args[0].numel() / result.numel())
 
 
 def _overloads(*names: str) -> list[Any]:

@@ -56,7 +56,7 @@ def _with_value(method: Callable[..., Any]) -> Callable[..., Any]:
     def collective(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         work = method(group, *args, **kwargs)
         options = args[-1] if args else kwargs.get("opts")
-        if work is None or not getattr(options, "asyncOp", False):
+        if not getattr(options, "asyncOp", False):
             return work
         written = args[0]
         future: Any = torch.futures.Future()

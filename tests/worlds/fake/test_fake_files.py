@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,15 @@ def test_a_file_is_loaded_where_a_function_of_the_program_would_put_it(where: An
     with simulate(8, fake=True, device=DEVICE):
         torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
         assert torch.load(tmp_path / "a.pt", map_location=where)["a"].device.type == "cpu"
+
+
+def test_a_thread_of_the_program_saves_a_module_of_real_tensors(tmp_path: Path) -> None:
+    file = str(tmp_path / "model.safetensors")
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    with simulate(8, fake=True), ThreadPoolExecutor(1) as threads:
+        threads.submit(save_model, model, file).result()
+    assert load_file(file)["0.weight"].tolist() == model[0].weight.tolist()
 
 
 def test_files_of_real_tensors_stay_as_they_are(tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def test_that_somebody_waits_for_go_on() -> None:
         assert future.then(lambda done: done.value()[0] * 2).wait().tolist() == [2, 2, 2]
 
 
-def test_are_not_made_where_nobody_can_ask_for_them() -> None:
+def test_are_not_made_where_nobody_can_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.futures.Future[Any]] = []
+
+    class Counted(torch.futures.Future[Any]):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(torch.futures, "Future", Counted)
     with simulate(RANKS):
-        assert dist.all_reduce(torch.ones(3)) is None
+        dist.all_reduce(torch.ones(3))
+        assert len(made) == 0
+        dist.all_reduce(torch.ones(3), async_op=True)
+        assert len(made) == 1

@@ -40,7 +40,7 @@ def test_stores_at_one_place_are_one() -> None:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True)
         assert (store.host, store.port > 0) == ("127.0.0.1", True)
         store.set("model", "7B")
-        assert dist.TCPStore("127.0.0.1", 0).get("model") == b"7B"
+        assert dist.TCPStore("127.0.0.1", 0).get("model") == store.clone().get("model") == b"7B"
         assert not dist.TCPStore("127.0.0.1", 1).check(["model"])
     assert dist.TCPStore is torch._C._distributed_c10d.TCPStore
     assert dist.TCPStore.__module__ == "torch._C._distributed_c10d"
@@ -55,6 +55,15 @@ def test_several_values_at_once() -> None:
         assert store.multi_get(["a", "b"]) == [b"1", b"23"]
         with pytest.raises(UsageError, match=r"store.get\('c'\) waits for what another rank sets"):
             store.multi_get(["a", "c"])
+
+
+def test_a_value_is_replaced_where_torch_replaces_it() -> None:
+    def replaced(store: dist.Store) -> list[bytes]:
+        asked = [("a", "1", "2"), ("a", "", "3"), ("a", "1", "4"), ("a", "3", "5")]
+        return [store.compare_set(*each) for each in asked]
+
+    with simulate(4):
+        assert replaced(dist.TCPStore("127.0.0.1", 29500)) == replaced(dist.HashStore()) == [b"1", b"3", b"3", b"5"]
 
 
 def test_a_name_that_was_imported_meanwhile_makes_torchs_own_store_later() -> None:

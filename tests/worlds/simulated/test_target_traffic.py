@@ -161,6 +161,15 @@ class TestAttentionOfShardedHeads:
         with pytest.raises(NotImplementedError, match="an attention mask is not simulated"):
             run("cuda", attn_mask=torch.ones(6, 6))
 
+    def test_flash_attention_of_each_ranks_heads_returns_what_it_does_on_a_gpu(self) -> None:
+        def returned(device: str) -> list[Any]:
+            query, key = (torch.ones(2, 4, length, 16, device=device) for length in (6, 10))
+            found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, key)
+            return [each.shape if isinstance(each, torch.Tensor) else each for each in found]
+
+        with simulate(4):
+            assert returned("cpu") == returned("meta")
+
 
 class TestFlatParameters:
     """FSDP1 on 4 ranks, one flat parameter of 16·16 + 16 floats."""
