@@ -163,7 +163,7 @@ class LayersLeftOut:
                 raise UnlikePeriods
             check_all(part, self._marks, self._modules)
             return part
-        passed = sorted({mark.stretch for mark in self._marks if mark.way == "forward"})
+        passed = dict.fromkeys(mark.stretch for mark in self._marks if mark.way == "forward")
         if self._left_out != [(number, index) for number in passed for index in self._stretches[number].left_out]:
             raise UnlikePeriods
         whole = with_all(part, self._marks, self._modules)

@@ -171,6 +171,27 @@ def test_ways_to_hold_and_to_call_layers(make: Callable[[], nn.Module], wrap: Wr
     assert check(0, Schedule1F1B, make, wrap) > 0
 
 
+class TwoStacks(Stack):
+    """Two containers of layers, called in the order in which they were made, or in the other."""
+
+    def __init__(self, *, swapped: bool) -> None:
+        super().__init__()
+        self.more: Any = nn.ModuleList(Layer() for _ in range(LAYERS))
+        if swapped:
+            self.layers, self.more = self.more, self.layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        for layer in self.more:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_containers_of_layers_in_any_order(swapped: bool) -> None:
+    assert check(1, Schedule1F1B, partial(TwoStacks, swapped=swapped), sharded) > 0
+
+
 @pytest.mark.parametrize(("index", "microbatches"), [(0, 4), (0, 5), (2, 4), (2, 5), (2, 6), (3, 4), (3, 6)])
 def test_any_number_of_microbatches(index: int, microbatches: int) -> None:
     check(index, Schedule1F1B, Stack, sharded, microbatches=microbatches)
