@@ -261,6 +261,8 @@ def files_of(path: str, nearest_alone: bool) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in [*nearest, *others]]
 
 
+LIMIT = 960.0
+"""Seconds for the tests of a room, of which the longest take a third."""
 MEMORY = 6 << 30
 """Bytes that each process of a test run may ask for: a changed loop or size can ask for all there are."""
 
@@ -288,7 +290,7 @@ class Copies:
                 subprocess.run(command, cwd=copy, check=True)
             self._free.put(copy)
 
-    def test(self, tests: Sequence[str], limit: float, changed: Mutant | None = None) -> tuple[str, str]:
+    def test(self, tests: Sequence[str], changed: Mutant | None = None) -> tuple[str, str]:
         """Run tests in a copy with a changed file, or in an unchanged one, until one fails.
 
         Returns:
@@ -298,13 +300,13 @@ class Copies:
         try:
             if changed is not None:
                 (copy / changed.path).write_text(changed.code(), encoding="utf-8")
-            return self._pytest(copy, [*tests, "-x"], limit)
+            return self._pytest(copy, [*tests, "-x"])
         finally:
             if changed is not None:
                 (copy / changed.path).write_text(changed.original, encoding="utf-8")
             self._free.put(copy)
 
-    def _pytest(self, copy: Path, arguments: Sequence[str], limit: float) -> tuple[str, str]:
+    def _pytest(self, copy: Path, arguments: Sequence[str]) -> tuple[str, str]:
         environment = {
             **os.environ,
             "PYTHONPATH": str(copy),
@@ -335,7 +337,7 @@ class Copies:
                 resource.prlimit(run.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
                 self._running.add(run)
             try:
-                code = run.wait(limit)
+                code = run.wait(LIMIT)
                 outcome = (
                     "stopped" if self._stopped else "passed" if code in (0, 5) else "failed"
                 )  # 5: no test is there
@@ -409,7 +411,9 @@ class Unchanged:
         with self._lock:
             known = self._fails.get(test)
         if known is None:
-            outcome, text = self._copies.test([test], LIMIT)
+            outcome, text = self._copies.test([test])
+            if outcome == "stopped":
+                return True  # the mutant's next run is stopped too, so that no result is kept
             known = outcome == "time limit" or test in FAILED_TEST.findall(text)
             with self._lock:
                 self._fails[test] = known
@@ -420,8 +424,6 @@ class Unchanged:
 
 FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
 """A line of pytest's summary."""
-LIMIT = 960.0
-"""Seconds for the tests of a room, of which the longest take a third."""
 
 
 def each(work: Callable[[Any], None], items: Iterable[Any], copies: Copies, processes: int) -> None:
@@ -455,7 +457,7 @@ def tested(mutant: Mutant, tests: Sequence[str], copies: Copies, unchanged: Unch
     """How the tests of a room end on a mutant, without those that fail anyway; and the tests that failed."""
     while True:
         left_out = unchanged.failing
-        outcome, text = copies.test([*tests, *(f"--deselect={test}" for test in left_out)], LIMIT, mutant)
+        outcome, text = copies.test([*tests, *(f"--deselect={test}" for test in left_out)], mutant)
         failed = FAILED_TEST.findall(text)
         if outcome != "failed" or not any(unchanged.fails(test) for test in failed if test not in left_out):
             return outcome, failed
