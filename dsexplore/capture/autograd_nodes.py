@@ -1,8 +1,8 @@
 """The module call that made each autograd node, thread by thread.
 
-Autograd gives each node that a forward creates the next number of its thread. Hooks note the number that is next
-whenever a module's call begins or ends. So the number of a node, looked up among these boundaries, gives the innermost
-call that ran when the node was made. No tensor, no graph and no parameter is touched or kept.
+Autograd gives each node that a forward creates the next number of its thread. `module_calls` notes the number that is
+next whenever a module's call begins or ends. So the number of a node, looked up among these boundaries, gives the
+innermost call that ran when the node was made. No tensor, no graph and no parameter is touched or kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModuleCall(NamedTuple):
     called: int = 0
     """Identity of the object that was called: the module, or a wrapper around it."""
     frame: int = 0
-    """Identity of the Python frame of the call; 0 where no hook saw it."""
+    """Identity of the Python frame of the call; 0 where the call was not observed."""
     source: Source | None = None
     """The user's line that made the call, if it is known."""
 
@@ -111,25 +111,19 @@ class ThreadCalls:
         self.with_gradients += not self.without_gradients
         self.next_node = _get_sequence_nr()
 
-    def trim(self) -> None:
-        """Discard the older half of the boundaries once there are more than a million."""
+    def end_outermost(self) -> None:
+        """Note where in autograd's numbering a call that was begun outside any other has ended.
+
+        The older half of the boundaries is discarded once there are more than a million.
+        """
+        self.next_node = _get_sequence_nr()
         if len(self.boundaries) > _KEPT_BOUNDARIES:
             with self._lock:
                 half = _KEPT_BOUNDARIES // 2
                 del self.boundaries[:half], self.innermost[:half]
 
-    def unwind(self, called: int) -> None:
-        """End the innermost call of the object with that identity, and all calls inside it; nothing if it has none."""
-        in_progress = self.open
-        for position in range(len(in_progress) - 1, -1, -1):
-            if in_progress[position].called == called:
-                del in_progress[position:]
-                if not in_progress:
-                    self.next_node = _get_sequence_nr()
-                return
-
     def assign_last_node(self, call: ModuleCall) -> None:
-        """Record that the newest autograd node of this thread was made in ``call``, which no hook saw begin."""
+        """Record that the newest autograd node of this thread was made in ``call``, whose begin was not observed."""
         made = _get_sequence_nr() - 1
         if self.boundaries and made < self.boundaries[-1]:
             return  # no node was made since the last boundary

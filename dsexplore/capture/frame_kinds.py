@@ -23,7 +23,7 @@ from dsexplore.capture.source_lines import Source, Sources
 PLUMBING: Final = -1  # our own code, and torch's between an op and a dispatch mode
 INTERNAL: Final = 0  # anything else of torch and of Python that says nothing
 USER: Final = 1  # the program, and packages that it uses
-MODULE_CALL: Final = 2  # Module._call_impl
+MODULE_CALL: Final = 2  # Module._call_impl, torch's own or the recorder's
 ENGINE: Final = 3  # the call into autograd's engine that runs a backward
 OPTIMIZER: Final = 4  # Optimizer.step
 FSDP: Final = 5  # a parameter group of fully_shard
@@ -119,8 +119,6 @@ _DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
 
 kinds: dict[int, int] = {}
 """The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
-_HOOK_TO_CALL = 4
-"""How many frames outside `call_around` the call of a module stands, where nothing but torch calls the hook."""
 _KERNEL_TO_AUTOGRAD = 5
 """How many frames outside `caller_of_op` torch's autograd stands, which calls the kernel of a functional op."""
 _AUTOGRAD_OF_OP = next(c for c in make_autograd_impl.__code__.co_consts if getattr(c, "co_name", "") == "autograd_impl")
@@ -227,6 +225,11 @@ def mark_start_up(code: CodeType) -> None:
     _remember(code, START_UP)
 
 
+def mark_module_call(code: CodeType) -> None:
+    """Classify a function as one that calls a module: the recorder's own."""
+    _remember(code, MODULE_CALL)
+
+
 def inside_compiled() -> bool:
     """Whether what runs now was called by torch.compile, or by what it compiled."""
     for kind, _ in meaningful(sys._getframe(1)):
@@ -240,8 +243,8 @@ def inside_compiled() -> bool:
 def caller_of_op() -> FrameType:
     """The frame from which to read the stack of a collective: outside the observer of its op, and torch's autograd.
 
-    The frames of torch's autograd between a functional op without gradient and its kernel are passed over as in
-    `call_around`.
+    Python makes an object of each frame that is looked at, and frees it when the frame ends. So the frames of torch's
+    autograd between a functional op without gradient and its kernel are passed over.
     """
     try:
         frame = sys._getframe(_KERNEL_TO_AUTOGRAD)
@@ -250,30 +253,14 @@ def caller_of_op() -> FrameType:
     return frame if frame.f_code is _AUTOGRAD_OF_OP else sys._getframe(2)
 
 
-def call_around() -> tuple[int, Source | None]:
-    """The module call that the calling hook runs in.
-
-    Python makes an object of each frame that is looked at, and frees it when the frame ends. Where torch calls the hook
-    as usual, the three frames between are passed over.
-
-    Returns:
-        the identity of the call's frame, 0 if there is none, and the user's line that made the call, if there is one.
-    """
-    try:
-        call = sys._getframe(_HOOK_TO_CALL)
-    except ValueError:
-        call = None
-    if call is not None and kinds.get(id(call.f_code)) == OUTER_CALL:
-        user = call.f_back
-        if user is not None and kinds.get(id(user.f_code)) == USER:
-            return id(call), (user.f_code, user.f_lasti)
-    seen = 0
-    for kind, outer in meaningful(sys._getframe(1)):
-        if kind in (USER, USER_HOOK):
-            return seen, (outer.f_code, outer.f_lasti)
-        if not seen and kind in (MODULE_CALL, OUTER_CALL):
-            seen = id(outer)
-    return seen, None
+def caller_of_module() -> Source | None:
+    """The user's line that calls the module whose call is this function's caller; None if there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if kind_of(frame.f_code) in (USER, USER_HOOK):
+            return frame.f_code, frame.f_lasti
+        frame = frame.f_back
+    return None
 
 
 def user_lines(frame: FrameType | None, depth: int) -> Sources:
@@ -285,8 +272,3 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
         if kind in (USER, USER_HOOK):
             found += ((outer.f_code, outer.f_lasti),)
     return found
-
-
-def calls_in_progress() -> int:
-    """How many module calls are on the stack of this thread."""
-    return sum(kind == MODULE_CALL for kind, _ in meaningful(sys._getframe(1)))

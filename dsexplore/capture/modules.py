@@ -1,7 +1,7 @@
 """The modules that a recording met: a tree of names per model, their calls, and which one made an autograd node.
 
 Names are resolved when tables are made, not when modules are met: a model whose parts ran before the whole still gets
-one tree. Hooks (`module_hooks`) report each call here.
+one tree. `module_calls` reports each call here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Modules:
         return calls_of_forward(self._threads, own, () if called_here else frame_kinds.threads_in_engine())
 
     def assign_last_node(self, call: ModuleCall) -> None:
-        """Record that the newest autograd node was made in that call, where no hook saw the call begin."""
+        """Record that the newest autograd node was made in that call, whose begin was not observed."""
         own = self.own_calls
         if call.module is not None and own.current is not call.module:
             own.assign_last_node(call)

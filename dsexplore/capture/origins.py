@@ -23,7 +23,7 @@ class Origins:
     """Makes the origin of a collective of what its stack shows.
 
     Args:
-        modules: those met so far; a module that no hook has seen is added.
+        modules: those met so far; a module whose call was not observed is added.
         groups: those met so far; the mesh of a redistribute is added.
     """
 
@@ -45,7 +45,7 @@ class Origins:
         owner = modules.find(reading.owner) if reading.owner is not None else None
         trigger = reading.call.module
         if trigger is None:
-            trigger = modules.find(stage) if stage is not None else self._called_unseen(reading)
+            trigger = modules.find(stage) if stage is not None else self._called_unobserved(reading)
         elif reading.backward is not None and reading.backward.makes_graph:
             modules.assign_last_node(reading.call)
         if owner is None and cause in (DDP_BUCKET, DDP_UNUSED):
@@ -90,8 +90,8 @@ class Origins:
         """Drop all references to origins, and to the program's code in them."""
         self._known.clear()
 
-    def _called_unseen(self, reading: StackReading) -> ModuleEntry | None:
-        """The module being called, where no hook saw the call begin: compiled, or begun before the recording."""
+    def _called_unobserved(self, reading: StackReading) -> ModuleEntry | None:
+        """The module being called, where the call was not observed: compiled, or begun before the recording."""
         module = reading.module
         if module is None:
             return None

@@ -6,7 +6,7 @@ What must hold:
 2. a fault of the recorder's own never ends or changes the program: it is warned of, once;
 3. recordings nest, and see all threads of the process; each has its own steps and numbering;
 4. no parameter, tensor, model or process group is kept alive after the recording;
-5. whatever ends the block, hooks and kernels are removed.
+5. whatever ends the block, all that was installed is removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
 from dsexplore.capture.issued_collective import NOWHERE, Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
-from dsexplore.capture.module_hooks import ModuleHooks
+from dsexplore.capture.module_calls import ModuleCalls
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
 from dsexplore.capture.origins import Origins
@@ -75,7 +75,7 @@ class Recorder:
         self._groups = Groups()
         self._modules = Modules(self._warn_once)
         self._origins = Origins(self._modules, self._groups)
-        self._hooks = ModuleHooks(self._modules)
+        self._module_calls = ModuleCalls(self._modules)
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
 
@@ -85,19 +85,19 @@ class Recorder:
         return self._recordings
 
     def open(self, recording: Recording) -> None:
-        """Begin to record into ``recording``; the first one installs hooks and kernels."""
+        """Begin to record into ``recording``; the first one installs what observes modules and ops."""
         with self._lock:
             if not self._recordings:
                 self._start_anew()
                 try:
-                    self._hooks.install()
+                    self._module_calls.install()
                     if self._substrate is None:
                         substrate = self._make_substrate()
                         substrate.install(self)
                         self._substrate = substrate
                     self._stopwatch.install()
                 except BaseException:
-                    self._hooks.uninstall()
+                    self._module_calls.uninstall()
                     raise
             recording.modules = self._modules
             recording.earlier_calls = self._modules.calls()
@@ -136,7 +136,7 @@ class Recorder:
     def _uninstall_if_unused(self) -> None:
         if self._recordings:
             return
-        self._hooks.uninstall()
+        self._module_calls.uninstall()
         self._modules.release()
         if self._substrate is not None and not self._keeps_kernels:
             self._substrate.uninstall()

@@ -1,6 +1,6 @@
 """Why a collective was issued, read off the Python stack at the moment it is issued.
 
-Nothing is patched for this. torch's own frames show which module is being called (hooks of the module included),
+Torch's own frames show which module is being called (hooks of the module included),
 whether autograd or an optimizer is running, which FSDP parameter group gathers, which DTensor op redistributes what to
 what, and whether the program asked for it.
 
@@ -63,7 +63,7 @@ class StackReading:
     """How many of the user's lines to find."""
     modules: Modules
     own: ThreadCalls
-    """The module calls of this thread that hooks have seen."""
+    """The module calls of this thread, as `module_calls` observed them."""
     graph_task: int
     """Autograd's number of the backward that runs in this thread; -1 for none."""
     phase: Phase
@@ -72,7 +72,7 @@ class StackReading:
     call: ModuleCall = NO_CALL
     """The module call that runs; in backward, the one that made the running autograd node."""
     called: FrameType | None = None
-    """Frame of the module call that runs, seen by a hook or not; None in backward."""
+    """Frame of the module call that runs, observed or not; None in backward."""
     backward: Backward | None = None
     """The frame that runs the autograd node, where backward was called in this thread."""
     sources: Sources = ()
@@ -102,7 +102,7 @@ class StackReading:
 
     @property
     def module(self) -> nn.Module | None:
-        """The module being called, seen by a hook or not."""
+        """The module being called, observed or not."""
         return self.called.f_locals.get("self") if self.called is not None else None
 
     @property
@@ -168,7 +168,7 @@ def read_stack(
     Args:
         depth: how many of the user's lines to find.
         innermost: the innermost frame.
-        modules: the calls that hooks have seen; most readings end at the innermost one.
+        modules: the calls observed so far; most readings end at the innermost one.
         begun: what `user_lines_alone` returned, where it has read the innermost part of the stack.
     """
     graph_task = _current_graph_task_id()
@@ -214,7 +214,7 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
     reading.phase = reading.own.forward if reading.graph_task == -1 else "recompute"
     reading.called = frame
     call = reading.own.open[-1] if reading.own.open else NO_CALL
-    if call.frame in (id(frame), id(frame.f_back)):  # else no hook saw this call
+    if call.frame in (id(frame), id(frame.f_back)):  # else this call was not observed
         reading.call = call
         if len(reading.sources) + 1 == reading.depth:
             reading.sources += call.sources

@@ -76,11 +76,11 @@ def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest
     monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 4)
     calls = with_boundaries(1, 0, 10, 20, 30)
     calls.innermost = [call(name) for name in ("first", "second", "third", "fourth")]
-    calls.trim()
+    calls.end_outermost()
     assert calls.boundaries == [0, 10, 20, 30]
     calls.boundaries.append(40)
     calls.innermost.append(call("fifth"))
-    calls.trim()
+    calls.end_outermost()
     assert calls.boundaries == [20, 30, 40]
     assert calls.call_of(19) is NO_CALL
     assert [entry.module.name for entry in calls.innermost if entry.module] == ["third", "fourth", "fifth"]
@@ -100,24 +100,11 @@ def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest
             super().__delitem__(place)
 
     calls.boundaries, calls.innermost = Forgetting(calls.boundaries), [NO_CALL, NO_CALL]
-    calls.trim()
+    calls.end_outermost()
     assert answers == [True]
 
 
-def test_a_call_ends_with_all_calls_inside_it() -> None:
-    calls = ThreadCalls()
-    outer, middle, again, inner = call("outer", 1), call("middle", 2), call("again", 2), call("inner", 3)
-    calls.open = [outer, middle, again, inner]
-    calls.unwind(4)
-    assert calls.open == [outer, middle, again, inner]
-    calls.unwind(2)
-    assert calls.open == [outer, middle]
-    calls.unwind(1)
-    assert calls.open == []
-    assert calls.current is None
-
-
-def test_a_node_is_assigned_to_a_call_that_no_hook_saw() -> None:
+def test_a_node_is_assigned_to_a_call_that_was_not_observed() -> None:
     calls = ThreadCalls()
     weight = torch.ones(2, requires_grad=True)
     surrounding = call("surrounding")

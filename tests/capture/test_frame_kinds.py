@@ -21,24 +21,6 @@ from dsexplore.capture.stack_reading import user_lines_alone
 from dsexplore.worlds.simulate import simulate
 
 
-def test_module_calls_on_the_stack_are_counted() -> None:
-    class Asking(nn.Module):
-        def forward(self) -> int:
-            return frame_kinds.calls_in_progress()
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Asking()
-
-        def forward(self) -> int:
-            return int(self.inner())
-
-    assert frame_kinds.calls_in_progress() == 0
-    assert Asking()() == 1
-    assert Outer()() == 2
-
-
 def test_an_op_is_the_engines_where_no_python_of_the_program_issued_it() -> None:
     assert not frame_kinds.is_called_by_engine(sys._getframe())
     assert frame_kinds.is_called_by_engine(None)
@@ -105,16 +87,13 @@ def test_the_kind_of_freed_code_is_forgotten() -> None:
     assert key not in frame_kinds.kinds
 
 
-def test_a_modules_call_is_found_past_torchs_frames_without_reading_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[int, Source | None]] = []
-    module = nn.Identity()
-    module.register_forward_pre_hook(lambda *_: found.append(frame_kinds.call_around()))
-    module(torch.ones(1))  # walks where its user's code was not met before
-    monkeypatch.setattr(frame_kinds, "meaningful", None)
-    frame_kinds.kind_of(sys._getframe().f_code)
-    module(torch.ones(1))
-    call, source = found[-1]
-    assert call != 0
+def test_the_line_that_calls_a_module_is_found_past_torchs_frames() -> None:
+    class Asking(nn.Module):
+        def __call__(self) -> Source | None:
+            return frame_kinds.caller_of_module()
+
+    call = eval("lambda module: module()")  # code that is no line of the program
+    source = call(Asking())
     assert source is not None
     assert source[0] is sys._getframe().f_code
 

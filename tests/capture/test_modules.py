@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator
 
@@ -13,11 +12,9 @@ import torch
 from small_models import D, FeedForward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
-from dsexplore.capture.module_hooks import ModuleHooks
+from dsexplore.capture.module_calls import ModuleCalls
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.record import record
 from dsexplore.capture.source_lines import file_name, source_text
 
 PARTS = ("", ".w1", ".w3", ".w2")
@@ -30,10 +27,10 @@ def stacked(depth: int = 2) -> nn.Sequential:
 
 @pytest.fixture
 def modules() -> Iterator[Modules]:
-    hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
-    hooks.install()
-    yield hooks.modules
-    hooks.uninstall()
+    observer = ModuleCalls(Modules(lambda _about, message: pytest.fail(message)))
+    observer.install()
+    yield observer.modules
+    observer.uninstall()
 
 
 def calls(modules: Modules) -> dict[str, int]:
@@ -173,13 +170,6 @@ def test_recomputed_forwards_count_as_calls(modules: Modules) -> None:
     assert calls(modules)["FeedForward.w1"] == 2
 
 
-def test_the_programs_warning_filters_are_left_as_they_were() -> None:
-    before = list(warnings.filters)
-    with record():
-        assert list(warnings.filters) != before
-    assert list(warnings.filters) == before
-
-
 def test_threads_do_not_share_a_stack(modules: Modules) -> None:
     names: list[str] = []
 
@@ -200,32 +190,72 @@ def test_threads_do_not_share_a_stack(modules: Modules) -> None:
     assert node_names(modules, out)[0] == "Addmm Spawning.inner"
 
 
-def test_models_are_not_kept_alive_and_hooks_are_removed() -> None:
-    hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
-    hooks.install()
+def test_models_are_not_kept_alive_and_calls_are_torchs_own_again() -> None:
+    call_module = nn.Module.__call__
+    observer = ModuleCalls(Modules(lambda _about, message: pytest.fail(message)))
+    observer.install()
+    assert nn.Module.__call__ is not call_module
     model = stacked()
     model(torch.ones(1, D))
-    hooks.uninstall()
-    assert not any(part._forward_hooks or part._forward_hooks_always_called for part in model.modules())
-    assert not torch.nn.modules.module._global_forward_pre_hooks
+    observer.uninstall()
+    assert nn.Module.__call__ is call_module
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert calls(hooks.modules)["Sequential.0"] == 1
+    assert calls(observer.modules)["Sequential.0"] == 1
 
 
-def test_copies_made_meanwhile_are_left_without_hooks() -> None:
-    hooks = ModuleHooks(Modules(lambda _about, message: pytest.fail(message)))
-    hooks.install()
-    model = stacked()
+def test_modules_are_left_as_they_are_meanwhile(modules: Modules) -> None:
+    model = nn.Sequential(nn.Linear(D, D))
+    before = [dict(part.__dict__) for part in model.modules()]
     model(torch.ones(1, D))
-    copied = copy.deepcopy(copy.deepcopy(model))
-    saved = pickle.dumps(model)
-    hooks.uninstall()
-    assert not any(part._forward_hooks or part._forward_hooks_always_called for part in copied.modules())
+    assert [dict(part.__dict__) for part in model.modules()] == before
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    copied, again = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     copied(torch.ones(1, D))
-    pickle.loads(saved)(torch.ones(1, D))
+    again(torch.ones(1, D))
+    assert [name for name in calls(modules) if "." not in name] == ["Sequential", "Sequential#2", "Sequential#3"]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "meanwhile"])
+def test_a_replacement_of_the_programs_own_is_called_and_left(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs, called = nn.Module.__call__, []
+    monkeypatch.setattr(nn.Module, "__call__", torchs)  # put back in the end
+    observers = [ModuleCalls(Modules(lambda _about, message: pytest.fail(message))) for _ in range(3)]
+
+    def replace() -> None:
+        beneath = nn.Module.__call__
+
+        def own(self: nn.Module, *args: object) -> object:
+            called.append(type(self).__name__)
+            return beneath(self, *args)
+
+        monkeypatch.setattr(nn.Module, "__call__", own)
+
+    if is_first:
+        replace()
+    observers[0].install()
+    if not is_first:
+        replace()
+    theirs = nn.Module.__call__
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2))
+    observers[0].uninstall()
+    model(torch.ones(1, 2))
+    observers[1].install()
+    model(torch.ones(1, 2))
+    observers[1].uninstall()
+    assert called == ["Linear"] * 3
+    assert [calls(observer.modules) for observer in observers[:2]] == [{"Linear": 1}] * 2
+    if not is_first:
+        assert nn.Module.__call__ is theirs
+    monkeypatch.setattr(nn.Module, "__call__", torchs)  # the program takes its own away
+    observers[2].install()
+    model(torch.ones(1, 2))
+    observers[2].uninstall()
+    assert calls(observers[2].modules) == {"Linear": 1}
+    assert nn.Module.__call__ is torchs
 
 
 def test_outputs_are_not_replaced(modules: Modules) -> None:
@@ -273,27 +303,15 @@ def test_a_model_that_cannot_be_read_runs_and_is_warned_of_once() -> None:
             return x + 1
 
     warned: list[str] = []
-    hooks = ModuleHooks(Modules(lambda _about, message: warned.append(message)))
-    hooks.install()
+    observer = ModuleCalls(Modules(lambda _about, message: warned.append(message)))
+    observer.install()
     try:
         model = Unreadable()
         for _ in range(2):
             assert model(torch.ones(1)).item() == 2
     finally:
-        hooks.uninstall()
+        observer.uninstall()
     (message,) = warned
     assert "around Unreadable" in message
     assert "no list of my parts" in message
-    assert calls(hooks.modules) == {"Unreadable": 2}
-
-
-def test_hooks_of_the_users_own_keep_their_numbers(modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch numbers hooks from 0: ours stand beside them, whatever numbers those have."""
-    monkeypatch.setattr(RemovableHandle, "next_id", 0)
-    model, called = nn.Linear(2, 2), []
-    for number in range(3):
-        model.register_forward_hook(lambda *_, number=number: called.append(number))
-    model(torch.ones(1, 2))
-    assert called == [0, 1, 2]
-    assert {0, 1, 2} <= model._forward_hooks.keys()
-    assert modules.own_calls.open == []  # the hook that ends a call has run
+    assert calls(observer.modules) == {"Unreadable": 2}

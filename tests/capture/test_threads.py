@@ -15,8 +15,6 @@ from torch import nn
 
 from dsexplore.capture import autograd_nodes, recorder_in_use
 from dsexplore.capture.issued_collective import Batches
-from dsexplore.capture.module_hooks import ModuleHooks
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.worlds.simulate import simulate
@@ -173,14 +171,6 @@ def test_a_collective_belongs_to_the_recordings_that_saw_it_begin() -> None:
         thread.join(timeout=240)
         library._destroy()
     assert (len(first), len(inner)) == (1, 0)
-
-
-def test_a_module_entered_as_the_recording_ends_keeps_no_hook() -> None:
-    hooks, model = ModuleHooks(Modules(lambda *_: None)), nn.Linear(2, 2)
-    hooks.install()
-    hooks.uninstall()
-    hooks.hook(model)
-    assert not model._forward_hooks
 
 
 def test_what_a_new_thread_sends_is_behind_no_evaluation() -> None:

@@ -378,7 +378,7 @@ def test_the_model_is_as_it_was(column: Any) -> None:
     """No hook, no attribute, no changed class remains on the model or on torch."""
     model = Pair(Talker(), nn.ReLU())
     before = [(dict(part.__dict__), type(part)) for part in model.modules()]
-    hooks = dict(torch_module._global_forward_pre_hooks)
+    hooks, call_module = dict(torch_module._global_forward_pre_hooks), nn.Module.__call__
     with record():
         model(x()).sum().backward()
     model.zero_grad()
@@ -389,6 +389,7 @@ def test_the_model_is_as_it_was(column: Any) -> None:
         assert not new["_forward_hooks"]
         assert not new["_forward_hooks_always_called"]
     assert dict(torch_module._global_forward_pre_hooks) == hooks
+    assert nn.Module.__call__ is call_module
 
 
 def test_results_are_those_of_an_untraced_run() -> None:

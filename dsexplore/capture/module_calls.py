@@ -1,0 +1,91 @@
+"""Observes module calls: counts them, and notes where in autograd's numbering each began and ended.
+
+While a recording is open, `_call` below stands in the place of ``nn.Module.__call__``, and calls torch's. Hooks
+would leave their mark on each module, in its copies too, make torch call it in a slower way, and not run after a
+KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch._C._autograd import _get_sequence_nr
+from torch.compiler import is_dynamo_compiling
+from torch.fx import GraphModule
+
+from dsexplore.capture import frame_kinds
+from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall
+from dsexplore.capture.modules import Modules
+from dsexplore.capture.uncompiled import leave_frame_to_python
+
+
+class ModuleCalls:
+    """Reports module calls to `Modules` while installed; one at a time per process.
+
+    Args:
+        modules: where calls are reported.
+    """
+
+    def __init__(self, modules: Modules) -> None:
+        self.modules = modules
+
+    def install(self) -> None:
+        """Begin to report module calls."""
+        global _installed, _call_module, _is_beneath_another
+        leave_frame_to_python(_call.__code__)
+        frame_kinds.mark_module_call(_call.__code__)
+        if not _is_beneath_another or nn.Module.__call__ is _call_module:
+            _call_module, _is_beneath_another = nn.Module.__call__, False
+            nn.Module.__call__ = _call  # type: ignore[method-assign]
+        _installed = self
+
+    def uninstall(self) -> None:
+        """Report no more calls."""
+        global _installed, _is_beneath_another
+        _installed = None
+        if nn.Module.__call__ is _call:
+            nn.Module.__call__, _is_beneath_another = _call_module, False  # type: ignore[method-assign]
+        else:
+            _is_beneath_another = True
+
+
+_installed: ModuleCalls | None = None
+_call_module: Callable[..., Any] = nn.Module.__call__
+"""What `_call` stands in the place of: torch's own, or what the program had put there."""
+_is_beneath_another = False
+"""Whether the program has replaced `_call` by a function that calls it: then `_call` stays where it is."""
+
+
+def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, and report where the call begins and ends."""
+    # What runs inside a compiled region belongs to the compiled module.
+    if is_dynamo_compiling():
+        return _call_module(self, *args, **kwargs)
+    observer = _installed
+    if observer is None or (isinstance(self, GraphModule) and frame_kinds.inside_compiled()):
+        return _call_module(self, *args, **kwargs)  # no longer recorded; or a compiled module's own graph
+    modules, identity = observer.modules, id(self)
+    own = modules.own_calls
+    in_progress = own.open
+    depth = len(in_progress)
+    module = modules.find(self)
+    if not depth:
+        module.calls += 1
+        own.begin_outermost()
+    elif in_progress[-1].module is not module or in_progress[-1].called == identity:
+        module.calls += 1  # not again for the module inside a wrapper
+    call = ModuleCall(module, identity, id(sys._getframe()), frame_kinds.caller_of_module())
+    in_progress.append(call)
+    own.innermost.append(call)
+    own.boundaries.append(_get_sequence_nr())
+    try:
+        return _call_module(self, *args, **kwargs)
+    finally:
+        del in_progress[depth:]
+        if not depth:
+            own.end_outermost()
+        own.innermost.append(in_progress[-1] if depth else NO_CALL)
+        own.boundaries.append(_get_sequence_nr())
