@@ -217,11 +217,11 @@ def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
 
 
 def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | None]) -> str:
-    width = _BYTES.get(sweep.conditions.dtype, 4)
-    count = size // width // (sweep.conditions.ranks if op in _PER_RANK else 1)
-    name = {"float32": "float", "float16": "half"}.get(sweep.conditions.dtype, sweep.conditions.dtype)
+    name = _NCCL_NAMES.get(sweep.conditions.dtype, sweep.conditions.dtype)
+    parts = sweep.conditions.ranks if op in _PER_RANK else 1
+    count = size // _BYTES[name] // parts if name in _BYTES else "N/A"
     redop, root = ("sum" if op in _REDUCING else "none"), (0 if op in _ROOTED else -1)
-    cells = [f"{size:12} {count:13} {name:>9} {redop:>7} {root:7}"]
+    cells = [f"{size:12} {count:>13} {name:>9} {redop:>7} {root:7}"]
     for point in pair:
         if point is None:
             cells.append(f"{'N/A':>9} {'N/A':>7} {'N/A':>7} {'N/A':>7}")
@@ -232,7 +232,17 @@ def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | 
     return "".join(cells)
 
 
-_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "uint8": 1, "int8": 1, "float64": 8}
+_NCCL_NAMES = {
+    "float32": "float", "float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
+}  # fmt: skip
+"""By torch's name of a dtype: that of nccl-tests, where it is another."""
+_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "f8e4m3", "f8e5m2"), 1),
+    **dict.fromkeys(("half", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float"), 4),
+    **dict.fromkeys(("int64", "uint64", "double"), 8),
+}
+"""Of one element, by the type's name in nccl-tests; those of a type that has none are not counted."""
 
 
 def _significant(microseconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,23 @@ def test_the_table_is_that_of_nccl_tests() -> None:
     assert " 33554432 " in small().table("all_gather")  # elements per rank
     with pytest.raises(UsageError, match="op 'send' was not measured: there is all_reduce, all_gather"):
         small().table("send")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "elements"),
+    [
+        (torch.int8, "int8", 1024), (torch.uint8, "uint8", 1024), (torch.float8_e4m3fn, "f8e4m3", 1024),
+        (torch.float8_e5m2, "f8e5m2", 1024), (torch.float16, "half", 512), (torch.bfloat16, "bfloat16", 512),
+        (torch.int32, "int32", 256), (torch.uint32, "uint32", 256), (torch.float32, "float", 256),
+        (torch.int64, "int64", 128), (torch.uint64, "uint64", 128), (torch.float64, "double", 128),
+        (torch.complex64, "complex64", "N/A"),
+    ],
+)  # fmt: skip
+def test_the_table_names_types_and_counts_elements_as_nccl_tests(dtype: torch.dtype, name: str, elements: Any) -> None:
+    """By torch's names, and by those in a file of nccl-tests."""
+    for each in (str(dtype).removeprefix("torch."), name):
+        table = CommSweep(replace(CONDITIONS, dtype=each), small().points).table("all_reduce")
+        assert table.splitlines()[3].split()[:3] == ["1024", str(elements), name]
 
 
 def test_saved_and_read_again(tmp_path: Path) -> None:
