@@ -32,9 +32,6 @@ class Program:
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
-    def __str__(self) -> str:
-        return f"-m {self.target}" if self.is_module else self.target
-
     def check(self) -> None:
         """Find the script, before anything is opened for it.
 
