@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from dsexplore.aio import aio_handle
 from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.base import Requests, split
 from dsexplore.aio.backends.choose import loop_of, open_engine, why_not
+from dsexplore.aio.backends.syscalls import SUPPORTED
 from dsexplore.aio.buffers import Buffer
 from dsexplore.aio.driver import Policy, Watch, drive
 from dsexplore.aio.staging import Slots
@@ -34,7 +36,9 @@ from tests.programs import printed
 
 BLOCK = 4096
 MOST = 300
-needs_c = pytest.mark.skipif(compiled_loop.why_not() is not None, reason=str(compiled_loop.why_not()))
+needs_c = pytest.mark.skipif(
+    not SUPPORTED or shutil.which(os.environ.get("CC") or "cc") is None, reason="no 64-bit Linux, or no C compiler"
+)
 FEW = settings(max_examples=80)
 
 
