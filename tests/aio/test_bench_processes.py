@@ -25,22 +25,29 @@ def children() -> set[int]:
 
 def test_all_processes_move_bytes_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slices = []
-    joined = bench_processes.sample_of
+    starts: list[float] = []
+    joined, send = bench_processes.sample_of, Worker.send
 
     def noted(parts, task):  # type: ignore[no-untyped-def]
         slices.append(parts)
         return joined(parts, task)
 
+    def start_noted(self: Worker, message: object) -> None:
+        if isinstance(message, float) and self.number == 1:
+            starts.append(message)
+        send(self, message)
+
     monkeypatch.setattr(bench_processes, "sample_of", noted)
+    monkeypatch.setattr(Worker, "send", start_noted)
     monkeypatch.setattr(sweep_setup, "_SLICE", (0.3, 0.3))  # long enough for processes that get their turn late
     before = children()
     result = sweep(tmp_path, **QUICK, processes=3)  # type: ignore[arg-type]
     assert children() == before
     assert list(tmp_path.iterdir()) == []
     assert result.conditions.processes == 3
-    assert len(slices) == len(result.measured)
-    for parts, m in zip(slices, result.measured, strict=True):
+    for parts, start, m in zip(slices, starts, result.measured, strict=True):
         assert len(parts) == 3
+        assert min(part.begun for part in parts) >= start
         assert m.sample.bytes == sum(part.bytes for part in parts)
         assert m.sample.seconds == max(part.ended for part in parts) - min(part.begun for part in parts)
         assert m.sample.cpu_seconds == pytest.approx(sum(part.cpu_seconds for part in parts))

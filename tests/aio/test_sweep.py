@@ -270,6 +270,10 @@ def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -
         ({"block_size": [1 << 30]}, "no setting of these axes fits a size of 32 MiB.*or a larger size"),
         ({"depth": [3]}, "axis 'depth' is unknown"),
         ({"size": "900TiB"}, "more than half of the .* mode='ring'"),
+        (
+            {"size": "8GiB", "processes": 256, "max_written": 1},
+            "size 8 GiB as one tensor by each of 256 processes is more than half of the",
+        ),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
