@@ -130,6 +130,7 @@ def test_what_a_graph_captures_has_no_times(monkeypatch: pytest.MonkeyPatch) -> 
     stopwatch.begin(event, "cuda", on_device(0))
     stopwatch.follow(event, work)
     work.future.set_result(None)
+    stopwatch.end_on_host(event)
     assert (event.span, event.start, event.end) == (None, None, None)
 
 

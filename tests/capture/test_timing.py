@@ -67,6 +67,17 @@ def test_an_op_without_a_work_ends_when_it_returns() -> None:
     assert event.end == 7
 
 
+def test_a_call_that_is_over_ends_what_it_issued_unless_that_has_an_end_or_failed() -> None:
+    stopwatch = Stopwatch(lambda: 7)
+    running, over, failed = Spanned(), Spanned(), Spanned()
+    for event in (running, over, failed):
+        event.start = 1
+    over.end, failed.failure = 2, "failed: Error"
+    for event in (running, over, failed):
+        stopwatch.end_on_host(event)
+    assert [event.end for event in (running, over, failed)] == [7, 2, None]
+
+
 @pytest.mark.usefixtures("ticking")
 def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -> None:
     work, event, seen = FutureWork(), Timed(start=1), list[tuple[int | None, int | None]]()
