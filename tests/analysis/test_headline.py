@@ -168,6 +168,13 @@ def test_a_report_answers_in_words() -> None:
     assert "What made this report?" not in answers
 
 
+def test_a_report_names_the_five_places_that_send_most_and_counts_the_others() -> None:
+    rows = [row(number, owner=f"Net.{name}", wire_bytes=1024 * (7 - number)) for number, name in enumerate("abcdefg")]
+    answer = dict(report(trace_of(*rows).headline()))["Which modules send it?"]
+    assert re.findall(r"Net\.(\w) (\d) KiB", answer) == [("a", "7"), ("b", "6"), ("c", "5"), ("d", "4"), ("e", "3")]
+    assert answer.endswith("; 2 more.")
+
+
 def test_a_report_of_several_runs_names_the_command_of_each() -> None:
     tables = trace_of(row(0)).tables
     notes = ("made by: dsexplore run a.py", "another note", "made by: dsexplore run b.py")

@@ -81,10 +81,11 @@ def test_axes_that_no_parameter_lies_on_are_left_out():
 
 
 @pytest.mark.parametrize("rank", range(8))
-def test_on_axes_that_no_mesh_has_the_ranks_are_those_beside_this_one(rank):
+@pytest.mark.parametrize("axes", [("dp", "tp"), ("tp", "dp")], ids=",".join)
+def test_on_axes_that_no_mesh_has_the_ranks_are_those_beside_this_one(axes, rank):
     with simulate(mesh="pp=2,dp=2,tp=2", rank=rank) as mesh:
         model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-        for part, axis in zip(model, ("dp", "tp"), strict=True):
+        for part, axis in zip(model, axes, strict=True):
             part.weight = nn.Parameter(distribute_tensor(part.weight.data, mesh[axis], [Shard(0)]))
         shown = dsexplore.sharding(model)
     stage = rank // 4 * 4
