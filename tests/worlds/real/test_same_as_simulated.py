@@ -118,6 +118,7 @@ def test_real_ranks_send_what_the_simulation_says(world: RankWorld, name: str) -
     run = world.run(cell_of(program)).check()
     assert run.trace is not None
     assert set(run.trace.events["state"]) == {"completed"}
+    assert run.trace.info.clock_offsets == run.trace.info.clock_residuals == (0,) * RANKS  # one machine has one clock
     simulated = []
     for rank in range(RANKS):
         torch.manual_seed(0)
