@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.timing import Clock, Timed, future_of, work_of
 from dsexplore.capture.uncompiled import leave_to_python
+from dsexplore.capture.work_timing import Clock, Timed, future_of, work_of
 
 
 class Spanned(Timed, Protocol):

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of_description
-from dsexplore.capture.timing import timing_of
+from dsexplore.capture.work_timing import timing_of
 from dsexplore.mesh_text import axis_names, mesh_text
 from dsexplore.trace.schema import Timing
 

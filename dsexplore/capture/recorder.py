@@ -43,7 +43,7 @@ from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 from dsexplore.capture.stopwatch import Stopwatch
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
-from dsexplore.capture.timing import Clock, fail
+from dsexplore.capture.work_timing import Clock, fail
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from dsexplore.capture.observed_op import BEHIND, FRONT
-from dsexplore.capture.timing import Timed
 from dsexplore.capture.uncompiled import leave_to_python
+from dsexplore.capture.work_timing import Timed
 
 _WAITS = ("wait_tensor", "wait_tensors")
 """torch 2.13 has only the first."""

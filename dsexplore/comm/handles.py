@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
-from dsexplore.capture.timing import future_of
+from dsexplore.capture.work_timing import future_of
 from dsexplore.comm.faults import explain
 from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger

@@ -35,7 +35,7 @@ from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.recorder_in_use import in_use
-from dsexplore.capture.timing import fail
+from dsexplore.capture.work_timing import fail
 from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.constants import COMMS_LOGGER
 from dsexplore.comm.issuing_layer import caller_of

@@ -12,7 +12,7 @@ import torch
 import dsexplore.comm as dist
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.recorder import Recorder
-from dsexplore.capture.timing import end_at_completion
+from dsexplore.capture.work_timing import end_at_completion
 from dsexplore.comm.handles import Handle
 from dsexplore.comm.logger import CommsLogger
 from dsexplore.comm.logger_config import CommsLoggerConfig

@@ -13,7 +13,7 @@ from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.stopwatch import Stopwatch
-from dsexplore.capture.timing import InFlight, end_at_completion, timing_of
+from dsexplore.capture.work_timing import InFlight, end_at_completion, timing_of
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate
 from tests.capture.works import FutureWork, SilentWork, Spanned, Timed

@@ -13,7 +13,8 @@ earlier than the one before it has ended.
 
 What `dsexplore.comm` issues and waits for itself ends on the host's clock when its call returns, see `labels`.
 
-Nothing waits for any of them, so overlap stays as it was; see `stopwatch` for the host's clock and `device_timing`.
+Nothing waits for any of them, so overlap stays as it was. The ends of works are here, CUDA events in `device_timing`;
+`stopwatch` uses both.
 """
 
 from __future__ import annotations
