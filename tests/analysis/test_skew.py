@@ -70,13 +70,16 @@ def tables_of(happened: list[Happened], ahead: dict[int, int] | None = None) -> 
 
 def test_the_last_to_come_is_late_and_the_others_waited() -> None:
     happened = [Happened({0: 0, 1: 1 * MS, 2: 9 * MS, 3: 10 * MS}, 2 * MS)]
-    row = Trace(tables_of(happened)).skew().row(0, named=True)
+    trace = Trace(tables_of(happened))
+    row = trace.skew().row(0, named=True)
     assert row["ranks"] == [0, 1, 2, 3]
     assert row["late_ranks"] == [2, 3]
     assert (row["first_start"], row["last_start"]) == pytest.approx((0, 0.010))
     assert row["duration"] == pytest.approx(0.002)
     assert row["waiting"] == pytest.approx([0.010, 0.009, 0.001, 0.0])
     assert row["waited"] == pytest.approx(0.020)
+    kept_waiting = trace.skew(by="rank")["kept_waiting"].to_list()
+    assert kept_waiting == pytest.approx([0.0, 0.0, 0.019, 0.020])  # rank 2 waited for rank 3, too
 
 
 def test_nobody_is_late_by_less_than_it_takes_to_wake_up() -> None:
