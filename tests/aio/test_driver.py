@@ -336,6 +336,16 @@ def test_each_address_is_lent_to_one_request_at_a_time(kind: type[Scripted], pie
     assert min(watch.latencies) >= 1
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_memory_of_requests_that_the_system_does_not_take_is_given_back(overlap: bool) -> None:
+    engine, slots = Scripted(3), Pieces([100, 200, 300])
+    engine.refuse.extend([2, 0, 1, 0])
+    drive(engine, split(False, -1, 0, 8 * BLOCK, 0, BLOCK), Policy(False, overlap), lambda: -1, slots)
+    assert (sorted(slots.free), slots.lent) == ([100, 200, 300], {})
+    assert slots.given.count(True) == 8
+    assert False in slots.given
+
+
 def test_a_queue_whose_memory_is_all_lent_is_filled_before_the_next_wait() -> None:
     engine = Scripted(2)
     drive(engine, split(False, -1, 0, 6 * BLOCK, 0, BLOCK), Policy(False, True), lambda: -1, Pieces([100, 200]))
