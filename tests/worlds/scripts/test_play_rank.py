@@ -6,6 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -245,6 +246,18 @@ class TestNothingSent:
         (note,) = dsexplore.run(write(tmp_path, text), world_size=4).info.notes
         assert note.startswith("nothing was sent, although the world has 4 ranks: ")
         assert why in note
+
+    @pytest.mark.parametrize(("processes", "is_stale"), [(None, False), (1, True), (4, False)])
+    def test_an_accelerate_that_keeps_to_one_process_is_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int | None, is_stale: bool
+    ) -> None:
+        """By the attributes that accelerate sets: its package is no dependency of the tests."""
+        shared = {} if processes is None else {"num_processes": processes}
+        state = SimpleNamespace(PartialState=SimpleNamespace(_shared_state=shared))
+        monkeypatch.setitem(sys.modules, "accelerate.state", state)
+        (note,) = dsexplore.run(write(tmp_path, "1"), world_size=4).info.notes
+        assert "it ran as one process alone" in note
+        assert ("; accelerate set itself up for 1 process before" in note) == is_stale
 
     def test_not_in_a_world_of_one_nor_in_a_cell_of_a_world_that_stays(self, tmp_path: Path) -> None:
         assert dsexplore.run(write(tmp_path, "1"), world_size=1).info.notes == ()
