@@ -15,6 +15,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from dsexplore.tracebacks import frames_where, is_not_hidden
+
 _AWAITS = (
     "this cell awaits at its top level, which %%commtrace cannot run: write "
     "`with dsexplore.commtrace(...) as trace:` around the awaiting lines in a plain cell instead"
@@ -95,6 +97,7 @@ def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> Non
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
+    trace = frames_where(trace, is_not_hidden)
 
     def render() -> list[str]:
         lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)

@@ -29,6 +29,7 @@ FLOORS = (
         "progress",
         "saved_json",
         "signatures",
+        "tracebacks",
         "unloaded_magic",
     },
     {"trace"},

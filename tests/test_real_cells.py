@@ -247,12 +247,14 @@ def test_a_hang_says_who_parted_from_the_others_and_where(hang: Hang) -> None:
 
 
 def test_a_rank_that_sleeps_is_named_with_its_line(hang: Hang) -> None:
-    sleep = "print('here')\nif rank == 1:\n    import time\n    time.sleep(1000)\ndist.all_reduce(x)"
+    module = "class Sleeps(torch.nn.Module):\n    def forward(self):\n        time.sleep(1000)\n"
+    sleep = f"print('here')\nimport time\n{module}if rank == 1:\n    Sleeps()()\ndist.all_reduce(x)"
     _, text = hang(f"%%commtrace --real 2 --timeout 240\n{SUM}{sleep}")
     assert (
-        "\nrank 1 did not come: rank 0 waits for it in all_reduce (In[2]:9, group 0, 16 B), collective 2 of group 0; "
-        "rank 1 was at In[2]:8\n"
+        "\nrank 1 did not come: rank 0 waits for it in all_reduce (In[2]:12, group 0, 16 B), collective 2 of group 0; "
+        "rank 1 was at In[2]:9\n"
     ) in text
+    assert "module_calls" not in text
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ _is_beneath_another = False
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module, and report where the call begins and ends."""
+    __tracebackhide__ = True  # from IPython and pytest: an error's traceback is that of the user's modules
     # What runs inside a compiled region belongs to the compiled module.
     if is_dynamo_compiling():
         return _call_module(self, *args, **kwargs)

@@ -19,6 +19,7 @@ from typing import Any
 from torch.distributed.device_mesh import init_device_mesh
 
 from dsexplore.trace.trace import Trace
+from dsexplore.tracebacks import frames_where, is_not_hidden
 from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.real.messages import LENGTH, Cell, CellReport, Job, receive
 from dsexplore.worlds.simulate import current_world
@@ -134,7 +135,8 @@ def failure_of(error: BaseException, file: str) -> CellReport:
     trace = error.__traceback__
     for _ in range(ours):
         trace = trace.tb_next if trace is not None else None
-    text = "".join(traceback.format_exception(type(error), error, trace))
+    shown = frames_where(trace, is_not_hidden)
+    text = "".join(traceback.format_exception(type(error), error, shown))
     message = f"{type(error).__name__}: {error}".removesuffix(": ")
     return CellReport(False, error=message, traceback=text, at=at, line=lines[-1] if lines else None)
 

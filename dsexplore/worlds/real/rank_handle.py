@@ -325,6 +325,7 @@ _OWN_FRAMES = (
     "worlds/real/cell_process.py",
     "capture/stopwatch.py",
     "capture/group_methods.py",
+    "capture/module_calls.py",
     "capture/observed_op.py",
     "capture/substrate.py",
     "capture/tensor_waits.py",

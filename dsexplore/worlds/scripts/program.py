@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
 
 from dsexplore.errors import UsageError
+from dsexplore.tracebacks import frames_where
 
 _OWN = str(Path(__file__).parents[2])
 _MAIN = "__main__"
@@ -126,21 +127,10 @@ def without_our_frames(error: BaseException, seen: set[int] | None = None) -> No
     if id(error) in seen:
         return
     seen.add(id(error))
-    error.__traceback__ = _kept(error.__traceback__)
+    error.__traceback__ = frames_where(error.__traceback__, lambda code: not _is_ours(code))
     for other in (error.__cause__, error.__context__):
         if other is not None:
             without_our_frames(other, seen)
-
-
-def _kept(trace: TracebackType | None) -> TracebackType | None:
-    entries = []
-    while trace is not None:
-        if not _is_ours(trace.tb_frame.f_code):
-            entries.append(trace)
-        trace = trace.tb_next
-    for entry in reversed(entries):
-        trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return trace
 
 
 def _is_ours(code: CodeType) -> bool:

@@ -42,3 +42,21 @@ def test_a_rank_that_saves_nothing_keeps_its_handler(handler: Any) -> None:
 
 def test_a_handler_that_a_cell_has_set_stays(tmp_path: Path) -> None:
     assert run("import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)", tmp_path) is signal.SIG_DFL
+
+
+def test_an_error_inside_a_module_is_reported_without_the_recorders_frames() -> None:
+    source = """
+from torch import nn
+
+class Broken(nn.Module):
+    def forward(self):
+        raise ValueError("inside")
+
+nn.Sequential(Broken()).append(Broken())[1]()
+"""
+    code = marshal.dumps((compile(source, "cell", "exec"), None))
+    report = run_cell(Cell(code, "cell", sources={}, names=b"", save=""), {})
+    assert (report.ok, report.error, report.line) == (False, "ValueError: inside", 6)
+    assert report.traceback is not None
+    assert "in forward" in report.traceback
+    assert "dsexplore" not in report.traceback.replace(str(Path(__file__).parents[3]), "")
