@@ -79,10 +79,10 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
     call = ModuleCall(module, identity, id(sys._getframe()), frame_kinds.caller_of_module())
-    in_progress.append(call)
-    own.innermost.append(call)
-    own.boundaries.append(_get_sequence_nr())
     try:
+        in_progress.append(call)
+        own.innermost.append(call)
+        own.boundaries.append(_get_sequence_nr())
         return _call_module(self, *args, **kwargs)
     finally:
         del in_progress[depth:]
