@@ -207,6 +207,16 @@ def _read_user_hook(reading: StackReading, frame: FrameType) -> None:
         reading.cause = DDP_BUCKET
 
 
+def _is_of(call: ModuleCall, frame: FrameType) -> bool:
+    """Whether a frame of kind MODULE_CALL or OUTER_CALL belongs to a call that was observed.
+
+    The frame of `module_calls` is this one, or up to two further out: around torch's ``_wrapped_call_impl``, which
+    calls ``_call_impl``.
+    """
+    around = frame.f_back
+    return call.frame in (id(frame), id(around), id(around.f_back) if around is not None else 0)
+
+
 def _read_module_call(reading: StackReading, frame: FrameType) -> None:
     if reading.phase_is_known:
         return
@@ -214,7 +224,7 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
     reading.phase = reading.own.forward if reading.graph_task == -1 else "recompute"
     reading.called = frame
     call = reading.own.open[-1] if reading.own.open else NO_CALL
-    if call.frame in (id(frame), id(frame.f_back)):  # else this call was not observed
+    if _is_of(call, frame):  # else this call was not observed
         reading.call = call
         if len(reading.sources) + 1 == reading.depth:
             reading.sources += call.sources

@@ -30,8 +30,10 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from dsexplore.capture.module_calls import ModuleCalls
+from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
-from dsexplore.capture.stack_reading import user_lines_alone
+from dsexplore.capture.stack_reading import read_stack, user_lines_alone
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)
@@ -304,3 +306,28 @@ def test_the_users_lines_are_all_where_nothing_else_is_on_the_stack() -> None:
     found, further = OnTheStack()()
     assert [code for code, _ in found] == [OnTheStack.forward.__code__]
     assert further.f_code.co_name == "_call_impl"
+
+
+@pytest.mark.parametrize("has_hook", [False, True], ids=["plain", "with a hook"])
+def test_a_reading_ends_at_the_module_call_that_was_observed(has_hook: bool) -> None:
+    modules, ended = Modules(lambda _about, message: pytest.fail(message)), []
+
+    class Reading(nn.Module):
+        def forward(self) -> None:
+            reading = read_stack(2, sys._getframe(), modules)
+            assert reading.call is modules.own_calls.open[-1]
+            assert len(reading.sources) == 2  # the second is known from the call
+            ended.append(reading.is_complete)
+
+    model = nn.Sequential()
+    inner = Reading()
+    if has_hook:
+        inner.register_forward_hook(lambda *_: None)
+    model.forward = lambda: inner()  # type: ignore[method-assign]
+    observer = ModuleCalls(modules)
+    observer.install()
+    try:
+        model()
+    finally:
+        observer.uninstall()
+    assert ended == [True]
