@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
 from dsexplore.analysis.findings.all_rules import RULES
@@ -87,6 +88,18 @@ def test_of_a_redistribute_without_a_known_cause_none_is_said() -> None:
     tables = planted.trace_of("implicit_redistributes", True).tables
     unknown = dsexplore.Trace(replace(tables, events=tables.events.with_columns(cause=pl.lit(""))))
     assert unknown.findings()[0].why.endswith("that the program did not ask for")
+
+
+def test_a_trace_without_steps_says_that_its_microbatches_may_be_steps() -> None:
+    unmarked = planted.trace_of("reduced_each_microbatch", True).findings()[0]
+    assert unmarked.why.endswith("if these are several steps, mark them: trace.step() after each")
+    with dsexplore.commtrace(world_size=4) as trace:
+        model = DistributedDataParallel(planted.Net())
+        for _ in range(2):
+            for _ in range(2):
+                model(planted.batch()).sum().backward()
+            trace.step()
+    assert trace.findings()[0].why.endswith("where the gradients are reduced after each of its microbatches")
 
 
 def test_findings_are_a_table_and_text() -> None:

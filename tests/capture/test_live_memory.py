@@ -31,3 +31,20 @@ def test_what_an_optimizer_has_and_no_op_has_met_is_not_counted() -> None:
     memory.met([met], "activations")
     memory.assign([unmet, met], "parameters")
     assert at_largest_sum(memory) == {"parameters": 40}
+
+
+def test_a_storage_counts_with_the_size_that_it_was_given_last() -> None:
+    memory = LiveMemory()
+    gathered = torch.ones(100)
+    memory.made([gathered], "parameters")
+    gathered.untyped_storage().resize_(0)
+    memory.resized(gathered.untyped_storage())
+    other = torch.ones(50)
+    memory.made([other], "activations")
+    gathered.untyped_storage().resize_(80)
+    memory.resized(gathered.untyped_storage())
+    unknown = torch.ones(30).untyped_storage()
+    memory.resized(unknown)
+    gathered.untyped_storage().resize_(400)
+    memory.resized(gathered.untyped_storage())
+    assert at_largest_sum(memory) == {"parameters": 400, "activations": 200, "buffers": 120}
