@@ -20,7 +20,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.function import FunctionCtx
 
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.source_lines import Source, Sources
+from dsexplore.capture.source_lines import Sources
 from dsexplore.trace.schema import Phase
 
 _KEPT_BOUNDARIES = 1_000_000
@@ -35,13 +35,8 @@ class ModuleCall(NamedTuple):
     """Identity of the object that was called: the module, or a wrapper around it."""
     frame: int = 0
     """Identity of the Python frame of the call; 0 where the call was not observed."""
-    source: Source | None = None
-    """The user's line that made the call, if it is known."""
-
-    @property
-    def sources(self) -> Sources:
-        """`source` as a tuple, empty where it is not known."""
-        return (self.source,) if self.source is not None else ()
+    sources: Sources = ()
+    """The user's line that made the call; empty where it is not known."""
 
 
 NO_CALL = ModuleCall()

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch._library.autograd import make_autograd_impl
 
-from dsexplore.capture.source_lines import Source, Sources
+from dsexplore.capture.source_lines import Sources
 
 PLUMBING: Final = -1  # our own code, and torch's between an op and a dispatch mode
 INTERNAL: Final = 0  # anything else of torch and of Python that says nothing
@@ -253,22 +253,11 @@ def caller_of_op() -> FrameType:
     return frame if frame.f_code is _AUTOGRAD_OF_OP else sys._getframe(2)
 
 
-def caller_of_module() -> Source | None:
-    """The user's line that calls the module whose call is this function's caller; None if there is none."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if kind_of(frame.f_code) in (USER, USER_HOOK):
-            return frame.f_code, frame.f_lasti
-        frame = frame.f_back
-    return None
-
-
 def user_lines(frame: FrameType | None, depth: int) -> Sources:
     """The innermost of the user's lines outwards from a frame, at most ``depth``."""
     found: Sources = ()
-    for kind, outer in meaningful(frame):
-        if len(found) >= depth:
-            break
-        if kind in (USER, USER_HOOK):
-            found += ((outer.f_code, outer.f_lasti),)
+    while frame is not None and len(found) < depth:
+        if kind_of(frame.f_code) in (USER, USER_HOOK):
+            found += ((frame.f_code, frame.f_lasti),)
+        frame = frame.f_back
     return found

@@ -17,9 +17,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule
 
 from dsexplore.capture import frame_kinds
-from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall
+from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, ThreadCalls
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.uncompiled import leave_frame_to_python
+from dsexplore.capture.uncompiled import leave_frame_to_python, leave_to_python
 
 
 class ModuleCalls:
@@ -36,6 +36,8 @@ class ModuleCalls:
         """Begin to report module calls."""
         global _installed, _call_module, _is_beneath_another
         leave_frame_to_python(_call.__code__)
+        leave_to_python(_begin.__code__)
+        leave_to_python(_end.__code__)
         frame_kinds.mark_module_call(_call.__code__)
         if not _is_beneath_another or nn.Module.__call__ is _call_module:
             _call_module, _is_beneath_another = nn.Module.__call__, False
@@ -63,30 +65,46 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module, and report where the call begins and ends."""
     __tracebackhide__ = True  # from IPython and pytest: an error's traceback is that of the user's modules
     # What runs inside a compiled region belongs to the compiled module.
-    if is_dynamo_compiling():
+    begun = _begin(self) if not is_dynamo_compiling() else None
+    if begun is None:
         return _call_module(self, *args, **kwargs)
+    try:
+        return _call_module(self, *args, **kwargs)
+    finally:
+        _end(*begun)
+
+
+def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
+    """Report that a module's call begins.
+
+    Returns:
+        the calls of this thread, and how many were in progress before; None where the call is not observed.
+    """
     observer = _installed
-    if observer is None or (isinstance(self, GraphModule) and frame_kinds.inside_compiled()):
-        return _call_module(self, *args, **kwargs)  # no longer recorded; or a compiled module's own graph
-    modules, identity = observer.modules, id(self)
+    if observer is None or (isinstance(called, GraphModule) and frame_kinds.inside_compiled()):
+        return None  # no longer recorded; or a compiled module's own graph
+    modules, identity = observer.modules, id(called)
     own = modules.own_calls
     in_progress = own.open
     depth = len(in_progress)
-    module = modules.find(self)
+    module = modules.find(called)
     if not depth:
         module.calls += 1
         own.begin_outermost()
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
-    call = ModuleCall(module, identity, id(sys._getframe()), frame_kinds.caller_of_module())
-    try:
-        in_progress.append(call)
-        own.innermost.append(call)
-        own.boundaries.append(_get_sequence_nr())
-        return _call_module(self, *args, **kwargs)
-    finally:
-        del in_progress[depth:]
-        if not depth:
-            own.end_outermost()
-        own.innermost.append(in_progress[-1] if depth else NO_CALL)
-        own.boundaries.append(_get_sequence_nr())
+    frame = sys._getframe(1)
+    call = ModuleCall(module, identity, id(frame), frame_kinds.user_lines(frame.f_back, 1))
+    in_progress.append(call)
+    own.innermost.append(call)
+    own.boundaries.append(_get_sequence_nr())
+    return own, depth
+
+
+def _end(own: ThreadCalls, depth: int) -> None:
+    """Report that a module's call has ended, and with it all calls inside of it."""
+    del own.open[depth:]
+    if not depth:
+        own.end_outermost()
+    own.innermost.append(own.open[-1] if depth else NO_CALL)
+    own.boundaries.append(_get_sequence_nr())

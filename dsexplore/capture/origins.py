@@ -97,8 +97,7 @@ class Origins:
             return None
         trigger = self._modules.find(module)
         if trigger.calls == 0:
-            source = reading.sources[0] if reading.sources else None
-            self._modules.assign_last_node(ModuleCall(trigger, source=source))
+            self._modules.assign_last_node(ModuleCall(trigger, sources=reading.sources[:1]))
         return trigger
 
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor
 
 from dsexplore.capture import frame_kinds, recorder
 from dsexplore.capture.record import record
-from dsexplore.capture.source_lines import Source, Sources
+from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import user_lines_alone
 from dsexplore.worlds.simulate import simulate
 
@@ -87,15 +86,18 @@ def test_the_kind_of_freed_code_is_forgotten() -> None:
     assert key not in frame_kinds.kinds
 
 
-def test_the_line_that_calls_a_module_is_found_past_torchs_frames() -> None:
-    class Asking(nn.Module):
-        def __call__(self) -> Source | None:
-            return frame_kinds.caller_of_module()
+def test_the_users_lines_are_found_between_other_code() -> None:
+    def inner() -> Sources:
+        return frame_kinds.user_lines(sys._getframe(), depth)
 
-    call = eval("lambda module: module()")  # code that is no line of the program
-    source = call(Asking())
-    assert source is not None
-    assert source[0] is sys._getframe().f_code
+    def outer() -> Sources:
+        found: Sources = eval("inner()", {"inner": inner})  # code that is no line of the program
+        return found
+
+    for depth in range(4):
+        codes = [code for code, _ in outer()]
+        assert codes == [inner.__code__, outer.__code__, sys._getframe().f_code][:depth]
+    assert frame_kinds.user_lines(None, 1) == ()
 
 
 def test_the_stack_of_a_functional_op_is_read_from_outside_its_autograd(monkeypatch: pytest.MonkeyPatch) -> None:

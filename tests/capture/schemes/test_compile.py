@@ -110,6 +110,25 @@ def test_a_recorded_run_compiles_what_an_unrecorded_one_does(
     assert counts == [counts[0]] * 3
 
 
+def test_a_module_that_is_met_between_graphs_is_not_compiled_with_the_recorder(
+    world: Callable[..., DeviceMesh], sizes: SimpleNamespace
+) -> None:
+    """``Sequential`` is left to Python, where torch.compile looks at each function that is called."""
+    mesh = world("tp=4")
+    layers = [parallelize_module(nn.Linear(sizes.d, sizes.d), mesh, ColwiseParallel()) for _ in range(2)]
+    model = nn.Sequential(layers[0])
+    model.compile(backend="aot_eager", fullgraph=True)
+    x = torch.ones(sizes.tokens, sizes.d)
+    gathered = nn.Sequential(layers[1])  # as a module of another model it is not met with this one
+    with record() as trace:
+        model(x)
+        before = graphs()
+        model[0] = gathered[0]
+        model(x)
+    assert graphs() == before
+    assert dict(trace.modules.select("module", "calls").iter_rows())["Sequential"] == 2
+
+
 class Stack(nn.Sequential):
     """A sequence of modules that torch.compile compiles as one, as its forward is no part of torch."""
 
