@@ -95,9 +95,13 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
         module.calls += 1  # not again for the module inside a wrapper
     frame = sys._getframe(1)
     call = ModuleCall(module, identity, id(frame), frame_kinds.user_lines(frame.f_back, 1))
-    in_progress.append(call)
-    own.innermost.append(call)
-    own.boundaries.append(_get_sequence_nr())
+    try:
+        in_progress.append(call)
+        own.innermost.append(call)
+        own.boundaries.append(_get_sequence_nr())
+    except BaseException:  # Ctrl-C in between
+        del in_progress[depth:], own.innermost[len(own.boundaries) :]
+        raise
     return own, depth
 
 

@@ -164,6 +164,20 @@ def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Mo
     assert modules.own_calls.open == []
 
 
+def test_an_interrupt_as_a_call_begins_leaves_no_open_call(modules: Modules) -> None:
+    class Interrupted(list[int]):
+        def append(self, number: int) -> None:
+            raise KeyboardInterrupt
+
+    own, model = modules.own_calls, nn.Linear(1, 1)
+    own.boundaries = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 1))
+    assert (own.open, own.innermost, own.boundaries) == ([], [], [])
+    own.boundaries = []
+    assert node_names(modules, model(torch.ones(1, 1)))[0] == "Addmm Linear"
+
+
 def test_recomputed_forwards_count_as_calls(modules: Modules) -> None:
     block = FeedForward()
     checkpoint(block, torch.ones(1, D, requires_grad=True), use_reentrant=False).sum().backward()
