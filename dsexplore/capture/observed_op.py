@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._guards import TracingContext
@@ -68,6 +69,27 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+class _Keys(NamedTuple):
+    """What the dispatcher's keys say of a call that has come to a kernel in front."""
+
+    behind: torch._C.DispatchKeySet
+    """The keys with which the call goes on."""
+    has_meta: bool
+    """Whether a tensor is a meta or fake one."""
+    has_cpu: bool
+
+
+@cache
+def _read_keys(raw: int) -> _Keys:
+    """Read a set of keys, given as its bits: of the few sets that occur, each is read once."""
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw)
+    return _Keys(keys & BEHIND, keys.has(_META), keys.has(_CPU))
+
+
+_NO_KEYS = _Keys(BEHIND, has_meta=True, has_cpu=False)
+"""Of a call that has not come from the dispatcher, but from a mode of fake or local tensors."""
+
+
 class _Nesting(threading.local):
     """The observed collective that runs in this thread: what is issued inside of it is no event of its own."""
 
@@ -104,11 +126,12 @@ def observed(
             result = kernel(keys, *args, **kwargs)
             outer.append(result)
             return result
-        if is_compiling() or ((keys is None or keys.has(_META)) and TracingContext.try_get() is not None):
+        behind, has_meta, has_cpu = _NO_KEYS if keys is None else _read_keys(keys.raw_repr())
+        if is_compiling() or (has_meta and TracingContext.try_get() is not None):
             return kernel(keys, *args, **kwargs)
         pending = begins(raw_op, entry, args)
-        if redispatch is not None and pending is not None and not pending.needs_work and keys.has(_CPU):
-            result = pass_kernels_by(redispatch, keys & BEHIND, *args, **kwargs)
+        if redispatch is not None and has_cpu and pending is not None and not pending.needs_work:
+            result = pass_kernels_by(redispatch, behind, *args, **kwargs)
             returned(pending, result)
             return result
         inner: list[Any] = []
