@@ -56,10 +56,7 @@ class Groups:
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
         # The str is a GroupName.
-        return self.of(_resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle))  # type: ignore[arg-type]
-
-    def of(self, process_group: Any) -> Group:
-        """The group of a live ``ProcessGroup``."""
+        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]
         known = self._by_identity.get(id(process_group))
         if known is None or known[0]() is not process_group:
             known = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)

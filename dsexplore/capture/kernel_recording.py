@@ -240,11 +240,11 @@ class KernelRecording:
     def _where(self) -> tuple[Phase, ModuleEntry | None]:
         """The phase, and the module that runs; in backward the one whose forward made the running autograd node."""
         is_backward = _current_graph_task_id() != -1
-        open_calls = self.modules.own_calls.open
+        open_calls = self.modules.own.calls.open
         if not is_backward:
             if self._optimizing:
                 return "optimizer", None
-            return (self.modules.own_calls.forward, open_calls[-1].module) if open_calls else ("other", None)
+            return (self.modules.own.calls.forward, open_calls[-1].module) if open_calls else ("other", None)
         if open_calls:
             return "recompute", open_calls[-1].module
         node = _current_autograd_node()

@@ -84,7 +84,7 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     if observer is None or (isinstance(called, GraphModule) and frame_kinds.inside_compiled()):
         return None  # no longer recorded; or a compiled module's own graph
     modules, identity = observer.modules, id(called)
-    own = modules.own_calls
+    own = modules.own.calls
     in_progress = own.open
     depth = len(in_progress)
     module = modules.find(called)

@@ -44,12 +44,7 @@ class Modules:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self._own = OwnCalls(self._threads)
-
-    @property
-    def own_calls(self) -> ThreadCalls:
-        """The module calls of the thread that reads this."""
-        return self._own.calls
+        self.own = OwnCalls(self._threads)
 
     def release(self) -> None:
         """Drop all references to meshes; entries and layouts stay."""
@@ -80,18 +75,15 @@ class Modules:
             return NO_CALL
         if isinstance(node, AccumulateGrad):
             return ModuleCall(self.holder(node.variable))
-        return self._calls_of_forward(called_here).call_of(node._sequence_nr())
-
-    def _calls_of_forward(self, called_here: bool) -> ThreadCalls:
-        """The calls of the thread whose forward made the autograd node that runs in this thread."""
-        own = self.own_calls
-        if called_here and own.boundaries:
-            return own
-        return calls_of_forward(self._threads, own, () if called_here else frame_kinds.threads_in_engine())
+        calls = self.own.calls
+        if not (called_here and calls.boundaries):
+            waiting = () if called_here else frame_kinds.threads_in_engine()
+            calls = calls_of_forward(self._threads, calls, waiting)
+        return calls.call_of(node._sequence_nr())
 
     def assign_last_node(self, call: ModuleCall) -> None:
         """Record that the newest autograd node was made in that call, whose begin was not observed."""
-        own = self.own_calls
+        own = self.own.calls
         if call.module is not None and own.current is not call.module:
             own.assign_last_node(call)
 
@@ -128,7 +120,7 @@ class Modules:
             entry = self.find(inner)
             self._known[id(module)] = weakref.ref(module), entry
             return entry
-        for outermost in self.own_calls.open[:1]:
+        for outermost in self.own.calls.open[:1]:
             caller = outermost.module
             root = caller.root or caller if caller is not None else None
             model = root.reference() if root is not None else None
@@ -176,7 +168,7 @@ class Modules:
 
     def running(self) -> ModuleEntry | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
-        current = self.own_calls.current
+        current = self.own.calls.current
         if current is not None or torch._C._current_graph_task_id() == -1:
             return current
         return self.call_of_node(torch._C._current_autograd_node(), called_here=False).module
@@ -187,7 +179,7 @@ class Modules:
 
     def in_forward(self) -> bool:
         """Whether a module's forward runs in this thread."""
-        return bool(self.own_calls.open)
+        return bool(self.own.calls.open)
 
     def meshes(self) -> list[DeviceMesh]:
         """The meshes that parameters lie on."""

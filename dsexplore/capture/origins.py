@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.groups import Groups
-from dsexplore.capture.issued_collective import Origin
+from dsexplore.capture.issued_collective import Origin, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Sources
@@ -39,9 +39,11 @@ class Origins:
             stage: the pipeline stage that sends or receives, if it is known.
         """
         modules, cause = self._modules, reading.cause
-        redistribute, mesh = reading.redistribute
-        if mesh is not None:
-            self._groups.add_mesh(mesh)
+        before, after = reading.before, reading.after
+        redistribute = None
+        if before is not None and after is not None:
+            self._groups.add_mesh(before.mesh)
+            redistribute = Redistribute(reading.redistribute_reason, before.placements, after.placements)
         owner = modules.find(reading.owner) if reading.owner is not None else None
         trigger = reading.call.module
         if trigger is None:

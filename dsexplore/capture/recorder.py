@@ -265,7 +265,7 @@ class Recorder:
         )
         lines, further = user_lines_alone(frame, self._stack_depth)
         if further is None and _current_graph_task_id() == -1:
-            issued.origin = self._origins.of_lines(lines, self._modules.own_calls.outside)
+            issued.origin = self._origins.of_lines(lines, self._modules.own.calls.outside)
             position = 0
         else:
             position = self._place(issued, args, frame, (lines, further))

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import _current_autograd_node, _current_graph_task_id
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, ThreadCalls
-from dsexplore.capture.issued_collective import Redistribute
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Sources
 from dsexplore.trace.causes import PIPELINE_SCHEDULE
@@ -84,8 +83,10 @@ class StackReading:
     cause: str = ""
     dtensor_op: str = ""
     """The innermost op on DTensors, ``aten.add``."""
-    redistributing: dict[str, Any] | None = None
-    """Local names of the innermost redistribute."""
+    before: DTensorSpec | None = None
+    """What the innermost redistribute changes; None outside a redistribute."""
+    after: DTensorSpec | None = None
+    """What the innermost redistribute makes of it."""
     schedule: tuple[dict[str, Any], ...] = ()
     """Local names of the pipeline schedule's frames, innermost first; see `pipelines`."""
     batch_position: int = 0
@@ -106,16 +107,11 @@ class StackReading:
         return self.called.f_locals.get("self") if self.called is not None else None
 
     @property
-    def redistribute(self) -> tuple[Redistribute, DeviceMesh] | tuple[None, None]:
-        """The placements before and after with what needed the change, and the mesh; nothing outside a redistribute."""
-        if self.redistributing is None:
-            return None, None
-        before, after = self.redistributing["current_spec"], self.redistributing["target_spec"]
+    def redistribute_reason(self) -> str:
+        """The op that needed a redistribute; ``redistribute`` where the program asked for it."""
         if self.is_implicit and self.dtensor_op:
-            reason = self.dtensor_op
-        else:
-            reason = "redistribute backward" if self.in_redistribute_backward else "redistribute"
-        return Redistribute(reason, before.placements, after.placements), before.mesh
+            return self.dtensor_op
+        return "redistribute backward" if self.in_redistribute_backward else "redistribute"
 
     def decide_phase(self, phase: Phase) -> None:
         """Set the phase, unless a frame further in has decided it."""
@@ -172,7 +168,7 @@ def read_stack(
         begun: what `user_lines_alone` returned, where it has read the innermost part of the stack.
     """
     graph_task = _current_graph_task_id()
-    reading = StackReading(depth, modules, modules.own_calls, graph_task, "other" if graph_task == -1 else "backward")
+    reading = StackReading(depth, modules, modules.own.calls, graph_task, "other" if graph_task == -1 else "backward")
     kinds = frame_kinds.kinds
     reading.sources, frame = begun or ((), innermost)
     while frame is not None and not reading.is_complete:
@@ -184,7 +180,7 @@ def read_stack(
         frame = frame.f_back
     if graph_task != -1 and reading.called is None and reading.backward is None:
         reading.attribute_to_node(called_here=False)
-    if reading.redistributing is None and not reading.cause:
+    if reading.before is None and not reading.cause:
         if reading.dtensor_op:
             reading.cause = reading.dtensor_op
         elif graph_task != -1 and frame_kinds.is_called_by_engine(innermost):
@@ -207,14 +203,17 @@ def _read_user_hook(reading: StackReading, frame: FrameType) -> None:
         reading.cause = DDP_BUCKET
 
 
-def _is_of(call: ModuleCall, frame: FrameType) -> bool:
+def _is_of(call: ModuleCall, frame: FrameType | None) -> bool:
     """Whether a frame of kind MODULE_CALL or OUTER_CALL belongs to a call that was observed.
 
     The frame of `module_calls` is this one, or up to two further out: around torch's ``_wrapped_call_impl``, which
     calls ``_call_impl``.
     """
-    around = frame.f_back
-    return call.frame in (id(frame), id(around), id(around.f_back) if around is not None else 0)
+    for _ in range(3):
+        if id(frame) == call.frame:
+            return True
+        frame = frame.f_back if frame is not None else None
+    return False
 
 
 def _read_module_call(reading: StackReading, frame: FrameType) -> None:
@@ -287,8 +286,9 @@ def _read_sender(reading: StackReading, frame: FrameType) -> None:
 
 
 def _read_redistribute(reading: StackReading, frame: FrameType) -> None:
-    if reading.redistributing is None:
-        reading.redistributing = frame.f_locals
+    if reading.before is None:
+        names = frame.f_locals
+        reading.before, reading.after = names["current_spec"], names["target_spec"]
 
 
 def _read_dtensor_op(reading: StackReading, frame: FrameType) -> None:

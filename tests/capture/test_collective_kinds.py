@@ -70,7 +70,7 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
     made = origins.Origins(modules, Groups())
 
     def of(offset: int) -> Origin:
-        reading = StackReading(1, modules, modules.own_calls, -1, "other")
+        reading = StackReading(1, modules, modules.own.calls, -1, "other")
         reading.sources = ((CODE, offset),)
         return made.of(reading)
 

@@ -131,6 +131,6 @@ def test_a_slice_of_a_mesh_is_shown_as_the_whole_mesh() -> None:
     with simulate(world_size=8):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         groups = Groups()
-        groups.of(mesh.get_group("dp"))
+        groups.find(mesh.get_group("dp"))
         groups.add_mesh(mesh["dp"])
         assert [(group.axis, group.mesh) for group in groups.described()] == [("dp", "dp=2,tp=4")]

@@ -143,7 +143,7 @@ def test_an_exception_inside_a_module_leaves_no_open_call(modules: Modules) -> N
 
     with pytest.raises(RuntimeError, match="inside"):
         nn.Sequential(nn.Identity(), Failing())(torch.ones(1))
-    assert modules.own_calls.open == []
+    assert modules.own.calls.open == []
 
 
 def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Modules) -> None:
@@ -161,7 +161,7 @@ def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Mo
     model[1].stop = False
     out = model(torch.ones(1, 1)).sum()
     assert node_names(modules, out)[0] == "Sum -"
-    assert modules.own_calls.open == []
+    assert modules.own.calls.open == []
 
 
 def test_an_interrupt_as_a_call_begins_leaves_no_open_call(modules: Modules) -> None:
@@ -169,7 +169,7 @@ def test_an_interrupt_as_a_call_begins_leaves_no_open_call(modules: Modules) -> 
         def append(self, number: int) -> None:
             raise KeyboardInterrupt
 
-    own, model = modules.own_calls, nn.Linear(1, 1)
+    own, model = modules.own.calls, nn.Linear(1, 1)
     own.boundaries = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1, 1))

@@ -315,7 +315,7 @@ def test_a_reading_ends_at_the_module_call_that_was_observed(has_hook: bool) -> 
     class Reading(nn.Module):
         def forward(self) -> None:
             reading = read_stack(2, sys._getframe(), modules)
-            assert reading.call is modules.own_calls.open[-1]
+            assert reading.call is modules.own.calls.open[-1]
             assert len(reading.sources) == 2  # the second is known from the call
             ended.append(reading.is_complete)
 
