@@ -261,7 +261,7 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
         kind = kinds.get(id(code))
         if kind is None:
             kind = kind_of(code)
-        if kind == USER or kind == USER_HOOK:
+        if kind in (USER, USER_HOOK):
             found += ((code, frame.f_lasti),)
         frame = frame.f_back
     return found

@@ -8,14 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dsexplore.capture import origins
 from dsexplore.capture.collective_kinds import CollectiveKinds
-from dsexplore.capture.groups import Group, Groups
+from dsexplore.capture.groups import Group
 from dsexplore.capture.issued_collective import Issued, Origin
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorded_content import event_columns
-from dsexplore.capture.stack_reading import StackReading
 
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
 CODE = compile("1", "/elsewhere/train.py", "eval")
@@ -63,20 +60,3 @@ def test_a_collective_without_messages_leaves_the_others_their_times() -> None:
     """As many messages as collectives, but not one each."""
     table = event_columns(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1).table()
     assert table.select("start", "end", "step", "seq").rows() == [(3, 4, 1, 0), (3, 4, 1, 1)]
-
-
-def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = Modules(lambda *_: None)
-    made = origins.Origins(modules, Groups())
-
-    def of(offset: int) -> Origin:
-        reading = StackReading(1, modules, modules.own.calls, -1, "other")
-        reading.sources = ((CODE, offset),)
-        return made.of(reading)
-
-    assert of(0) is of(0)
-    assert of(0) == origin(0)
-    assert of(2) == origin(2)
-    monkeypatch.setattr(origins, "_MOST_KNOWN", 2)
-    assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
-    assert len(made._known) == 1
