@@ -45,6 +45,7 @@ class Modules:
 
     def __post_init__(self) -> None:
         self.own = OwnCalls(self._threads)
+        """The module calls of the thread that reads its ``calls``."""
 
     def release(self) -> None:
         """Drop all references to meshes; entries and layouts stay."""
