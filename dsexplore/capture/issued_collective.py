@@ -57,7 +57,7 @@ class Origin(NamedTuple):
         """Equal for origins that are alike, and quickly hashed: hashing a code object reads all of its bytecode."""
         phase, trigger, owner, sources, cause, redistribute, *marks = self
         lines = tuple([(id(code), offset) for code, offset in sources])
-        return (phase, id(trigger), id(owner), lines, cause, id(redistribute), *marks)
+        return (phase, id(trigger), id(owner), lines, cause, redistribute, *marks)
 
 
 NOWHERE = Origin("other", None, None, ())

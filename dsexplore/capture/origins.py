@@ -38,7 +38,11 @@ class Origins:
             reading: of the stack.
             stage: the pipeline stage that sends or receives, if it is known.
         """
-        modules, cause = self._modules, reading.cause
+        modules, cause, redistribute = self._modules, reading.cause, None
+        before, after = reading.before, reading.after
+        if before is not None and after is not None:
+            self._groups.add_mesh(before.mesh)
+            redistribute = Redistribute(reading.redistribute_reason, before.placements, after.placements)
         owner = modules.find(reading.owner) if reading.owner is not None else None
         trigger = reading.call.module
         if trigger is None:
@@ -47,9 +51,19 @@ class Origins:
             modules.assign_last_node(reading.call)
         if owner is None and cause in (DDP_BUCKET, DDP_UNUSED):
             owner = modules.root_of_type(DistributedDataParallel)
-        elif not cause and reading.before is None and _is_called(reading, DistributedDataParallel):
+        elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
             cause = "DDP buffers and bucket order"
-        return self._shared(reading, trigger, owner or trigger, cause)
+        origin = Origin(
+            reading.phase,
+            trigger,
+            owner or trigger,
+            reading.sources,
+            cause,
+            redistribute,
+            reading.is_implicit,
+            reading.is_object,
+        )
+        return origin if redistribute is not None else self._shared(origin)
 
     def of_lines(self, lines: Sources, phase: Phase) -> Origin:
         """The origin of a collective of which the user's lines are all that is known.
@@ -58,32 +72,20 @@ class Origins:
             lines: innermost first.
             phase: of the program.
         """
-        key = _key_of(lines, phase)
+        key: tuple[Any, ...] = (phase,)
+        for code, offset in lines:  # the origin keeps the code, and with it the code's identity
+            key += id(code), offset
         known = self._known.get(key)
         return self._share(key, Origin(phase, None, None, lines)) if known is None else known
 
-    def _shared(
-        self, reading: StackReading, trigger: ModuleEntry | None, owner: ModuleEntry | None, cause: str
-    ) -> Origin:
-        """The same origin for all collectives that are alike: a program issues few kinds, each in every step."""
-        phase, lines, before, after = reading.phase, reading.sources, reading.before, reading.after
-        mesh, reason, change = None, "", None
-        if before is not None and after is not None:
-            mesh, reason, change = before.mesh, reading.redistribute_reason, (before.placements, after.placements)
-            self._groups.add_mesh(mesh)
-        is_implicit, is_object = reading.is_implicit, reading.is_object
-        key = _key_of(lines, phase, id(trigger), id(owner), cause, id(mesh), reason, is_implicit, is_object)
-        known = self._known.get(key)
-        if known is not None and (change is None or known.redistribute == (reason, *change)):
-            return known
-        redistribute = Redistribute(reason, *change) if change is not None else None
-        return self._share(key, Origin(phase, trigger, owner, lines, cause, redistribute, is_implicit, is_object))
+    def _shared(self, origin: Origin) -> Origin:
+        """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""
+        return self._share(origin.content, origin)
 
     def _share(self, key: tuple[Any, ...], origin: Origin) -> Origin:
         if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
             self._known.clear()
-        self._known[key] = origin
-        return origin
+        return self._known.setdefault(key, origin)
 
     def release(self) -> None:
         """Drop all references to origins, and to the program's code in them."""
@@ -98,13 +100,6 @@ class Origins:
         if trigger.calls == 0:
             self._modules.assign_last_node(ModuleCall(trigger, sources=reading.sources[:1]))
         return trigger
-
-
-def _key_of(lines: Sources, *rest: Any) -> tuple[Any, ...]:
-    """A key for what is known of origins with these lines: hashing a code object would read all of its bytecode."""
-    for code, offset in lines:  # the origin keeps the code, and with it the code's identity
-        rest += id(code), offset
-    return rest
 
 
 def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:

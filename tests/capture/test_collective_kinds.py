@@ -7,12 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.tensor import Placement, Replicate, Shard
 
+from dsexplore.capture import origins
 from dsexplore.capture.collective_kinds import CollectiveKinds
-from dsexplore.capture.groups import Group
-from dsexplore.capture.issued_collective import Issued, Origin
+from dsexplore.capture.groups import Group, Groups
+from dsexplore.capture.issued_collective import Issued, Origin, Redistribute
+from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorded_content import event_columns
+from dsexplore.capture.stack_reading import StackReading
 
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
 CODE = compile("1", "/elsewhere/train.py", "eval")
@@ -21,6 +25,11 @@ SENT: Message = ("all_reduce", 8, torch.float32, (2,))
 
 def origin(offset: int = 0) -> Origin:
     return Origin("other", None, None, ((CODE, offset),))
+
+
+def redistributed(before: Placement) -> Origin:
+    """The origin of an all-gather of a DTensor, not shared with any other."""
+    return origin()._replace(redistribute=Redistribute("redistribute", (before,), (Replicate(),)))
 
 
 def issued(messages: Sequence[Message], start: int, end: int | None) -> Issued:
@@ -43,6 +52,7 @@ def test_what_differs_by_time_alone_has_one_kind() -> None:
         {"group": None},
         {"rank": 1},
         {"origin": origin(2)},
+        {"origin": redistributed(Shard(0))},
         {"is_async": True},
         {"failure": "failed: RuntimeError"},
         {"end": None},
@@ -56,7 +66,31 @@ def test_what_differs_otherwise_has_another(change: dict[str, object]) -> None:
     assert [kind.state for kind in found.kinds] == [one.state, replace(one, **change).state]  # type: ignore[arg-type]
 
 
+def test_redistributes_that_are_alike_have_one_kind() -> None:
+    one = issued([SENT], 1, 2)
+    befores = Shard(0), Shard(0), Shard(1), Shard(0)
+    found = CollectiveKinds([replace(one, origin=redistributed(before)) for before in befores])
+    assert found.numbers == [0, 0, 1, 0]
+
+
 def test_a_collective_without_messages_leaves_the_others_their_times() -> None:
     """As many messages as collectives, but not one each."""
     table = event_columns(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1).table()
     assert table.select("start", "end", "step", "seq").rows() == [(3, 4, 1, 0), (3, 4, 1, 1)]
+
+
+def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = Modules(lambda *_: None)
+    made = origins.Origins(modules, Groups())
+
+    def of(offset: int) -> Origin:
+        reading = StackReading(1, modules, modules.own.calls, -1, "other")
+        reading.sources = ((CODE, offset),)
+        return made.of(reading)
+
+    assert of(0) is of(0)
+    assert of(0) == origin(0)
+    assert of(2) == origin(2)
+    monkeypatch.setattr(origins, "_MOST_KNOWN", 2)
+    assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
+    assert len(made._known) == 1
