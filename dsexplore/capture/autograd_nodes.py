@@ -24,8 +24,6 @@ from dsexplore.capture.source_lines import Sources
 from dsexplore.trace.schema import Phase
 
 _KEPT_BOUNDARIES = 1_000_000
-_RECENT_BOUNDARIES = 1_000
-"""How many are searched first: most nodes that run are of the latest forward."""
 
 
 class ModuleCall(NamedTuple):
@@ -130,10 +128,7 @@ class ThreadCalls:
     def call_of(self, number: int) -> ModuleCall:
         """The innermost call that ran when the autograd node of that number was made; `NO_CALL` for none."""
         with self._lock:
-            boundaries = self.boundaries
-            recent = len(boundaries) - _RECENT_BOUNDARIES
-            begin = recent if recent > 0 and boundaries[recent] <= number else 0
-            position = bisect_right(boundaries, number, begin) - 1
+            position = bisect_right(self.boundaries, number) - 1
             return self.innermost[position] if position >= 0 else NO_CALL
 
 

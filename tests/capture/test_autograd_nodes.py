@@ -72,15 +72,6 @@ def test_a_node_belongs_to_the_innermost_call_at_or_before_its_number() -> None:
     ]
 
 
-def test_a_node_is_found_among_recent_boundaries_and_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd_nodes, "_RECENT_BOUNDARIES", 2)
-    calls = with_boundaries(1, 0, 10, 20, 30)
-    names = ("first", "second", "third", "fourth")
-    calls.innermost = [call(name) for name in names]
-    found = [calls.call_of(number).module for number in (5, 15, 20, 25, 35)]
-    assert [entry.name for entry in found if entry] == ["first", "second", "third", "third", "fourth"]
-
-
 def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 4)
     calls = with_boundaries(1, 0, 10, 20, 30)
