@@ -273,7 +273,8 @@ class Copies:
     def __init__(self, folder: Path, python: Path, number: int) -> None:
         self._python = python
         self._free: queue.Queue[Path] = queue.Queue()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: dict[Path, subprocess.Popen[str]] = {}
+        """By the copy in which it runs."""
         self._lock = threading.Lock()
         self._stopped = False
         listed = subprocess.run(
@@ -335,7 +336,7 @@ class Copies:
                     stderr=subprocess.STDOUT, text=True, start_new_session=True,
                 )  # fmt: skip
                 resource.prlimit(run.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
-                self._running.add(run)
+                self._running[copy] = run
             try:
                 code = run.wait(LIMIT)
                 outcome = (
@@ -344,8 +345,8 @@ class Copies:
             except subprocess.TimeoutExpired:
                 outcome = "time limit"
             finally:
-                end(run)
-                self._running.discard(run)
+                end(run, copy)
+                self._running.pop(copy, None)
             output.seek(0)
             return outcome, output.read()[-20000:]
 
@@ -353,15 +354,29 @@ class Copies:
         """End the tests that run, and start no others."""
         with self._lock:
             self._stopped = True
-            for run in list(self._running):
-                end(run)
+            for copy, run in list(self._running.items()):
+                end(run, copy)
 
 
-def end(run: subprocess.Popen[str]) -> None:
-    """End a test run and the processes of its session."""
+def end(run: subprocess.Popen[str], copy: Path) -> None:
+    """End a test run in a copy, and what its tests started and left, in other sessions too, as engines of a cluster."""
     with suppress(ProcessLookupError):
         os.killpg(run.pid, signal.SIGKILL)
     run.wait()
+    while left := processes_of(copy):
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def processes_of(copy: Path) -> list[int]:
+    """The processes that inherited the environment of a test run in that copy."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if f"PYTHONPATH={copy}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
 
 
 def kept() -> dict[str, dict[str, Any]]:
