@@ -257,11 +257,7 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
     """The innermost of the user's lines outwards from a frame, at most ``depth``."""
     found: Sources = ()
     while frame is not None and len(found) < depth:
-        code = frame.f_code
-        kind = kinds.get(id(code))
-        if kind is None:
-            kind = kind_of(code)
-        if kind in (USER, USER_HOOK):
-            found += ((code, frame.f_lasti),)
+        if kind_of(frame.f_code) in (USER, USER_HOOK):
+            found += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
     return found
