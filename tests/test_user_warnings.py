@@ -52,7 +52,7 @@ def test_a_thread_in_which_no_line_is_the_users(caught: list[warnings.WarningMes
 def test_of_an_op_that_could_not_be_described(
     caught: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "user_lines_alone", lambda *_: 1 / 0)
+    monkeypatch.setattr(recorder, "read_stack", lambda *_: 1 / 0)
     with simulate(world_size=4), record() as trace:
         dist.all_reduce(torch.ones(2))
     assert len(trace) == 0

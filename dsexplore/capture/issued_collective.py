@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from dsexplore import placement_text
@@ -26,6 +27,7 @@ class Redistribute(NamedTuple):
     """One placement per mesh axis."""
     after: tuple[Any, ...]
 
+    @lru_cache(maxsize=1_000)  # noqa: B019 # a program has few different ones, each of them in every layer
     def __str__(self) -> str:
         return f"{self.reason} {placement_text.change(self.before, self.after)}"
 
@@ -58,10 +60,6 @@ class Origin(NamedTuple):
         phase, trigger, owner, sources, cause, redistribute, *marks = self
         lines = tuple([(id(code), offset) for code, offset in sources])
         return (phase, id(trigger), id(owner), lines, cause, redistribute, *marks)
-
-
-NOWHERE = Origin("other", None, None, ())
-"""Of a collective whose place in the program is still to be filled in."""
 
 
 class Keeper(Protocol):

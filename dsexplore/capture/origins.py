@@ -12,9 +12,7 @@ from dsexplore.capture.groups import Groups
 from dsexplore.capture.issued_collective import Origin, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
-from dsexplore.trace.schema import Phase
 
 _MOST_KNOWN = 10_000
 
@@ -64,19 +62,6 @@ class Origins:
             reading.is_object,
         )
         return origin if redistribute is not None else self._shared(origin)
-
-    def of_lines(self, lines: Sources, phase: Phase) -> Origin:
-        """The origin of a collective of which the user's lines are all that is known.
-
-        Args:
-            lines: innermost first.
-            phase: of the program.
-        """
-        key: tuple[Any, ...] = (phase,)
-        for code, offset in lines:  # the origin keeps the code, and with it the code's identity
-            key += id(code), offset
-        known = self._known.get(key)
-        return self._share(key, Origin(phase, None, None, lines)) if known is None else known
 
     def _shared(self, origin: Origin) -> Origin:
         """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""

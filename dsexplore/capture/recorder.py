@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _current_graph_task_id
+from torch import nn
 
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
-from dsexplore.capture.issued_collective import NOWHERE, Batches, Issued, Label, is_async
+from dsexplore.capture.issued_collective import Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_calls import ModuleCalls
 from dsexplore.capture.modules import Modules
@@ -38,8 +38,7 @@ from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_content import content_of
 from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording
-from dsexplore.capture.source_lines import Sources
-from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack, user_lines_alone
+from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack
 from dsexplore.capture.stopwatch import Stopwatch
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
@@ -252,51 +251,40 @@ class Recorder:
         self, raw_op: str, entry: Communication, args: tuple[Any, ...], group: Group | None, frame: FrameType
     ) -> Issued:
         """Describe a collective that is about to be issued inside ``frame``."""
+        reading = read_stack(self._stack_depth, frame, self._modules)
+        messages = entry.messages(args, size_of(group), entry.op)
+        if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(frame):
+            reading.cause = DDP_UNUSED  # no gradient is a whole number
+        stage = self._place_in_schedule(reading, messages[0][0], args) if reading.schedule else None
         read_parties = PARTIES.get(raw_op)
         issued = Issued(
             raw_op,
-            entry.messages(args, size_of(group), entry.op),
+            messages,
             group,
             group.own_rank if group is not None else own_rank(),
-            NOWHERE,
-            is_async(entry, args),
+            self._origins.of(reading, stage),
+            is_async(entry, args) and not reading.is_blocking,
             current.label,
             read_parties(args) if read_parties is not None else None,
         )
-        lines, further = user_lines_alone(frame, self._stack_depth)
-        if further is None and _current_graph_task_id() == -1:
-            issued.origin = self._origins.of_lines(lines, self._modules.own.calls.outside)
-            position = 0
-        else:
-            position = self._place(issued, args, frame, (lines, further))
-        if position or "coalesced" in raw_op:
-            issued.batch = self._batches.number_of(position)
+        if reading.batch_position or "coalesced" in raw_op:
+            issued.batch = self._batches.number_of(reading.batch_position)
         return issued
 
-    def _place(
-        self, issued: Issued, args: tuple[Any, ...], innermost: FrameType, begun: tuple[Sources, FrameType | None]
-    ) -> int:
-        """Fill in where in the program a collective is issued, and why, as the rest of the stack says.
+    def _place_in_schedule(self, reading: StackReading, op: str, args: tuple[Any, ...]) -> nn.Module | None:
+        """Fill in the phase of a collective that a pipeline schedule issues.
 
         Returns:
-            Its position in a batch; see `StackReading.batch_position`.
+            The stage that sends or receives; None for what FSDP issues.
         """
-        reading = read_stack(self._stack_depth, innermost, self._modules, begun)
-        op, _, dtype, _ = issued.messages[0]
-        if reading.cause == DDP_BUCKET and dtype is torch.int32 and frame_kinds.is_called_by_engine(innermost):
-            reading.cause = DDP_UNUSED  # no gradient is a whole number
-        stage = None
-        if reading.schedule:
-            self._note_schedule(reading)
-            if reading.owner is not None:
-                reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
-            else:
-                stage, reading.phase = pipelines.place(reading.schedule, op, args)
-                if reading.phase == "forward" and not torch.is_grad_enabled():
-                    reading.phase = "no-grad forward"
-        issued.origin = self._origins.of(reading, stage)
-        issued.is_async = issued.is_async and not reading.is_blocking
-        return reading.batch_position
+        self._note_schedule(reading)
+        if reading.owner is not None:
+            reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
+            return None
+        stage, reading.phase = pipelines.place(reading.schedule, op, args)
+        if reading.phase == "forward" and not torch.is_grad_enabled():
+            reading.phase = "no-grad forward"
+        return stage
 
     def _note_schedule(self, reading: StackReading) -> None:
         """Describe the pipeline schedule that runs to the recordings of costs."""

@@ -130,47 +130,18 @@ class StackReading:
         self.sources = self.call.sources + self.sources
 
 
-def user_lines_alone(frame: FrameType | None, depth: int) -> tuple[Sources, FrameType | None]:
-    """Read the part of a stack in which no frame but those of the user's own functions says anything.
-
-    Args:
-        frame: the innermost frame to read.
-        depth: how many of the user's lines to find.
-
-    Returns:
-        The user's lines, innermost first; and the first frame that says more, from which `read_stack` goes on, None
-        where the stack has none: of a program's own collectives outside its modules the lines are all that is known.
-    """
-    kinds = frame_kinds.kinds
-    lines: Sources = ()
-    while frame is not None:
-        kind = kinds.get(id(frame.f_code))
-        if kind is None:
-            kind = frame_kinds.kind_of(frame.f_code)
-        if kind > frame_kinds.INTERNAL:
-            if kind != frame_kinds.USER:
-                break
-            if len(lines) < depth:
-                lines += ((frame.f_code, frame.f_lasti),)
-        frame = frame.f_back
-    return lines, frame
-
-
-def read_stack(
-    depth: int, innermost: FrameType | None, modules: Modules, begun: tuple[Sources, FrameType | None] | None = None
-) -> StackReading:
+def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> StackReading:
     """Read the stack of a collective that is about to be issued.
 
     Args:
         depth: how many of the user's lines to find.
         innermost: the innermost frame.
         modules: the calls observed so far; most readings end at the innermost one.
-        begun: what `user_lines_alone` returned, where it has read the innermost part of the stack.
     """
     graph_task = _current_graph_task_id()
     reading = StackReading(depth, modules, modules.own.calls, graph_task, "other" if graph_task == -1 else "backward")
     kinds = frame_kinds.kinds
-    reading.sources, frame = begun or ((), innermost)
+    frame = innermost
     while frame is not None and not reading.is_complete:
         kind = kinds.get(id(frame.f_code))
         if kind is None:

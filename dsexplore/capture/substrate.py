@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from dsexplore.capture import ops
 from dsexplore.capture.group_methods import GroupMethods
-from dsexplore.capture.observed_op import BEHIND, FRONT, Kernel, Observer, observed
+from dsexplore.capture.observed_op import FRONT, Kernel, Observer, observed
 from dsexplore.capture.ops import Communication
 
 
@@ -73,12 +73,7 @@ class KernelSubstrate:
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-        redispatch = op._handle.redispatch_boxed
-
-        def original(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            return redispatch(keys & BEHIND, *args, **kwargs)
-
-        recorded = observed(raw_op, entry, original, observer, None if namespace == "c10d" else redispatch)
+        recorded = observed(raw_op, entry, op._handle.redispatch_boxed, observer, calls_twin=namespace != "c10d")
         library.impl(f"{name}.{overload}" if overload else name, recorded, FRONT.name, with_keyset=True)
 
     def uninstall(self) -> None:

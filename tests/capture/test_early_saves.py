@@ -17,13 +17,15 @@ import torch.distributed as dist
 import dsexplore
 from dsexplore import run_ranks
 from dsexplore.capture.early_saves import EarlySave, _may_take_signal, saved_early, stacks
-from dsexplore.capture.issued_collective import NOWHERE, Issued
+from dsexplore.capture.issued_collective import Issued, Origin
 from dsexplore.capture.record import _Progress, record
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import rank_file, stack_file
 from dsexplore.worlds.simulate import simulate
 from tests.programs import python
 from tests.waiting import wait_until
+
+NOWHERE = Origin("other", None, None, ())
 
 
 def test_no_progress_is_saved_once_until_something_moves_on() -> None:

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor
 
 from dsexplore.capture import frame_kinds, recorder
+from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
 from dsexplore.capture.source_lines import Sources
-from dsexplore.capture.stack_reading import user_lines_alone
+from dsexplore.capture.stack_reading import StackReading, read_stack
 from dsexplore.worlds.simulate import simulate
 
 
@@ -103,11 +104,11 @@ def test_the_users_lines_are_found_between_other_code() -> None:
 def test_the_stack_of_a_functional_op_is_read_from_outside_its_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[str] = []
 
-    def noted(frame: FrameType, depth: int) -> tuple[Sources, FrameType | None]:
-        met.append(frame.f_code.co_name)
-        return user_lines_alone(frame, depth)
+    def noted(depth: int, innermost: FrameType, modules: Modules) -> StackReading:
+        met.append(innermost.f_code.co_name)
+        return read_stack(depth, innermost, modules)
 
-    monkeypatch.setattr(recorder, "user_lines_alone", noted)
+    monkeypatch.setattr(recorder, "read_stack", noted)
     with simulate(4), record() as trace:
         all_gather_tensor(torch.ones(2), 0, dist.group.WORLD)
         dist.all_reduce(torch.ones(2))

@@ -9,9 +9,10 @@ from torch._C._distributed_c10d import ErrorType
 
 from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, error_of
-from dsexplore.capture.issued_collective import NOWHERE, Issued
+from dsexplore.capture.issued_collective import Issued, Origin
 
 SECOND = 10**9
+NOWHERE = Origin("other", None, None, ())
 
 
 def group(error: str) -> Group:

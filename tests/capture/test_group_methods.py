@@ -231,7 +231,7 @@ def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.Mo
         raise ArithmeticError("on purpose")
 
     with record() as trace:
-        monkeypatch.setattr("dsexplore.capture.recorder.user_lines_alone", failing)
+        monkeypatch.setattr("dsexplore.capture.recorder.read_stack", failing)
         x = torch.ones(2)
         with pytest.warns(RuntimeWarning, match=r"could not describe c10d::allreduce_.*on purpose"):
             dist.all_reduce(x)

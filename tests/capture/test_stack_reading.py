@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from dsexplore.capture.module_calls import ModuleCalls
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
-from dsexplore.capture.stack_reading import read_stack, user_lines_alone
+from dsexplore.capture.stack_reading import read_stack
 from dsexplore.worlds.simulate import simulate
 
 R, P, S0 = Replicate(), Partial(), Shard(0)
@@ -287,25 +287,14 @@ def test_a_call_that_began_before_the_recording(world: World) -> None:
     assert model.seen["phase"].to_list() == ["forward"]
 
 
-class OnTheStack(nn.Module):
-    """Reads in its forward what `user_lines_alone` reads."""
-
-    def forward(self) -> Any:
-        return user_lines_alone(sys._getframe(), 1)
-
-
 def test_the_users_lines_are_all_where_nothing_else_is_on_the_stack() -> None:
     def line(depth: int) -> Any:
-        return user_lines_alone(sys._getframe(), depth)
+        reading = read_stack(depth, sys._getframe(), Modules(lambda _about, message: pytest.fail(message)))
+        assert (reading.phase, reading.cause, reading.module, reading.owner) == ("other", "", None, None)
+        return [code for code, _ in reading.sources]
 
-    found, further = line(1)
-    assert [code for code, _ in found] == [line.__code__]
-    assert further is None
-    found, further = line(2)
-    assert [code for code, _ in found] == [line.__code__, sys._getframe().f_code]
-    found, further = OnTheStack()()
-    assert [code for code, _ in found] == [OnTheStack.forward.__code__]
-    assert further.f_code.co_name == "_call_impl"
+    assert line(1) == [line.__code__]
+    assert line(2) == [line.__code__, sys._getframe().f_code]
 
 
 @pytest.mark.parametrize("has_hook", [False, True], ids=["plain", "with a hook"])

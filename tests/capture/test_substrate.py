@@ -150,10 +150,10 @@ def test_an_unknown_op_without_a_group_is_counted_as_of_this_rank_alone() -> Non
 
 
 def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(frame: Any, depth: int) -> Any:
+    def broken(*_: Any) -> Any:
         raise RuntimeError("fault of ours")
 
-    monkeypatch.setattr(recorder, "user_lines_alone", broken)
+    monkeypatch.setattr(recorder, "read_stack", broken)
     with pytest.warns(RuntimeWarning, match="fault of ours") as caught, record() as trace:
         dist.all_reduce(torch.ones(2))
         dist.all_reduce(torch.ones(2))
