@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,9 @@ class ThreadCalls:
         self.thread = threading.get_ident()
         self.open: list[ModuleCall] = []
         """The calls in progress, the innermost last."""
-        self.boundaries: list[int] = []
-        """Ascending node numbers at which a call began or ended."""
+        self.boundaries = array("q")
+        """Ascending node numbers at which a call began or ended. A list of as many takes five times the memory, and a
+        search among its numbers, which lie anywhere, touches more of it."""
         self.innermost: list[ModuleCall] = []
         """By position in ``boundaries``: the innermost call from that number on."""
         self.without_gradients = False
@@ -122,7 +124,7 @@ class ThreadCalls:
         made = _get_sequence_nr() - 1
         if self.boundaries and made < self.boundaries[-1]:
             return  # no node was made since the last boundary
-        self.boundaries += made, made + 1
+        self.boundaries.extend((made, made + 1))
         self.innermost += call, self.open[-1] if self.open else NO_CALL
 
     def call_of(self, number: int) -> ModuleCall:
