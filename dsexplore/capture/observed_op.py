@@ -162,8 +162,7 @@ def observed(
 def _is_tracing() -> bool:
     """Whether torch.compile traces a program in this thread.
 
-    ``TracingContext.try_get()`` says the same, ten times as slowly: where there is no context, Python makes an error
-    for it. A step of a Llama-3-405B with 1,646 collectives has become 0.1 % faster.
+    ``TracingContext.try_get()`` says the same, but in a thread that has traced nothing it makes an error each time.
     """
     return tracing_state.__dict__.get("tracing_context") is not None
 

@@ -65,12 +65,9 @@ class Origins:
 
     def _shared(self, origin: Origin) -> Origin:
         """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""
-        return self._share(origin.content, origin)
-
-    def _share(self, key: tuple[Any, ...], origin: Origin) -> Origin:
         if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
             self._known.clear()
-        return self._known.setdefault(key, origin)
+        return self._known.setdefault(origin.content, origin)
 
     def release(self) -> None:
         """Drop all references to origins, and to the program's code in them."""
