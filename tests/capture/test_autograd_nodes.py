@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from array import array
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ def call(name: str, called: int = 0) -> ModuleCall:
 
 def with_boundaries(thread: int, *boundaries: int) -> ThreadCalls:
     calls = ThreadCalls()
-    calls.thread, calls.boundaries = thread, list(boundaries)
+    calls.thread = thread
+    calls.boundaries.extend(boundaries)
     return calls
 
 
@@ -77,11 +79,11 @@ def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest
     calls = with_boundaries(1, 0, 10, 20, 30)
     calls.innermost = [call(name) for name in ("first", "second", "third", "fourth")]
     calls.end_outermost()
-    assert calls.boundaries == [0, 10, 20, 30]
+    assert calls.boundaries.tolist() == [0, 10, 20, 30]
     calls.boundaries.append(40)
     calls.innermost.append(call("fifth"))
     calls.end_outermost()
-    assert calls.boundaries == [20, 30, 40]
+    assert calls.boundaries.tolist() == [20, 30, 40]
     assert calls.call_of(19) is NO_CALL
     assert [entry.module.name for entry in calls.innermost if entry.module] == ["third", "fourth", "fifth"]
 
@@ -91,7 +93,7 @@ def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest
     calls = with_boundaries(1, 0, 10)
     answers: list[bool] = []
 
-    class Forgetting(list[Any]):
+    class Forgetting(array):
         def __delitem__(self, place: Any) -> None:
             other = threading.Thread(target=lambda: calls.call_of(5), daemon=True)
             other.start()
@@ -99,7 +101,7 @@ def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest
             answers.append(other.is_alive())  # it waits for the lists to be cut both
             super().__delitem__(place)
 
-    calls.boundaries, calls.innermost = Forgetting(calls.boundaries), [NO_CALL, NO_CALL]
+    calls.boundaries, calls.innermost = Forgetting("q", calls.boundaries), [NO_CALL, NO_CALL]
     calls.end_outermost()
     assert answers == [True]
 
@@ -121,6 +123,7 @@ def test_a_node_made_before_the_last_boundary_is_not_assigned_again() -> None:
     calls = ThreadCalls()
     out = torch.ones(2, requires_grad=True) * 2
     made = out.grad_fn._sequence_nr()
-    calls.boundaries, calls.innermost = [made + 1], [NO_CALL]
+    calls.boundaries.append(made + 1)
+    calls.innermost.append(NO_CALL)
     calls.assign_last_node(call("unseen"))
-    assert calls.boundaries == [made + 1]
+    assert calls.boundaries.tolist() == [made + 1]

@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 import weakref
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -165,16 +166,16 @@ def test_an_interrupt_inside_a_module_does_not_confuse_the_next_call(modules: Mo
 
 
 def test_an_interrupt_as_a_call_begins_leaves_no_open_call(modules: Modules) -> None:
-    class Interrupted(list[int]):
+    class Interrupted(array):
         def append(self, number: int) -> None:
             raise KeyboardInterrupt
 
     own, model = modules.own.calls, nn.Linear(1, 1)
-    own.boundaries = Interrupted()
+    own.boundaries = Interrupted("q")
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1, 1))
-    assert (own.open, own.innermost, own.boundaries) == ([], [], [])
-    own.boundaries = []
+    assert (own.open, own.innermost, own.boundaries.tolist()) == ([], [], [])
+    own.boundaries = array("q")
     assert node_names(modules, model(torch.ones(1, 1)))[0] == "Addmm Linear"
 
 
