@@ -16,9 +16,9 @@ the machine disturb less (the step runs on one thread). The price of recording i
 in which untraced and traced steps of one model take turns, six of each: a difference of a few percent drowns between
 two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So these
 steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum over its
-laps of what each took on average in the faster half of its steps, as a neighbour can only slow it down. What whole
-steps say is printed beside it. What a step leaves to Python's garbage collector is collected before the next one
-begins.
+laps of what each took on average in the fastest sixth of the steps of all rounds, as a neighbour can only slow it down.
+Beside it stand what single rounds say, by the faster third of their steps, and what whole steps say. What a step leaves
+to Python's garbage collector is collected before the next one begins.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         )
     found = {
         f"traced / untraced ≤ {TRACED_GOAL}": (
-            [of_laps(steps["traced"]) / of_laps(steps["untraced"]) for steps in turns],
+            [_price(*([step for steps in turns for step in steps[name]] for name in ("untraced", "traced")))],
             TRACED_GOAL,
         ),
         "untraced / plain ≤ 1": (_ratio(sample, "untraced", "plain"), 1.0),
@@ -242,16 +242,31 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         for steps in turns
         for traced, untraced in zip(steps["traced"], steps["untraced"], strict=True)
     ]
+    single = [_price(steps["untraced"], steps["traced"]) for steps in turns]
+    print(f"    traced / untraced, by single rounds: {_spread(single)}")
     print(f"    traced / untraced, by whole steps: {_spread(whole)}", flush=True)
     return all(statistics.median(values) <= limit for values, limit in found.values())
 
 
-def of_laps(steps: list[list[float]]) -> float:
-    """A step's time: the sum over its laps of the mean of each lap's faster half."""
-    return sum(statistics.mean(sorted(lap)[: len(lap) // 2]) for lap in zip(*steps, strict=True))
+def _price(untraced: list[list[float]], traced: list[list[float]]) -> float:
+    """A traced step's time over an untraced one's.
+
+    Args:
+        untraced: the laps of each step, in seconds.
+        traced: the same.
+    """
+    return _of_laps(traced) / _of_laps(untraced)
+
+
+def _of_laps(steps: list[list[float]]) -> float:
+    """A step's time: the sum over its laps of the mean of each lap's fastest sixth, of two steps at least."""
+    count = max(2, len(steps) // 6)
+    return sum(statistics.mean(sorted(lap)[:count]) for lap in zip(*steps, strict=True))
 
 
 def _spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.4g}"
     return f"{statistics.median(values):.4g}  [{min(values):.4g}, {max(values):.4g}]"
 
 
