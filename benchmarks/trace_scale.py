@@ -12,13 +12,13 @@ kinds alternate:
 * traced: the same under `record`, from opening the recording to its finished tables, then saved.
 
 Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
-the machine disturb less (the step runs on one thread). The price of recording is told by one more process per round,
-in which untraced and traced steps of one model take turns, six of each: a difference of a few percent drowns between
-two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So these
-steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum over its
-laps of what each took on average in the fastest sixth of the steps of all rounds, as a neighbour can only slow it down.
-Beside it stand what single rounds say, by the faster third of their steps, and what whole steps say. What a step leaves
-to Python's garbage collector is collected before the next one begins.
+the machine disturb less (the step runs on one thread). The price of recording is measured by one more process per
+round, in which untraced and traced steps of one model take turns, six of each: a difference of a few percent drowns
+between two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So
+these steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum
+over its laps of what each took on average in the fastest sixth of the steps of all rounds, as a neighbour can only
+slow it down. Beside it stand what single rounds say, by the faster third of their steps, and what whole steps say.
+What a step leaves to Python's garbage collector is collected before the next one begins.
 """
 
 from __future__ import annotations
