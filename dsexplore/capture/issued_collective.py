@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from dsexplore import placement_text
@@ -27,7 +26,6 @@ class Redistribute(NamedTuple):
     """One placement per mesh axis."""
     after: tuple[Any, ...]
 
-    @lru_cache(maxsize=1_000)  # noqa: B019 # a program has few different ones, each of them in every layer
     def __str__(self) -> str:
         return f"{self.reason} {placement_text.change(self.before, self.after)}"
 

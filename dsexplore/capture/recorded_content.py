@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dsexplore.capture.collective_kinds import CollectiveKinds, Kind
 from dsexplore.capture.groups import Group, own_rank, size_of
-from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.issued_collective import Issued, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.parameters import Parameter
@@ -156,13 +156,26 @@ def _kind_columns(kinds: Sequence[Kind], stack_depth: int) -> Columns:
         "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in messages],
         "shape": [_plain(shape) for *_, shape in messages],
         "implicit": [origin.is_implicit for origin in origins],
-        "cause": [one.cause_text for one in collectives],
+        "cause": _cause_texts(collectives),
         "source": source_texts(origin.sources[:stack_depth] for origin in origins),
         "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],
         "state": [kind.state for kind in kinds for _ in kind.issued.messages],
         **_parties(places),
     }
+
+
+def _cause_texts(collectives: Iterable[Issued]) -> list[str]:
+    """`Issued.cause_text` of each; layers of a model redistribute alike, so few texts are made."""
+    known: dict[tuple[str, str, Redistribute | None], str] = {}  # not for longer: a placement may refer to a tensor
+    texts = []
+    for one in collectives:
+        key = one.failure, one.origin.cause, one.origin.redistribute
+        text = known.get(key)
+        if text is None:
+            text = known[key] = one.cause_text
+        texts.append(text)
+    return texts
 
 
 def _axis(one: Issued, position: int) -> str:
