@@ -6,7 +6,6 @@ one tree. `module_calls` reports each call here.
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,6 @@ from dsexplore.model_names import class_name
 
 AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-_IN_PATH = re.compile("|".join(_WRAPPERS))
 
 
 @dataclass
@@ -229,6 +227,6 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _without_wrappers(path: str) -> str:
-    if _IN_PATH.search(path) is None:
+    if not any(wrapper in path for wrapper in _WRAPPERS):
         return path
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch._guards import _TLS as tracing_state
+from torch._guards import TracingContext
 from torch.compiler import is_compiling
 
 from dsexplore.capture.ops import Communication
@@ -131,7 +131,7 @@ def observed(
             result = kernel(behind, *args, **kwargs)
             outer.append(result)
             return result
-        if is_compiling() or (has_meta and _is_tracing()):
+        if is_compiling() or (has_meta and TracingContext.try_get() is not None):
             return kernel(behind, *args, **kwargs)
         pending = begins(raw_op, entry, args)
         if calls_twin and has_cpu and pending is not None and not pending.needs_work:
@@ -157,14 +157,6 @@ def observed(
 
     leave_to_python(recorded.__code__)
     return recorded
-
-
-def _is_tracing() -> bool:
-    """Whether torch.compile traces a program in this thread.
-
-    ``TracingContext.try_get()`` says the same, but in a thread that has traced nothing it makes an error each time.
-    """
-    return tracing_state.__dict__.get("tracing_context") is not None
 
 
 def is_plain(value: Any) -> bool:
