@@ -225,7 +225,7 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         )
     found = {
         f"traced / untraced ≤ {TRACED_GOAL}": (
-            [_price(*([step for steps in turns for step in steps[name]] for name in ("untraced", "traced")))],
+            [_price({name: [step for steps in turns for step in steps[name]] for name in turns[0]})],
             TRACED_GOAL,
         ),
         "untraced / plain ≤ 1": (_ratio(sample, "untraced", "plain"), 1.0),
@@ -242,20 +242,15 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         for steps in turns
         for traced, untraced in zip(steps["traced"], steps["untraced"], strict=True)
     ]
-    single = [_price(steps["untraced"], steps["traced"]) for steps in turns]
+    single = [_price(steps) for steps in turns]
     print(f"    traced / untraced, by single rounds: {_spread(single)}")
     print(f"    traced / untraced, by whole steps: {_spread(whole)}", flush=True)
     return all(statistics.median(values) <= limit for values, limit in found.values())
 
 
-def _price(untraced: list[list[float]], traced: list[list[float]]) -> float:
-    """A traced step's time over an untraced one's.
-
-    Args:
-        untraced: the laps of each step, in seconds.
-        traced: the same.
-    """
-    return _of_laps(traced) / _of_laps(untraced)
+def _price(steps: dict[str, list[list[float]]]) -> float:
+    """A traced step's time over an untraced one's, of what `measure_turns` returns."""
+    return _of_laps(steps["traced"]) / _of_laps(steps["untraced"])
 
 
 def _of_laps(steps: list[list[float]]) -> float:
