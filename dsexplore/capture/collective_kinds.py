@@ -45,20 +45,15 @@ class CollectiveKinds:
     def _sort(self, issued: Sequence[Issued], waits: bool) -> None:
         """Look at each collective once: what is far apart in memory is slow to come by."""
         known: dict[tuple[Any, ...], int] = {}
-        origins: dict[int, int] = {}
-        contents: dict[tuple[Any, ...], int] = {}
         add_number = self.numbers.append
         add_batch, add_start, add_end, add_waited = [column.append for column in self.columns.values()]
         for one in issued:
             if one.span is not None:
                 one.read_clock(waits=waits)
-            origin, start, end = one.origin, one.start, one.end
-            number = origins.get(id(origin))
-            if number is None:
-                number = origins[id(origin)] = contents.setdefault(origin.content, len(contents))
+            start, end = one.start, one.end
             # One after another: unpacking parts of a tuple into it takes as long as all the rest.
-            key = (number, id(one.messages), id(one.group), id(one.parties), one.raw_op, one.rank, one.is_async,
-                   one.failure, one.span, start is None, end is None)  # fmt: skip
+            key = (id(one.origin), id(one.messages), id(one.group), id(one.parties), one.raw_op, one.rank,
+                   one.is_async, one.failure, one.span, start is None, end is None)  # fmt: skip
             kind = known.get(key)
             if kind is None:
                 kind = known[key] = len(self.kinds)

@@ -52,13 +52,6 @@ class Origin(NamedTuple):
         """Cause and redistribute as one text: ``"FSDP post_backward: redistribute P→R"``; empty where both are."""
         return ": ".join(str(part) for part in (self.cause, self.redistribute) if part)
 
-    @property
-    def content(self) -> tuple[Any, ...]:
-        """Equal for origins that are alike, and quickly hashed: hashing a code object reads all of its bytecode."""
-        phase, trigger, owner, sources, cause, redistribute, *marks = self
-        lines = tuple([(id(code), offset) for code, offset in sources])
-        return (phase, id(trigger), id(owner), lines, cause, redistribute, *marks)
-
 
 class Keeper(Protocol):
     """A keeper of issued collectives, such as a recording."""

@@ -152,9 +152,12 @@ class Modules:
     def _add_tree(self, root: ModuleEntry, model: nn.Module) -> None:
         """Add all modules of a model below its root, and read their parameters."""
         parts = []
+        has_wrappers = False
         for position, (path, part) in enumerate(model.named_modules()):
             module = self._lookup(part)
-            if part is not model and _unwrapped(part) is part:
+            is_wrapper = _unwrapped(part) is not part
+            has_wrappers = has_wrappers or is_wrapper
+            if part is not model and not is_wrapper:
                 if module is None:
                     module = ModuleEntry(weakref.ref(part), class_name(part))
                     self._known[id(part)] = module.reference, module
@@ -162,7 +165,8 @@ class Modules:
                 elif module in self._roots:
                     self._roots.remove(module)  # it ran on its own before, and is part of a larger model
                 if module.root not in self._roots or module.root is root:  # else shared with a model met before
-                    module.root, module.path, module.position = root, _without_wrappers(path), position
+                    module.path = _without_wrappers(path) if has_wrappers else path
+                    module.root, module.position = root, position
             if module is not None:
                 parts.append((part, module))
         self._parameters.read(model, parts)
@@ -219,14 +223,13 @@ class Modules:
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The module inside a wrapper of torch.compile, checkpointing or FSDP1, which are no part of its name."""
+    children = module._modules
     for name in _WRAPPERS:
-        inner = module._modules[name] if name in module._modules else None  # noqa: SIM401 # a script module's has no get
+        inner = children[name] if name in children else None  # noqa: SIM401 # a script module's has no get
         if inner is not None:
             return _unwrapped(inner)
     return module
 
 
 def _without_wrappers(path: str) -> str:
-    if not any(wrapper in path for wrapper in _WRAPPERS):
-        return path
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)

@@ -28,9 +28,10 @@ class Origins:
     def __init__(self, modules: Modules, groups: Groups) -> None:
         self._modules, self._groups = modules, groups
         self._known: dict[tuple[Any, ...], Origin] = {}
+        self._redistributes: dict[Redistribute, Redistribute] = {}
 
     def of(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
-        """The part of a stack reading that a recording keeps.
+        """The part of a stack reading that a recording keeps: the same object for all collectives that are alike.
 
         Args:
             reading: of the stack.
@@ -41,6 +42,7 @@ class Origins:
         if before is not None and after is not None:
             self._groups.add_mesh(before.mesh)
             redistribute = Redistribute(reading.redistribute_reason, before.placements, after.placements)
+            redistribute = self._redistributes.setdefault(redistribute, redistribute)
         owner = modules.find(reading.owner) if reading.owner is not None else None
         trigger = reading.call.module
         if trigger is None:
@@ -61,17 +63,23 @@ class Origins:
             reading.is_implicit,
             reading.is_object,
         )
-        return origin if redistribute is not None else self._shared(origin)
+        return self._shared(origin)
 
     def _shared(self, origin: Origin) -> Origin:
         """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""
         if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
-            self._known.clear()
-        return self._known.setdefault(origin.content, origin)
+            self.release()
+        phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
+        # Quickly hashed: hashing a code object reads all of its bytecode, and hashing placements calls Python.
+        content: tuple[Any, ...] = phase, id(trigger), id(owner), cause, id(redistribute), is_implicit, is_object
+        for code, offset in sources:
+            content += id(code), offset
+        return self._known.setdefault(content, origin)
 
     def release(self) -> None:
         """Drop all references to origins, and to the program's code in them."""
         self._known.clear()
+        self._redistributes.clear()
 
     def _called_unobserved(self, reading: StackReading) -> ModuleEntry | None:
         """The module being called, where the call was not observed: compiled, or begun before the recording."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +20,8 @@ from dsexplore.mesh_text import mesh_text
 class Layout:
     """Shapes, placements and bytes of a parameter; ``local`` is this rank's part of a DTensor, else the same."""
 
-    global_shape: Sequence[int]
-    local_shape: Sequence[int]
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
     dtype: str
     placements: str
     mesh: str
@@ -114,8 +114,8 @@ class Parameters:
         layout = self._layouts.get(key)
         if layout is None:
             layout = self._layouts[key] = Layout(
-                global_shape=tensor.shape,
-                local_shape=local.shape,
+                global_shape=tuple(map(int, tensor.shape)),
+                local_shape=tuple(map(int, local.shape)),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 placements=placement_text.joined(placed),
                 mesh=mesh_text(mesh) if mesh is not None else "",

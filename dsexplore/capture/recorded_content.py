@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dsexplore.capture.collective_kinds import CollectiveKinds, Kind
 from dsexplore.capture.groups import Group, own_rank, size_of
-from dsexplore.capture.issued_collective import Issued, Redistribute
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
+from dsexplore.capture.ops import Message
 from dsexplore.capture.parameters import Parameter
 from dsexplore.capture.peers import Parties
 from dsexplore.capture.recorded_tables import Columns, EventColumns, Recorded
@@ -27,6 +28,9 @@ from dsexplore.trace.tables import TraceInfo
 
 if TYPE_CHECKING:
     import polars as pl
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 def content_of(
@@ -138,26 +142,28 @@ def _kind_columns(kinds: Sequence[Kind], stack_depth: int) -> Columns:
     collectives = [one for one, _ in places]
     messages = [one.messages[position] for one, position in places]
     origins = [one.origin for one in collectives]
-    names = {id(module): module.name for each in origins for module in (each.trigger, each.owner) if module}
+    triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
+    names = {module: module.name if module else "" for module in {*triggers, *owners}}
     groups = [one.group for one in collectives]
     sizes = [size_of(group) for group in groups]
+    causes = _of_each(origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute)))
     return {
         "rank": [one.rank for one in collectives],
-        "op": [op for op, *_ in messages],
+        "op": [message[0] for message in messages],
         "raw_op": [one.raw_op for one in collectives],
         "phase": [origin.phase for origin in origins],
-        "trigger": [names[id(origin.trigger)] if origin.trigger else "" for origin in origins],
-        "owner": [names[id(origin.owner)] if origin.owner else "" for origin in origins],
+        "trigger": [names[trigger] for trigger in triggers],
+        "owner": [names[owner] for owner in owners],
         "axis": [_axis(*place) for place in places],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
-        "message_bytes": [sent for _, sent, *_ in messages],
-        "wire_bytes": [wire_bytes(op, sent, size) for (op, sent, *_), size in zip(messages, sizes, strict=True)],
-        "dtype": [str(dtype).removeprefix("torch.") if dtype else "" for *_, dtype, _ in messages],
-        "shape": [_plain(shape) for *_, shape in messages],
+        "message_bytes": [message[1] for message in messages],
+        "wire_bytes": [wire_bytes(*message[:2], size) for message, size in zip(messages, sizes, strict=True)],
+        "dtype": _of_each(messages, _dtype),
+        "shape": _of_each(messages, lambda message: tuple(map(int, message[3]))),
         "implicit": [origin.is_implicit for origin in origins],
-        "cause": _cause_texts(collectives),
-        "source": source_texts(origin.sources[:stack_depth] for origin in origins),
+        "cause": [one.failure or cause for one, cause in zip(collectives, causes, strict=True)],
+        "source": source_texts([origin.sources[:stack_depth] for origin in origins]),
         "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],
         "state": [kind.state for kind in kinds for _ in kind.issued.messages],
@@ -165,46 +171,51 @@ def _kind_columns(kinds: Sequence[Kind], stack_depth: int) -> Columns:
     }
 
 
-def _cause_texts(collectives: Iterable[Issued]) -> list[str]:
-    """`Issued.cause_text` of each; layers of a model redistribute alike, so few texts are made."""
-    known: dict[tuple[str, str, Redistribute | None], str] = {}  # not for longer: a placement may refer to a tensor
-    texts = []
-    for one in collectives:
-        key = one.failure, one.origin.cause, one.origin.redistribute
-        text = known.get(key)
-        if text is None:
-            text = known[key] = one.cause_text
-        texts.append(text)
-    return texts
+def _of_each(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
+    """What ``make`` returns for each value; it is called once for all that have the same key, as most of them do."""
+    keys = list(map(key, values))
+    made = {each: make(value) for each, value in dict(zip(keys, values, strict=True)).items()}
+    return [made[each] for each in keys]
+
+
+def _dtype(message: Message) -> str:
+    """The dtype of a message, ``"bfloat16"``; empty for one without a tensor."""
+    return str(message[2]).removeprefix("torch.") if message[2] is not None else ""
 
 
 def _axis(one: Issued, position: int) -> str:
     """The axis of the collective's group; of a message in a group along none, the one between its two ranks."""
-    group, parties = one.group, one.parties
-    if group is None or group.axis or parties is None or position >= len(parties.peers):
-        return group.axis if group is not None else ""
-    peer = _global_rank(one, parties.peers[position])
-    return group.axis_of_peer.get(peer, "") if peer is not None else ""
+    if one.group is None or one.group.axis:
+        return one.group.axis if one.group is not None else ""
+    peer = _peer(one, position)
+    return one.group.axis_of_peer.get(peer, "") if peer is not None else ""
 
 
-def _parties(places: Iterable[tuple[Issued, int]]) -> Columns:
+def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
     """Peer, root and split sizes: ranks of the group become global ones."""
-    columns: Columns = {name: [] for name in ("peer", "root", "send_splits", "recv_splits")}
-    for one, position in places:
-        known = one.parties or _ALIKE
-        columns["peer"].append(_global_rank(one, known.peers[position]) if position < len(known.peers) else None)
-        columns["root"].append(_global_rank(one, known.root))
-        columns["send_splits"].append(known.send_splits)
-        columns["recv_splits"].append(known.recv_splits)
-    return columns
+    parties = [one.parties or _ALIKE for one, _ in places]
+    return {
+        "peer": [_peer(*place) for place in places],
+        "root": [_global_rank(one, known.root) for (one, _), known in zip(places, parties, strict=True)],
+        "send_splits": [known.send_splits for known in parties],
+        "recv_splits": [known.recv_splits for known in parties],
+    }
 
 
 _ALIKE = Parties()
 
 
+def _peer(one: Issued, position: int) -> int | None:
+    """The global rank that a message goes to or comes from; None where all ranks of the group are alike."""
+    peers = one.parties.peers if one.parties is not None else ()
+    return _global_rank(one, peers[position]) if position < len(peers) else None
+
+
 def _global_rank(one: Issued, rank: int | None) -> int | None:
-    ranks = one.group.ranks if one.group is not None else ()
-    return ranks[rank] if rank is not None and 0 <= rank < len(ranks) else None
+    """A rank of the collective's group as a global one; None where there is none, or none that is known."""
+    if rank is None or one.group is None:
+        return None
+    return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
 
 
 def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
@@ -221,13 +232,13 @@ def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
 def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
     """By column of `schema.PARAMETERS`: a value per parameter of the modules met."""
     layouts = [one.layout for one in parameters]
-    modules = [one.module.name for one in parameters]
+    modules = _of_each([one.module for one in parameters], lambda module: module.name)
     return {
         "rank": [rank] * len(parameters),
         "module": modules,
         "name": [f"{module}.{one.name}" for module, one in zip(modules, parameters, strict=True)],
-        "global_shape": [_plain(layout.global_shape) for layout in layouts],
-        "local_shape": [_plain(layout.local_shape) for layout in layouts],
+        "global_shape": [layout.global_shape for layout in layouts],
+        "local_shape": [layout.local_shape for layout in layouts],
         "dtype": [layout.dtype for layout in layouts],
         "placements": [layout.placements for layout in layouts],
         "mesh": [layout.mesh for layout in layouts],
@@ -238,10 +249,6 @@ def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
             f"{one.shared_with.module.name}.{one.shared_with.name}" if one.shared_with else "" for one in parameters
         ],
     }
-
-
-def _plain(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(int, shape))
 
 
 def module_rows(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> list[tuple[Any, ...]]:

@@ -140,14 +140,16 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
     """
     graph_task = _current_graph_task_id()
     reading = StackReading(depth, modules, modules.own.calls, graph_task, "other" if graph_task == -1 else "backward")
-    kinds = frame_kinds.kinds
+    kinds, internal = frame_kinds.kinds, frame_kinds.INTERNAL
     frame = innermost
-    while frame is not None and not reading.is_complete:
+    while frame is not None:
         kind = kinds.get(id(frame.f_code))
         if kind is None:
             kind = frame_kinds.kind_of(frame.f_code)
-        if kind > frame_kinds.INTERNAL:
+        if kind > internal:
             _READERS[kind](reading, frame)
+            if reading.is_complete:
+                break
         frame = frame.f_back
     if graph_task != -1 and reading.called is None and reading.backward is None:
         reading.attribute_to_node(called_here=False)

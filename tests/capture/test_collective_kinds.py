@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from dsexplore.capture import origins
 from dsexplore.capture.collective_kinds import CollectiveKinds
@@ -19,6 +21,7 @@ from dsexplore.capture.recorded_content import event_columns
 from dsexplore.capture.stack_reading import StackReading
 
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
+MESH = DeviceMesh("cpu", [0, 1], _init_backend=False, _rank=0)
 CODE = compile("1", "/elsewhere/train.py", "eval")
 SENT: Message = ("all_reduce", 8, torch.float32, (2,))
 
@@ -28,12 +31,16 @@ def origin(offset: int = 0) -> Origin:
 
 
 def redistributed(before: Placement) -> Origin:
-    """The origin of an all-gather of a DTensor, not shared with any other."""
+    """The origin of an all-gather of a DTensor."""
     return origin()._replace(redistribute=Redistribute("redistribute", (before,), (Replicate(),)))
 
 
+ORIGIN = origin()
+"""That of all calls of one line, as the recorder shares it."""
+
+
 def issued(messages: Sequence[Message], start: int, end: int | None) -> Issued:
-    return Issued("c10d::allreduce_", messages, GROUP, 0, origin(), start=start, end=end)
+    return Issued("c10d::allreduce_", messages, GROUP, 0, ORIGIN, start=start, end=end)
 
 
 def test_what_differs_by_time_alone_has_one_kind() -> None:
@@ -66,13 +73,6 @@ def test_what_differs_otherwise_has_another(change: dict[str, object]) -> None:
     assert [kind.state for kind in found.kinds] == [one.state, replace(one, **change).state]  # type: ignore[arg-type]
 
 
-def test_redistributes_that_are_alike_have_one_kind() -> None:
-    one = issued([SENT], 1, 2)
-    befores = Shard(0), Shard(0), Shard(1), Shard(0)
-    found = CollectiveKinds([replace(one, origin=redistributed(before)) for before in befores])
-    assert found.numbers == [0, 0, 1, 0]
-
-
 def test_a_collective_without_messages_leaves_the_others_their_times() -> None:
     """As many messages as collectives, but not one each."""
     table = event_columns(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1).table()
@@ -83,14 +83,21 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
     modules = Modules(lambda *_: None)
     made = origins.Origins(modules, Groups())
 
-    def of(offset: int) -> Origin:
+    def of(offset: int, before: Placement | None = None) -> Origin:
         reading = StackReading(1, modules, modules.own.calls, -1, "other")
         reading.sources = ((CODE, offset),)
+        if before is not None:
+            reading.before, reading.after = (DTensorSpec(MESH, (each,)) for each in (before, Replicate()))
         return made.of(reading)
 
     assert of(0) is of(0)
     assert of(0) == origin(0)
     assert of(2) == origin(2)
+    assert of(0, Shard(0)) is of(0, Shard(0))
+    assert of(0, Shard(0)) == redistributed(Shard(0))
+    assert of(0, Shard(1)) == redistributed(Shard(1))
+    assert of(2, Shard(1)).redistribute is of(0, Shard(1)).redistribute
     monkeypatch.setattr(origins, "_MOST_KNOWN", 2)
     assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
     assert len(made._known) == 1
+    assert not made._redistributes
