@@ -154,6 +154,14 @@ def apply_fully_shard(model: Llama, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def sharded(shape: Shape, mesh: DeviceMesh) -> Llama:
+    """A model that is tensor parallel along ``tp`` of a mesh, and under FSDP2 along ``dp``."""
+    model = Llama(shape)
+    apply_tensor_parallel(model, mesh["tp"])
+    apply_fully_shard(model, mesh["dp"])
+    return model
+
+
 def training_loss(model: Llama, tokens: torch.Tensor) -> torch.Tensor:
     """Next-token cross-entropy of [batch, sequence] token ids."""
     logits = model(tokens)

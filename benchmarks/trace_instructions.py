@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from llama import LLAMA_405B, Llama, apply_fully_shard, apply_tensor_parallel
+from llama import LLAMA_405B, sharded
 from trace_scale import TENSOR_PARALLEL, Training
 
 REQUESTS = """
@@ -79,10 +79,7 @@ def run_steps(library: str, ranks: int, layers: int) -> None:
     torch.set_default_dtype(torch.bfloat16)
     shape = replace(LLAMA_405B, layers=layers)
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
-        model = Llama(shape)
-        apply_tensor_parallel(model, mesh["tp"])
-        apply_fully_shard(model, mesh["dp"])
-        training = Training(model, shape)
+        training = Training(sharded(shape, mesh), shape)
         training.step()
         with record():
             training.step()

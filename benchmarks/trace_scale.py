@@ -40,7 +40,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llama import LLAMA_405B, Llama, Shape, apply_fully_shard, apply_tensor_parallel, training_loss
+from llama import (
+    LLAMA_405B,
+    Llama,
+    Shape,
+    apply_fully_shard,
+    apply_tensor_parallel,
+    sharded,
+    training_loss,
+)
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -129,10 +137,7 @@ def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
 
         def prepare() -> Training:
-            model = Llama(shape)
-            apply_tensor_parallel(model, mesh["tp"])
-            apply_fully_shard(model, mesh["dp"])
-            return Training(model, shape)
+            return Training(sharded(shape, mesh), shape)
 
         return timed(prepare, record if traced else nullcontext)
 
@@ -172,9 +177,7 @@ def measure_turns(ranks: int, shape: Shape) -> dict[str, list[list[float]]]:
     from dsexplore.capture.record import record
 
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
-        model = Llama(shape)
-        apply_tensor_parallel(model, mesh["tp"])
-        apply_fully_shard(model, mesh["dp"])
+        model = sharded(shape, mesh)
         training = Training(model, shape)
         training.step()
         laps = Laps(model.layers)
