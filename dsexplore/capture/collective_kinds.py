@@ -29,7 +29,7 @@ class CollectiveKinds:
     """The kinds of some collectives, and what differs within a kind.
 
     Args:
-        issued: in program order.
+        issued: in program order; origins that are alike are one object, as `Origins` makes them.
         waits: see `Issued.read_clock`.
     """
 

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch._library.autograd import make_autograd_impl
 
-from dsexplore.capture.source_lines import Sources
+from dsexplore.capture.source_lines import INSTALLED, Sources
 
 PLUMBING: Final = -1  # our own code, and torch's between an op and a dispatch mode
 INTERNAL: Final = 0  # anything else of torch and of Python that says nothing
@@ -51,7 +51,7 @@ _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
-_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_INSTALLED = tuple(folder + os.sep for folder in INSTALLED)
 _OWN = str(Path(__file__).parents[1]) + os.sep
 _ENGINES = ("deepspeed", "megatron.core", "numpy")
 """Packages whose lines are not the user's, like torch's own: they call the user's model and communicate for it, or, as

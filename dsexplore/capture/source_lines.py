@@ -13,7 +13,8 @@ Source = tuple[CodeType, int]
 is made, as Python reads the code's lines from the first one on to find it."""
 Sources = tuple[Source, ...]
 """The innermost first."""
-_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+"""The folders of installed packages: asking for them again takes longer than to name a file."""
 
 
 def source_texts(of_events: Iterable[Sources]) -> list[str]:
@@ -51,7 +52,7 @@ def file_name(file: str) -> str:
     if cell is not None:
         return f"In[{cell}]"
     path = Path(file)
-    for root in (*_INSTALLED, str(Path.cwd())):
+    for root in (*INSTALLED, str(Path.cwd())):
         if path.is_relative_to(root):
             return path.relative_to(root).as_posix()
     return file
