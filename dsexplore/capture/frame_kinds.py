@@ -119,8 +119,8 @@ _DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
 
 kinds: dict[int, int] = {}
 """The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
-_KERNEL_TO_AUTOGRAD = 5
-"""How many frames outside `caller_of_op` torch's autograd stands, which calls the kernel of a functional op."""
+_TO_AUTOGRAD = 3
+"""How many frames outside of an op's kernel torch's autograd stands, which calls that of a functional op."""
 _AUTOGRAD_OF_OP = next(c for c in make_autograd_impl.__code__.co_consts if getattr(c, "co_name", "") == "autograd_impl")
 _references: dict[int, weakref.ref[CodeType]] = {}
 """Remove a code object from `kinds` when it is freed: programs generate code, and identities are used again."""
@@ -240,17 +240,20 @@ def inside_compiled() -> bool:
     return False
 
 
-def caller_of_op() -> FrameType:
+def caller_of_op(frames: int) -> FrameType:
     """The frame from which to read the stack of a collective: outside the observer of its op, and torch's autograd.
+
+    Args:
+        frames: how many frames further out than the function that asks there is the observer's outermost one.
 
     Python makes an object of each frame that is looked at, and frees it when the frame ends. So the frames of torch's
     autograd between a functional op without gradient and its kernel are passed over.
     """
     try:
-        frame = sys._getframe(_KERNEL_TO_AUTOGRAD)
+        frame = sys._getframe(1 + frames + _TO_AUTOGRAD)
     except ValueError:  # called from C++ in a thread of its own
-        return sys._getframe(2)
-    return frame if frame.f_code is _AUTOGRAD_OF_OP else sys._getframe(2)
+        return sys._getframe(1 + frames)
+    return frame if frame.f_code is _AUTOGRAD_OF_OP else sys._getframe(1 + frames)
 
 
 def user_lines(frame: FrameType | None, depth: int) -> Sources:

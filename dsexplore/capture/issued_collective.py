@@ -167,7 +167,7 @@ class Batches(threading.local):
         return self._current
 
 
-def is_async(entry: Communication, args: tuple[Any, ...]) -> bool:
+def is_async(entry: Communication, args: Sequence[Any]) -> bool:
     """Whether an op returns before it is done.
 
     Args:

@@ -7,14 +7,16 @@ what has observed a collective before its op is called.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._guards import TracingContext
 from torch.compiler import is_compiling
 
+from dsexplore.capture.frame_kinds import caller_of_op
 from dsexplore.capture.ops import Communication
 from dsexplore.capture.uncompiled import leave_to_python
 
@@ -30,10 +32,17 @@ class Pending(Protocol):
 class Observer(Protocol):
     """Receives every collective: when it is about to be issued, and again once it has returned."""
 
-    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
-        """An op is about to run with these arguments; returns None for one that is not to be followed."""
+    def begins(self, raw_op: str, entry: Communication, args: Sequence[Any], caller: FrameType) -> Pending | None:
+        """An op is about to run with these arguments; returns None for one that is not to be followed.
 
-    def begins_before_kernel(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Pending | None:
+        Args:
+            raw_op: the op.
+            entry: how to read it.
+            args: of the call.
+            caller: the frame that calls it.
+        """
+
+    def begins_before_kernel(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Pending | None:
         """An op is about to run with these arguments, and its kernel may be passed by.
 
         Returns None where the kernel is to see the op, as its group's works do not say on the host when they are over.
@@ -133,7 +142,7 @@ def observed(
             return result
         if is_compiling() or (has_meta and TracingContext.try_get() is not None):
             return kernel(behind, *args, **kwargs)
-        pending = begins(raw_op, entry, args)
+        pending = begins(raw_op, entry, args, caller_of_op(0))
         if calls_twin and has_cpu and pending is not None and not pending.needs_work:
             result = pass_kernels_by(kernel, behind, *args, **kwargs)
             returned(pending, result)
@@ -165,10 +174,15 @@ def is_plain(value: Any) -> bool:
     return type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
 
 
+def is_inside_observed() -> bool:
+    """Whether what is called now is part of a collective that is observed already."""
+    return nesting.results is not None or _is_excluded(FRONT)
+
+
 def is_observed_elsewhere() -> bool:
     """Whether what is called now is part of a collective that is observed already, or may be none: a dispatch mode or
     the compiler decides what becomes of it."""
-    return nesting.results is not None or _is_excluded(FRONT) or _dispatch_modes() > 0 or is_compiling()
+    return is_inside_observed() or _dispatch_modes() > 0 or is_compiling()
 
 
 def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:

@@ -146,13 +146,13 @@ class Recorder:
         self._origins.release()
         forget_messages()
 
-    def begins(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
+    def begins(self, raw_op: str, entry: Communication, args: Sequence[Any], caller: FrameType) -> Issued | None:
         """A collective is about to be issued; see `observed_op.Observer`."""
         if not self._recordings:
             return None
         try:
             group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
-            issued = self._describe(raw_op, entry, args, group, frame_kinds.caller_of_op())
+            issued = self._describe(raw_op, entry, args, group, caller)
         except Exception as fault:
             self._warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
@@ -164,7 +164,7 @@ class Recorder:
         issued.recordings = self._recordings
         return issued
 
-    def begins_before_kernel(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Issued | None:
+    def begins_before_kernel(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Issued | None:
         """A collective is about to be issued whose op's kernel is passed by; see `observed_op.Observer`."""
         if not self._recordings:
             return None
@@ -248,12 +248,12 @@ class Recorder:
         recording.issued[begin:] = collectives
 
     def _describe(
-        self, raw_op: str, entry: Communication, args: tuple[Any, ...], group: Group | None, frame: FrameType
+        self, raw_op: str, entry: Communication, args: Sequence[Any], group: Group | None, caller: FrameType
     ) -> Issued:
-        """Describe a collective that is about to be issued inside ``frame``."""
-        reading = read_stack(self._stack_depth, frame, self._modules)
+        """Describe a collective that is about to be issued inside the frame ``caller``."""
+        reading = read_stack(self._stack_depth, caller, self._modules)
         messages = entry.messages(args, size_of(group), entry.op)
-        if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(frame):
+        if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(caller):
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = self._place_in_schedule(reading, messages[0][0], args) if reading.schedule else None
         read_parties = PARTIES.get(raw_op)
@@ -271,7 +271,7 @@ class Recorder:
             issued.batch = self._batches.number_of(reading.batch_position)
         return issued
 
-    def _place_in_schedule(self, reading: StackReading, op: str, args: tuple[Any, ...]) -> nn.Module | None:
+    def _place_in_schedule(self, reading: StackReading, op: str, args: Sequence[Any]) -> nn.Module | None:
         """Fill in the phase of a collective that a pipeline schedule issues.
 
         Returns:
@@ -306,7 +306,7 @@ class Recorder:
         rank = group.own_rank if group is not None else own_rank()
         return Issued(raw_op, [message], group, rank, self._origins.of(reading), label=current.label)
 
-    def _guess_group(self, raw_op: str, entry: Communication, args: tuple[Any, ...]) -> Group | None:
+    def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
         """The group of an op that nobody described."""
         self._warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
         handle = next((arg for arg in args if _may_be_group(arg)), None)

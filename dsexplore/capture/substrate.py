@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from dsexplore.capture import ops
 from dsexplore.capture.group_methods import GroupMethods
+from dsexplore.capture.mode_collectives import ModeCollectives
 from dsexplore.capture.observed_op import FRONT, Kernel, Observer, observed
 from dsexplore.capture.ops import Communication
 
@@ -53,6 +54,7 @@ class KernelSubstrate:
         self._local_tensor = LocalTensorSubstrate()
         self._fake_tensor = FakeTensorSubstrate()
         self._methods = GroupMethods()
+        self._modes = ModeCollectives()
 
     def install(self, observer: Observer) -> None:
         try:
@@ -63,6 +65,7 @@ class KernelSubstrate:
             self._local_tensor.install(observer)
             self._fake_tensor.install(observer)
             self._methods.install(observer)
+            self._modes.install(observer)
         except BaseException:
             self.uninstall()
             raise
@@ -77,6 +80,7 @@ class KernelSubstrate:
         library.impl(f"{name}.{overload}" if overload else name, recorded, FRONT.name, with_keyset=True)
 
     def uninstall(self) -> None:
+        self._modes.uninstall()
         self._methods.uninstall()
         self._local_tensor.uninstall()
         self._fake_tensor.uninstall()

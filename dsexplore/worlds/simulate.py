@@ -37,6 +37,7 @@ from dsexplore.interrupts import uninterrupted
 from dsexplore.units import format_count
 from dsexplore.user_warnings import naming_the_user
 from dsexplore.worlds.fake import fake_files, fake_tensors
+from dsexplore.worlds.fake.coalesced_collectives import patch_coalesced
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.gpu_attention import patch_attention_choice
@@ -269,6 +270,7 @@ class World:
             fake_tensors.patch_loaders(patches, self.remarks)
             fake_files.patch_files(patches, self.remarks)
             patch_integers(patches)
+            patch_coalesced(patches)
             patch_unsupported(patches)
             patch_masks(patches)
             if self.target == "cuda":

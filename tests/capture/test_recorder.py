@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +102,8 @@ def test_kernels_stay_between_recordings_as_long_as_they_are_kept() -> None:
             with record():
                 pass
         assert (kernels.installed, kernels.uninstalled) == (1, 0)
-        assert recorder.begins("c10d::allreduce_", cast(Any, None), ()) is None  # nothing is recorded now
+        nothing_is_recorded: Any = None
+        assert recorder.begins("c10d::allreduce_", nothing_is_recorded, (), nothing_is_recorded) is None
         recorder.keep_kernels(False)
         assert kernels.uninstalled == 1
         with record():

@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dsexplore.capture import mode_collectives
 from dsexplore.worlds.fake.argument_keys import append_arguments
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
@@ -64,6 +65,8 @@ _FUNCTIONAL = "_c10d_functional"
 """The namespace of collectives that return new tensors: torch remembers none, as each is to be called."""
 _C10D = "c10d"
 """The namespace of collectives that write into tensors they are given."""
+_FRAMES = 5
+"""How many Python frames a collective's op has from `SimulationMode.__torch_dispatch__` to where it is called."""
 _make_subclass = torch.Tensor._make_subclass
 
 
@@ -195,14 +198,18 @@ class SimulationMode(FakeTensorMode):
 
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of a collective on one fake tensor, whose kernel for meta tensors is called each time."""
-        with in_kernel_invocation_manager(self):
-            result = func(*args, **kwargs)
+        result = self._on_meta(func, args, kwargs)
         device: Any = getattr(args[0], "_fake_device", None)
         attributes = self._attributes.get(device)
         if type(result) is not torch.Tensor or attributes is None:
             flat: Any = pytree.arg_tree_leaves(*args, **kwargs)
             return self.wrap_meta_outputs_with_default_device_logic(result, func, flat, device=None)  # type: ignore[arg-type]
         return self._made(result, device, attributes)
+
+    def _on_meta(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a collective, with its tensors taken for meta tensors."""
+        with in_kernel_invocation_manager(self):
+            return func(*args, **kwargs) if kwargs else mode_collectives.call(func, args, _FRAMES)
 
     def _are_plain(self, args: Iterable[Any]) -> bool:
         """Whether tensors among these arguments, or in lists of them, are fake ones of this mode without a value."""
@@ -216,8 +223,7 @@ class SimulationMode(FakeTensorMode):
 
     def _filled(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of a collective that writes into fake tensors, and returns these and its work."""
-        with in_kernel_invocation_manager(self):
-            result = func(*args, **kwargs)
+        result = self._on_meta(func, args, kwargs)
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if self._are_plain(made):
             return result

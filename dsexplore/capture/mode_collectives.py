@@ -1,0 +1,79 @@
+"""Collectives on fake tensors, observed by the dispatch mode that carries them out.
+
+Such a mode has each op in Python already, with arguments that the kernel in front of the op, as `substrate` puts there,
+would get converted to C++ and back. So the mode calls collectives by `call`, which reports them and goes straight to
+the kernel that makes the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch.compiler import is_compiling
+
+from dsexplore.capture import frame_kinds, ops
+from dsexplore.capture.observed_op import Observer, is_inside_observed
+from dsexplore.capture.ops import Communication
+
+_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_observer: Observer | None = None
+
+
+class ModeCollectives:
+    """Observes what modes carry out by `call` while installed; one at a time per process."""
+
+    def install(self, observer: Observer) -> None:
+        """Begin to report to the observer."""
+        global _observer
+        _observer = observer
+
+    def uninstall(self) -> None:
+        """Report no more."""
+        global _observer
+        _observer = None
+
+
+def call(op: Any, args: Sequence[Any], frames: int) -> Any:
+    """Call a collective's op on meta tensors, and report it where that is not for the kernel in front of it to do.
+
+    Args:
+        op: the op, an overload.
+        args: its positional arguments; those whose tensors are fake are taken for meta tensors, as inside of torch's
+            ``in_kernel_invocation_manager``.
+        frames: how many Python frames further out the mode's ``__torch_dispatch__`` is.
+
+    Returns:
+        the result of the op.
+    """
+    observer, described = _observer, _described(op)
+    if (
+        observer is None
+        or described is None
+        or is_inside_observed()
+        or is_compiling()
+        or TracingContext.try_get() is not None
+    ):
+        return op(*args)
+    raw_op, entry = described
+    pending = observer.begins(raw_op, entry, args, frame_kinds.caller_of_op(frames))
+    if pending is None:
+        return op._handle.redispatch_boxed(_META, *args)
+    try:
+        result = op._handle.redispatch_boxed(_META, *args)
+    except BaseException as error:
+        observer.raised(pending, error)
+        raise
+    observer.returned(pending, result)
+    return result
+
+
+@cache
+def _described(op: Any) -> tuple[str, Communication] | None:
+    """The name of an op, and how to read it; None where it does not communicate."""
+    raw_op = op._schema.name
+    entry = ops.lookup(raw_op)
+    return (raw_op, entry) if entry is not None else None
