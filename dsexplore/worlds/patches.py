@@ -50,18 +50,21 @@ class Patches:
             function: a Python function, decorated with `functools.wraps` or plain.
             build: gets a callable that does what the function did, and returns what it shall do now.
         """
-        inner = inspect.unwrap(function)
+        inner = inspect.unwrap(function, stop=_is_replaced)
         assert isinstance(inner, FunctionType), f"{function} is no Python function"
+        assert not _is_replaced(inner), f"{inner.__qualname__} is replaced already"
         assert not inner.__code__.co_freevars, f"{inner.__qualname__} closes over variables"
         key = f"{inner.__module__}.{inner.__qualname__}"
         original = FunctionType(inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__)
         original.__kwdefaults__ = inner.__kwdefaults__
-        kept = (inner.__code__, inner.__defaults__, inner.__kwdefaults__)
+        original.__annotations__ = inner.__annotations__
         _replacements[key] = build(original)
-        self._stack.callback(_restore, inner, kept, key)
+        self._stack.callback(_restore, inner, original, key)
         # Defaults belong to the old signature: they must be gone before the new code can be called.
         inner.__defaults__ = inner.__kwdefaults__ = None
         inner.__code__ = _jump_to(key).__code__
+        # Where `inspect` finds source and signature, of which TorchScript compiles what a program imports meanwhile.
+        inner.__wrapped__ = original  # type: ignore[attr-defined] # functions have any attribute
 
     def callback(self, function: Callable[..., Any], *args: Any) -> None:
         """Call that when the changes are undone."""
@@ -86,6 +89,13 @@ def _jump_to(key: str) -> FunctionType:
     return jump
 
 
-def _restore(function: FunctionType, kept: tuple[Any, Any, Any], key: str) -> None:
-    function.__code__, function.__defaults__, function.__kwdefaults__ = kept
+def _is_replaced(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and (code.co_filename, code.co_name) == ("<string>", "jump")
+
+
+def _restore(function: FunctionType, original: FunctionType, key: str) -> None:
+    function.__code__ = original.__code__
+    function.__defaults__, function.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
+    vars(function).pop("__wrapped__", None)  # Ctrl-C may have come before it was set
     _replacements.pop(key, None)

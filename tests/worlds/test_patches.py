@@ -75,3 +75,40 @@ def test_every_replacement_takes_all_arguments_by_place_and_by_name(changes: lis
                 own(replacement).bind(*first, **by_name)
         except TypeError as error:
             pytest.fail(f"{name}{inspect.signature(original)} is replaced by {own(replacement)}: {error}")
+
+
+def sent(tensor: int, *, tag: str = "none") -> tuple[int, str]:
+    return tensor, tag
+
+
+class TestReplacedFunction:
+    """While `Patches.function` has replaced a function, it is looked at as before, and it is whole afterwards."""
+
+    @staticmethod
+    def looked_at() -> tuple[Any, ...]:
+        return inspect.getsource(sent), inspect.signature(sent), inspect.unwrap(sent).__annotations__
+
+    def test_source_and_signature_are_its_own(self) -> None:
+        before, patches = self.looked_at(), Patches()
+        patches.function(sent, lambda original: lambda *args, **kwargs: (*original(*args, **kwargs), "changed"))
+        try:
+            assert sent(1, tag="x") == (1, "x", "changed")
+            assert self.looked_at() == before
+        finally:
+            patches.undo()
+        assert sent(1) == (1, "none")
+        assert vars(sent) == {}
+
+    def test_twice_replaced(self) -> None:
+        outer, inner = Patches(), Patches()
+        outer.function(sent, lambda original: lambda *args: (*original(*args), "outer"))
+        before = self.looked_at()
+        try:
+            with pytest.raises(AssertionError, match="sent is replaced already"):
+                inner.function(sent, lambda original: lambda *args: (*original(*args), "inner"))
+            assert sent(1) == (1, "none", "outer")
+            assert self.looked_at() == before
+        finally:
+            inner.undo()
+            outer.undo()
+        assert sent(1) == (1, "none")

@@ -75,6 +75,22 @@ class TestInATerminal:
         assert "wrote t.parquet" in out
         assert len(dsexplore.load(tmp_path / "t.parquet")) == 1
 
+    def test_a_module_that_torchscript_compiles_while_the_script_imports_it(self, tmp_path: Path) -> None:
+        script(
+            tmp_path,
+            """\
+            assert "torch.distributed.optim" not in sys.modules
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+            layer = torch.nn.Linear(4, 4)
+            optimizer = ZeroRedundancyOptimizer(layer.parameters(), torch.optim.Adam)
+            layer(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            """,
+        )
+        out, err = (running := start("run", "--world-size", "4", "train.py", folder=tmp_path)).communicate(timeout=200)
+        assert running.returncode == 0, err
+        assert "2 broadcasts of at most 64 B in the optimizer" in out
+
 
 class Ran:
     """A command that ran in this process."""
