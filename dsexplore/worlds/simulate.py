@@ -52,7 +52,9 @@ from dsexplore.worlds.scripts.spawned import patch_processes, patch_spawn
 from dsexplore.worlds.simulated import closed
 from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
 from dsexplore.worlds.simulated.ddp import patch_ddp
+from dsexplore.worlds.simulated.deepspeed_checks import patch_deepspeed_checks
 from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
+from dsexplore.worlds.simulated.flex_attention import patch_flex_attention
 from dsexplore.worlds.simulated.foreach_optimizers import patch_optimizers
 from dsexplore.worlds.simulated.fsdp1_optimizers import patch_fsdp1_optimizers
 from dsexplore.worlds.simulated.futures import patch_futures
@@ -280,6 +282,7 @@ class World:
         received = Received()
         objects = Objects(patches, self.remarks, received, self.shared_objects)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
+        patch_flex_attention(patches)
         patch_flat_gathers(patches)
         patch_uneven_gathers(patches, self.target)
         patch_shardings(patches)
@@ -295,6 +298,7 @@ class World:
         patch_checkpoints(patches, objects, self.remarks)
         patch_fsdp1_optimizers(patches)
         patch_zero_optimizers(patches)
+        patch_deepspeed_checks(patches)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
         patch_processes(patches, lambda: setattr(self, "_started_processes", True))
 

@@ -1,8 +1,8 @@
 """Everyday scripts of the frameworks that people train with, unmodified, on simulated ranks.
 
-Each script runs as one rank of four with a GPU that is not there, and what it sends is held to a closed form. Where its
-framework trains on CPUs too, it also runs on four real ranks with gloo, and as one simulated rank of four on CPUs:
-the same collectives, bytes, groups and order.
+Each script runs as one rank of four with a GPU that is not there, and what it sends is held to a closed form; once more
+on fake tensors, as another rank. Where its framework trains on CPUs too, it also runs on four real ranks with gloo, and
+as one simulated rank of four on CPUs: the same collectives, bytes, groups and order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ TABLE_HEAD = """\
 
 `make frameworks` runs these scripts of `tests/frameworks/scripts/` with `dsexplore run` and torch {torch}, as rank 0 of
 {ranks}, and writes this table. On GPUs that are not there, what each sends after its start-up is held to a closed form;
-on CPUs, every collective to what {ranks} real ranks with gloo send.
+on CPUs, every collective to what {ranks} real ranks with gloo send. With `--fake`, without memory for tensors, each is
+run once more, as rank 3 where that sends as much, and held to the same closed form.
 
 | script | framework | collectives after start-up, simulated GPUs | collectives, CPUs, equal to real ranks |
 |---|---|---|---|"""
@@ -382,6 +383,13 @@ def test_sends_on_gpus_what_its_formula_says(case: Case, tmp_path: Path, counted
     assert events.height > 0
     assert {op: sent(events, op) for op in case.expected} == case.expected
     counted[case, "GPUs"] = events.height
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.ends_with], ids=lambda case: case.name)
+def test_sends_as_much_on_fake_tensors_and_on_another_rank(case: Case, tmp_path: Path) -> None:
+    rank = 0 if "--pipeline-parallel" in case.arguments else 3  # the last stage has a norm more
+    events = simulated(case, tmp_path, "--fake", "--rank", str(rank)).filter(pl.col("phase") != "start-up")
+    assert {op: sent(events, op) for op in case.expected} == case.expected
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.only_on_gpus], ids=lambda case: case.name)

@@ -1,7 +1,6 @@
-"""FlexAttention on a GPU that is not there: its block masks are on the device that they are made for.
+"""Block masks of FlexAttention on a GPU that is not there: they are on the device that they are made for.
 
-A block mask is computed under ``torch.func.vmap``, whose results carry no mark. Attention itself is torch's plain form
-of the kernel, forward and backward: the same shapes and values, with the whole matrix of scores in memory.
+A block mask is computed under ``torch.func.vmap``, whose results carry no mark.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.patches import Patches
 
 
-def patch_flex_attention(mode: StandInMode, patches: Patches, module: ModuleType) -> None:
-    """Make ``torch.nn.attention.flex_attention`` work on CPU tensors that are believed to be on a GPU.
+def patch_block_masks(mode: StandInMode, patches: Patches, module: ModuleType) -> None:
+    """Put the block masks of ``torch.nn.attention.flex_attention`` on the GPU that they are made for.
 
     Args:
         mode: reads the device that a mask is made for.
@@ -41,5 +40,3 @@ def patch_flex_attention(mode: StandInMode, patches: Patches, module: ModuleType
         return create_block_mask
 
     patches.function(module.create_block_mask, build)
-    # torch compiles the plain form too, and warns where it was not: there is no compiler here (see `refused`).
-    patches.attribute(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)

@@ -11,7 +11,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.worlds.cuda.autocast import patch_autocast
 from dsexplore.worlds.cuda.device_marks import patch_marks
-from dsexplore.worlds.cuda.flex_masks import patch_flex_attention
+from dsexplore.worlds.cuda.flex_masks import patch_block_masks
 from dsexplore.worlds.cuda.function_mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
@@ -89,7 +89,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_groups(patches, mode)
     patch_kernels(patches)
     patch_refused(patches)
-    on_import(patches, "torch.nn.attention.flex_attention", partial(patch_flex_attention, mode))
+    on_import(patches, "torch.nn.attention.flex_attention", partial(patch_block_masks, mode))
     patch_backward(patches, mode)
     patch_threads(patches, mode)
     mode.__enter__()  # type: ignore[no-untyped-call]

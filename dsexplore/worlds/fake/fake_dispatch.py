@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (  # type: ignore[attr-defined] # not all are in its __all__
     FakeTensor,
     FakeTensorMode,
@@ -38,6 +40,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dsexplore.capture import mode_collectives
+from dsexplore.worlds.fake import communicating_ops
 from dsexplore.worlds.fake.argument_keys import append_arguments
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
@@ -108,6 +111,10 @@ class SimulationMode(FakeTensorMode):
             writing to a class makes Python look up all its methods anew, which every op then pays for.
     """
 
+    supports_higher_order_operators = True
+    """Such as ``flex_attention`` and ``cond``: torch looks for what `FakeTensorMode` does with one by the very type of
+    the mode that is entered."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.inventor = Inventor()
@@ -146,6 +153,8 @@ class SimulationMode(FakeTensorMode):
             return func(*args)
         kwargs = kwargs or {}
         if not types:
+            if isinstance(func, HigherOrderOperator):
+                return self._higher_order(func, args, kwargs)
             result = self.integers.run(func, args, kwargs)
             if result is not NotImplemented:
                 return result
@@ -161,6 +170,13 @@ class SimulationMode(FakeTensorMode):
         result = self._remembered(func, types, args, kwargs)
         note(func, args, kwargs, result)
         return result
+
+    def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of an op that calls functions, as `FakeTensorMode` gets it."""
+        if func in registered_hop_fake_fns:
+            return super().dispatch(func, (), args, kwargs)
+        handler: Any = func.python_key_table.get(FakeTensorMode)
+        return handler(self, *args, **kwargs) if handler is not None else NotImplemented
 
     def _grouped(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -181,6 +197,10 @@ class SimulationMode(FakeTensorMode):
                 return self._collective(func, args, kwargs)
             if key is None and func.namespace == _C10D and self._are_plain((*args, *kwargs.values())):
                 return self._filled(func, args, kwargs)
+            implementation = communicating_ops.implementation(func)
+            if implementation is not None:
+                with torch._C._EnableTorchFunction(), self:
+                    return implementation(*args, **kwargs)
             result = super().dispatch(func, types, args, kwargs)
             if key is not None and entry is _MISSING:
                 self._ops[id(func)] = func

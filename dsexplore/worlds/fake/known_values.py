@@ -161,6 +161,19 @@ def _computed_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return made
 
 
+def _in_place(functional: Any, rule: Rule) -> Rule:
+    """The rule for an op that writes into its first argument, given that of the op that returns a new tensor."""
+
+    def written(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        before = [getattr(result, name, None) for name in (_KNOWN, _GUESS)]
+        rule(functional, args, kwargs, result)
+        for name, old in zip((_KNOWN, _GUESS), before, strict=True):
+            if old is not None and getattr(result, name) is old:
+                delattr(result, name)
+
+    return written
+
+
 def _filled(place: int) -> Rule:
     def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
         _forget(result)
@@ -391,3 +404,9 @@ _COMPUTED = (
     *(_aten.index.Tensor, _aten.index_select.default, _aten.gather.default),
 )
 _RULES |= {op: _or_computed(_RULES.get(op)) for op in _COMPUTED}
+_RULES |= {
+    getattr(getattr(_aten, f"{name}_"), op._overloadname): _in_place(op, _RULES[op])
+    for name in ("add", "sub", "mul", "div", "neg", "logical_not", "logical_and", "logical_or")
+    for op in _overloads(name)
+    if op in _RULES and op._overloadname in getattr(_aten, f"{name}_").overloads()
+}

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from dsexplore.capture.record import record
 from dsexplore.worlds.fake import fake_dispatch
@@ -197,3 +199,30 @@ def test_parameters_share_the_mesh_that_joins_both_axes(fake: bool) -> None:
         assert all(one is joined[0] for one in joined)
         assert joined[0].mesh_dim_names == ("dp", "tp")
         assert joined[0].mesh.tolist() == mesh.mesh.tolist()
+
+
+class TestHigherOrderOps:
+    """Ops that call functions, which torch looks up by the very type of a mode."""
+
+    def test_one_that_torch_describes_by_a_function(self) -> None:
+        with simulate(world_size=2, fake=True):
+            query = torch.ones(1, 2, 128, 16)
+            made, aux = flex_attention(query, query, query, return_aux=AuxRequest(lse=True))
+            assert (made.shape, aux.lse.shape, type(made)) == (query.shape, (1, 2, 128), FakeTensor)
+
+    def test_one_that_has_a_rule_for_torchs_mode(self) -> None:
+        with simulate(world_size=2, fake=True):
+            cond = torch.ops.higher_order.cond
+            (made,) = cond(torch.tensor(True), lambda x: (x + 1,), lambda x: (x * 2,), (torch.ones(3),))
+            assert (made.shape, type(made)) == ((3,), FakeTensor)
+
+    def test_one_that_no_mode_knows_is_refused_by_its_name(self) -> None:
+        class Unknown(HigherOrderOperator):
+            def __init__(self) -> None:
+                super().__init__("dsexplore_tests_unknown")
+
+            def __call__(self, *args: Any) -> Any:
+                return super().__call__(*args)
+
+        with simulate(world_size=2, fake=True), pytest.raises((TypeError, NotImplementedError), match="tests_unknown"):
+            Unknown()(torch.ones(3))

@@ -168,6 +168,7 @@ class TestReads:
             (lambda loss: bool(torch.isnan(torch.randn(9)).any()), False),
             (lambda loss: not torch.isfinite(loss), False),
             (lambda loss: bool(loss != loss), False),  # how scripts ask for NaN
+            (lambda loss: bool(torch.zeros(1).add_(loss.isnan())), False),  # how DeepSpeed counts them
             (lambda loss: torch.equal(loss, loss), True),
             (lambda loss: loss.to(torch.complex64).item(), 1 + 0j),
         ],
@@ -185,7 +186,11 @@ class TestReads:
             (lambda: torch.full((2,), 7), [7, 7]),
             (lambda: torch.ones(2) * 3 - 1, [2, 2]),
             (lambda: torch.zeros(2).fill_(4.0), [4, 4]),
-            (lambda: torch.zeros(2).add_(torch.randn(2)), [1, 1]),  # nothing is known any more
+            (lambda: torch.zeros(2).add_(torch.randn(2)), [1, 1]),
+            (lambda: torch.zeros(2).mul_(3).sub_(torch.ones(2)), [-1, -1]),
+            (lambda: torch.arange(3).add_(torch.tensor([1, 0, 1])), [1, 1, 3]),
+            (lambda: torch.arange(3).mul_(torch.full((3,), 7)), [7, 7, 7]),
+            (lambda: torch.full((2,), 5.0).copysign_(torch.tensor(-1.0)), [1, 1]),  # nothing is known any more
         ],
     )
     def test_what_was_given_is_known(self, make: Callable[[], torch.Tensor], expected: list[Any]) -> None:
@@ -209,7 +214,7 @@ class TestReads:
             assert torch.rand(50).tolist() == [1.0] * 50
             assert (torch.rand(2, 30) > 0.5).tolist() == [[True] * 30] * 2
             assert torch.rand(3, 0).tolist() == [[]] * 3
-            assert torch.full((40,), 2).mul_(torch.randint(9, (1,))).tolist() == [1] * 40
+            assert torch.full((40,), 2).mul_(torch.randint(9, (1,))).tolist() == [8] * 40
         assert not {"aten::unbind", "aten::_local_scalar_dense"} & ops.names
 
     def test_a_gradient_scaler_steps_and_keeps_its_scale(self) -> None:

@@ -1,0 +1,57 @@
+"""Custom ops that communicate inside, such as those of context parallelism around FlexAttention.
+
+What a custom op returns for fake tensors is described by a function that makes the result and sends nothing. So where
+the Python function that implements the op calls collectives, it is that function which runs on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch._library.custom_ops import OPDEFS
+
+_TORCH = "torch.distributed"
+_COLLECTIVES = (
+    *("all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv"),
+    *("isend", "permute_tensor", "recv", "reduce", "scatter", "send"),
+)
+"""How the names of torch's collectives begin."""
+
+
+@cache
+def implementation(op: Any) -> Callable[..., Any] | None:
+    """The Python function that implements a custom op, where it calls collectives; None for all other ops."""
+    definition = OPDEFS.get(op._schema.name)
+    function = definition._init_fn if definition is not None else None
+    return function if isinstance(function, FunctionType) and _communicates(function, set()) else None
+
+
+def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
+    """Whether a function, or one of its module that it calls, names a collective of torch."""
+    if function.__code__ in seen:
+        return False
+    seen.add(function.__code__)
+    names = set(_names(function.__code__))
+    found = [function.__globals__.get(name) for name in names]
+    is_named = any(name.startswith(_COLLECTIVES) for name in names)
+    if is_named and ("distributed" in names or any(_is_torchs(value) for value in found)):
+        return True
+    own = [value for value in found if isinstance(value, FunctionType) and value.__module__ == function.__module__]
+    return any(_communicates(each, seen) for each in own)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether a global is a module of torch.distributed, or a function that was imported from one."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return isinstance(name, str) and name.startswith(_TORCH)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names of globals and attributes in a function, and in those inside of it."""
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _names(value)
