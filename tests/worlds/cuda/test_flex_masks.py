@@ -7,6 +7,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore.worlds.simulate import simulate
 
 
 def causal(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -23,7 +24,7 @@ def test_a_mask_is_on_the_device_that_it_is_made_for() -> None:
 
 
 def test_forward_and_backward_are_those_of_plain_attention() -> None:
-    with cuda_stand_in(), warnings.catch_warnings(record=True) as said:
+    with simulate(1, device="cuda"), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.manual_seed(0)
         mask = create_block_mask(causal, 2, None, 128, 128, device="cuda")
