@@ -81,10 +81,21 @@ def set_guess(tensor: Any, mean: float, choices: int = 0) -> None:
 def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Keep what is known of the result of an op on fake tensors; most ops need one look-up."""
     rule = _RULES.get(func)
+    is_written = bool(args) and result is args[0]
     if rule is not None:
         rule(func, args, kwargs, result)
-    elif args and result is args[0]:  # written to in a way that no rule knows
+    elif is_written:  # in a way that no rule knows
         _forget(result)
+    if is_written and isinstance(result, FakeTensor) and isinstance(result._base, FakeTensor):
+        _written_in_part(result._base, result)
+
+
+def _written_in_part(whole: FakeTensor, part: torch.Tensor) -> None:
+    """A part of a tensor was written to: what is known of a typical element changes by as much."""
+    if known_of(whole) is not None or hasattr(whole, _GUESS):
+        before, share = guess_of(whole).mean, part.numel() / max(whole.numel(), 1)
+        _forget(whole)
+        set_guess(whole, before + (guess_of(part).mean - before) * min(share, 1.0))
 
 
 Rule = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
@@ -328,11 +339,30 @@ def _exchanged(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _res
 
 
 def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """``cat`` or ``stack`` of tensors that are all known."""
+    """``cat`` or ``stack`` of tensors of which something is known."""
     parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
     if all(part is not None for part in parts) and result.numel() <= _LARGEST_KNOWN:
         with unset_fake_temporarily():
             set_known(result, func(parts, *args[1:], **kwargs))
+    elif any(hasattr(part, _GUESS) for part in args[0]):
+        set_guess(result, sum(guess_of(part).mean * part.numel() for part in args[0]) / max(result.numel(), 1))
+
+
+def _clamped(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    if hasattr(args[0], _GUESS) or hasattr(args[0], _KNOWN):
+        least, most = (*args[1:], None, None)[:2]
+        least, most = kwargs.get("min", least), kwargs.get("max", most)
+        mean = guess_of(args[0]).mean
+        mean = mean if least is None else max(mean, guess_of(least).mean)
+        set_guess(result, mean if most is None else min(mean, guess_of(most).mean))
+
+
+def _nonzeros(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
+    """``count_nonzero``: of booleans as many as are true; of numbers all, unless they are zeros."""
+    if hasattr(args[0], _GUESS) or hasattr(args[0], _KNOWN):
+        mean = guess_of(args[0]).mean
+        share = mean if args[0].dtype == torch.bool else float(mean != 0)
+        set_guess(result, share * args[0].numel() / max(result.numel(), 1))
 
 
 def _counted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
@@ -382,6 +412,12 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_overloads("div"), _computed(lambda a, b: a / b, 2)),
     **dict.fromkeys(_overloads("abs"), _computed(abs, 1)),
     **dict.fromkeys(_overloads("neg"), _computed(lambda a: -a, 1)),
+    **dict.fromkeys(_overloads("maximum", "clamp_min"), _computed(max, 2)),
+    **dict.fromkeys(_overloads("minimum", "clamp_max"), _computed(min, 2)),
+    **dict.fromkeys(
+        [_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar],
+        _computed(lambda share, a, b: share * a + (1 - share) * b, 3),
+    ),
     **dict.fromkeys(_overloads("mean"), _computed(lambda a: a, 1)),
     **dict.fromkeys(
         [_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default], _computed(lambda a: a, 1)
@@ -389,6 +425,8 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_overloads("any"), _computed(lambda a: float(a > 0), 1)),
     **dict.fromkeys(_overloads("all"), _computed(lambda a: float(a >= 1), 1)),
     **dict.fromkeys(_overloads("sum"), _summed),
+    **dict.fromkeys(_overloads("count_nonzero"), _nonzeros),
+    **dict.fromkeys(_overloads("clamp"), _clamped),
     **dict.fromkeys(_overloads("_amp_update_scale_"), lambda *_: None),  # the scale stays: all gradients are finite
     **dict.fromkeys(_overloads("histc"), _counted),
     **dict.fromkeys([torch.ops.c10d._allgather_base_.default, torch.ops.c10d.allgather_.default], _gathered),
@@ -406,7 +444,10 @@ _COMPUTED = (
 _RULES |= {op: _or_computed(_RULES.get(op)) for op in _COMPUTED}
 _RULES |= {
     getattr(getattr(_aten, f"{name}_"), op._overloadname): _in_place(op, _RULES[op])
-    for name in ("add", "sub", "mul", "div", "neg", "logical_not", "logical_and", "logical_or")
+    for name in (
+        *("add", "sub", "mul", "div", "neg", "logical_not", "logical_and", "logical_or"),
+        *("bitwise_not", "bitwise_and", "bitwise_or"),
+    )
     for op in _overloads(name)
     if op in _RULES and op._overloadname in getattr(_aten, f"{name}_").overloads()
 }

@@ -146,6 +146,13 @@ class Ops(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _filled_in_part(share: float) -> torch.Tensor:
+    """Labels of which a share counts, as a collator makes them."""
+    labels = torch.full((4,), -100.0)
+    labels[: int(4 * share)] = 0
+    return labels
+
+
 @pytest.mark.usefixtures("fake")
 class TestReads:
     @pytest.mark.parametrize(
@@ -169,6 +176,14 @@ class TestReads:
             (lambda loss: not torch.isfinite(loss), False),
             (lambda loss: bool(loss != loss), False),  # how scripts ask for NaN
             (lambda loss: bool(torch.zeros(1).add_(loss.isnan())), False),  # how DeepSpeed counts them
+            (lambda loss: bool(torch.zeros((), dtype=torch.bool).logical_or_(loss.isinf())), False),
+            (lambda loss: bool(torch.maximum(torch.zeros(1, dtype=torch.int), loss.isnan().int())), False),
+            (lambda loss: bool(torch.cat([loss.isnan().view(1), loss.isinf().view(1)]).any()), False),
+            (lambda loss: bool(torch.stack([loss.isnan(), loss.isinf()]).sum() > 0), False),
+            (lambda loss: bool(torch.where(loss.isnan(), 1, 0)), False),
+            (lambda loss: bool(torch.count_nonzero(loss.isnan())), False),
+            (lambda loss: bool(loss.isnan().sum(dtype=torch.float32).clamp(max=1)), False),
+            (lambda loss: loss.clamp(min=2).item(), 1.0),  # nothing is known of it
             (lambda loss: torch.equal(loss, loss), True),
             (lambda loss: loss.to(torch.complex64).item(), 1 + 0j),
         ],
@@ -188,6 +203,18 @@ class TestReads:
             (lambda: torch.zeros(2).fill_(4.0), [4, 4]),
             (lambda: torch.zeros(2).add_(torch.randn(2)), [1, 1]),
             (lambda: torch.zeros(2).mul_(3).sub_(torch.ones(2)), [-1, -1]),
+            (lambda: torch.zeros(2).clamp(min=3), [3, 3]),
+            (lambda: torch.zeros(2).clamp(max=-3), [-3, -3]),
+            (lambda: torch.ones(2).clamp(-2, 0.5), [0.5, 0.5]),
+            (lambda: torch.ones(2).clamp_max(0.5), [0.5, 0.5]),
+            (lambda: torch.zeros(2).clamp_min(0.5), [0.5, 0.5]),
+            (lambda: torch.minimum(torch.ones(2), torch.zeros(2)), [0, 0]),
+            (lambda: torch.cat([torch.zeros(3), torch.ones(1)]), [0.25] * 4),
+            (lambda: torch.where(torch.zeros(2, dtype=torch.bool), torch.ones(2), 5.0), [5, 5]),
+            (lambda: torch.count_nonzero(torch.full((6,), -100)), 6),
+            (lambda: torch.count_nonzero(torch.zeros(6)), 0),
+            (lambda: _filled_in_part(0.5), [-50, -50, -50, -50]),
+            (lambda: _filled_in_part(1.0), [0, 0, 0, 0]),
             (lambda: torch.arange(3).add_(torch.tensor([1, 0, 1])), [1, 1, 3]),
             (lambda: torch.arange(3).mul_(torch.full((3,), 7)), [7, 7, 7]),
             (lambda: torch.full((2,), 5.0).copysign_(torch.tensor(-1.0)), [1, 1]),  # nothing is known any more
