@@ -179,7 +179,7 @@ def _in_place(functional: Any, rule: Rule) -> Rule:
         before = [getattr(result, name, None) for name in (_KNOWN, _GUESS)]
         rule(functional, args, kwargs, result)
         for name, old in zip((_KNOWN, _GUESS), before, strict=True):
-            if old is not None and getattr(result, name) is old:
+            if old is not None and getattr(result, name, None) is old:
                 delattr(result, name)
 
     return written
@@ -298,11 +298,20 @@ def _computed(compute: Callable[..., float], arguments: int) -> Rule:
     def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
         if any(hasattr(arg, _GUESS) or hasattr(arg, _KNOWN) for arg in args[:arguments]):
             try:
-                set_guess(result, compute(*(guess_of(arg).mean for arg in args[:arguments])))
-            except ArithmeticError:
+                mean = compute(*(guess_of(arg).mean for arg in args[:arguments]))
+            except (ArithmeticError, ValueError):
                 return
+            if not math.isnan(mean):
+                set_guess(result, mean)
 
     return rule
+
+
+def _mixed(share: float, one: float, other: float) -> float:
+    """The mean of elements of which a share has the mean ``one``, and the others ``other``; either may be infinite."""
+    if share in (0.0, 1.0):
+        return one if share else other
+    return share * one + (1 - share) * other
 
 
 def _summed(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
@@ -388,7 +397,8 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys([_aten.index.Tensor, _aten.index_select.default, _aten.gather.default], _taken),
     **dict.fromkeys(_overloads("arange", "linspace", "logspace", "randperm"), _given_values),
     **dict.fromkeys(_overloads("zeros", "zeros_like", "new_zeros", "zero_", "isnan", "isinf"), _constant(0.0)),
-    **dict.fromkeys(_overloads("ones", "ones_like", "new_ones"), _constant(1.0)),
+    # A norm is what nothing is known of is taken for, but by a rule: none of several norms is below 0.
+    **dict.fromkeys(_overloads("ones", "ones_like", "new_ones", "linalg_vector_norm"), _constant(1.0)),
     **dict.fromkeys(_overloads("full", "full_like", "fill_", "fill"), _filled(1)),
     **dict.fromkeys(_overloads("new_full"), _filled(2)),
     **dict.fromkeys(_overloads("scalar_tensor"), _filled(0)),
@@ -416,8 +426,11 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_overloads("minimum", "clamp_max"), _computed(min, 2)),
     **dict.fromkeys(
         [_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar],
-        _computed(lambda share, a, b: share * a + (1 - share) * b, 3),
+        _computed(_mixed, 3),
     ),
+    **dict.fromkeys(_overloads("masked_fill"), _computed(lambda a, share, b: _mixed(share, b, a), 3)),
+    **dict.fromkeys([_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor], _computed(math.pow, 2)),
+    **dict.fromkeys(_overloads("sqrt"), _computed(math.sqrt, 1)),
     **dict.fromkeys(_overloads("mean"), _computed(lambda a: a, 1)),
     **dict.fromkeys(
         [_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default], _computed(lambda a: a, 1)
@@ -446,7 +459,7 @@ _RULES |= {
     getattr(getattr(_aten, f"{name}_"), op._overloadname): _in_place(op, _RULES[op])
     for name in (
         *("add", "sub", "mul", "div", "neg", "logical_not", "logical_and", "logical_or"),
-        *("bitwise_not", "bitwise_and", "bitwise_or"),
+        *("bitwise_not", "bitwise_and", "bitwise_or", "masked_fill", "pow", "sqrt"),
     )
     for op in _overloads(name)
     if op in _RULES and op._overloadname in getattr(_aten, f"{name}_").overloads()

@@ -184,6 +184,9 @@ class TestReads:
             (lambda loss: bool(torch.count_nonzero(loss.isnan())), False),
             (lambda loss: bool(loss.isnan().sum(dtype=torch.float32).clamp(max=1)), False),
             (lambda loss: loss.clamp(min=2).item(), 1.0),  # nothing is known of it
+            (lambda loss: bool((torch.stack([loss.norm(), loss.norm()]) < 0).any()), False),
+            (lambda loss: torch.where(loss.isnan(), torch.full_like(loss, math.inf), loss.norm()).item(), 1.0),
+            (lambda loss: loss.norm().masked_fill_(loss.isinf(), -1.0).pow(0.5).item(), 1.0),
             (lambda loss: torch.equal(loss, loss), True),
             (lambda loss: loss.to(torch.complex64).item(), 1 + 0j),
         ],
@@ -213,6 +216,11 @@ class TestReads:
             (lambda: torch.where(torch.zeros(2, dtype=torch.bool), torch.ones(2), 5.0), [5, 5]),
             (lambda: torch.count_nonzero(torch.full((6,), -100)), 6),
             (lambda: torch.count_nonzero(torch.zeros(6)), 0),
+            (lambda: torch.full((2,), 9.0).sqrt().pow(3), [27, 27]),
+            (lambda: torch.full((2,), -9.0).pow(0.5), [1, 1]),  # no number
+            (lambda: torch.full((2,), -9.0).sqrt(), [1, 1]),
+            (lambda: torch.zeros(2) * math.inf, [1, 1]),
+            (lambda: torch.zeros(2).masked_fill(torch.ones(2, dtype=torch.bool), 4.0), [4, 4]),
             (lambda: _filled_in_part(0.5), [-50, -50, -50, -50]),
             (lambda: _filled_in_part(1.0), [0, 0, 0, 0]),
             (lambda: torch.arange(3).add_(torch.tensor([1, 0, 1])), [1, 1, 3]),
