@@ -44,9 +44,9 @@ from dsexplore.worlds.fake import communicating_ops
 from dsexplore.worlds.fake.argument_keys import append_arguments
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.fake.known_values import note
 from dsexplore.worlds.fake.own_entries import can_have_entry, entry_of
 from dsexplore.worlds.fake.real_integers import RealIntegers
+from dsexplore.worlds.fake.value_rules import note
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")

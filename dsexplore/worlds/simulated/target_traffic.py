@@ -38,9 +38,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp._init_utils as fsdp_init
 import torch.distributed.nn.functional as differentiable
 import torch.distributed.tensor._collective_utils as tensor_collectives
-import torch.distributed.tensor._dispatch as tensor_dispatch
 import torch.distributed.tensor._random as tensor_random
-from torch.compiler import is_dynamo_compiling
 from torch.distributed._functional_collectives import _group_or_group_name, _resolve_group
 from torch.distributed._local_tensor import local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
@@ -121,8 +119,6 @@ def patch_generator_state(patches: Patches) -> None:
     """
     patches.function(tensor_random.is_rng_supported_mesh, lambda _original: lambda device_mesh: True)
     patches.attribute(tensor_random, "OffsetBasedRNGTracker", GeneratorTracker)
-    # torch takes it of a fake mode that a compiler traces, and would leave the broadcast to what was compiled.
-    patches.attribute(tensor_dispatch, "_are_we_tracing", is_dynamo_compiling)
 
 
 class GeneratorTracker(tensor_random._RNGStateTracker):
