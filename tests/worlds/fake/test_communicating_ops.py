@@ -26,11 +26,6 @@ def summed(x: torch.Tensor) -> torch.Tensor:
     return over_ranks(x)
 
 
-@summed.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 @torch.library.custom_op("dsexplore_tests::by_name", mutates_args=())
 def by_name(x: torch.Tensor) -> torch.Tensor:
     made = x.clone()
@@ -38,20 +33,10 @@ def by_name(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-@by_name.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 @torch.library.custom_op("dsexplore_tests::chosen", mutates_args=())
 def chosen(x: torch.Tensor) -> torch.Tensor:
-    """Names functions as collectives are named, and asks torch.distributed for the world's size, but sends nothing."""
+    """Names a function that communicates, and fails before it is called."""
     raise AssertionError(f"ran on fake tensors: {x.gather(0, x).shape}, {over_ranks.__name__}")
-
-
-@chosen.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 @torch.library.custom_op("dsexplore_tests::doubled", mutates_args=())
@@ -59,9 +44,8 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     raise AssertionError(f"ran on fake tensors, of which {dist.get_rank()} is the rank")
 
 
-@doubled.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+for op in (summed, by_name, chosen, doubled):
+    op.register_fake(torch.empty_like)
 
 
 def calls(device: str) -> None:
