@@ -49,7 +49,8 @@ def call(op: Any, args: Sequence[Any], frames: int) -> Any:
     Returns:
         the result of the op.
     """
-    observer, described = _observer, _described(op)
+    observer = _observer
+    described = _described(op) if observer is not None else None
     if (
         observer is None
         or described is None

@@ -18,7 +18,7 @@ from dsexplore.worlds.patches import Patches
 
 
 def patch_block_masks(mode: StandInMode, patches: Patches, module: ModuleType) -> None:
-    """Put the block masks of ``torch.nn.attention.flex_attention`` on the GPU that they are made for.
+    """Block masks of ``torch.nn.attention.flex_attention`` are on the GPU that they are made for, from now on.
 
     Args:
         mode: reads the device that a mask is made for.

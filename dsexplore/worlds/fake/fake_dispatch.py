@@ -112,8 +112,8 @@ class SimulationMode(FakeTensorMode):
     """
 
     supports_higher_order_operators = True
-    """Such as ``flex_attention`` and ``cond``: torch looks for what `FakeTensorMode` does with one by the very type of
-    the mode that is entered."""
+    """Ops such as ``flex_attention`` and ``cond`` come to `dispatch`: torch looks for what `FakeTensorMode` does with
+    them by the very type of the mode that is entered."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -19,7 +19,7 @@ from dsexplore.worlds.patches import Patches
 
 
 def patch_sharded_tensors(patches: Patches) -> None:
-    """Let each rank hold its own part of a ``ShardedTensor`` that is made from local shards."""
+    """Each rank holds its own part of a ``ShardedTensor`` that is made from local shards, from now on."""
     patches.function(utils.build_global_metadata, _spread)
 
 
