@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -75,16 +77,28 @@ def content_of(
 def _info(recording: Recording, count: int, ranks: Sequence[int], groups: Sequence[Group]) -> TraceInfo:
     """What the trace of a recording of so many collectives says of itself."""
     kernels = recording.kernels
+    simulated = recording.simulated or any(group.backend == "fake" for group in groups)
+    clock = "" if simulated else _host_clock()
     return TraceInfo(
         world_size=_world_size(groups),
         ranks=tuple(ranks),
         mesh=recording.mesh or _mesh_of(groups),
-        simulated=recording.simulated or any(group.backend == "fake" for group in groups),
+        simulated=simulated,
         target=recording.target,
+        clocks=(clock,) * len(ranks) if clock else (),
         schedule=kernels.schedule if kernels else "",
         torch_version=torch.__version__,
         notes=(*recording.notes, *recording.further_notes(count)),
     )
+
+
+@cache
+def _host_clock() -> str:
+    """A name of this host's clock, which processes of one kernel share, in containers too; empty where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:

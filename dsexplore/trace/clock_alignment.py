@@ -1,16 +1,18 @@
 """The times of a merged trace on one clock, where the ranks' clocks differ by more than noise.
 
-Ranks of one host share a clock; there the ends of a collective differ by the time that a process needs to notice it. A
-difference of clocks that is not well beyond that is left alone.
+The ends of a collective also differ by the time that a process needs to notice one, milliseconds on a busy host. So a
+difference of clocks that is not well beyond that is left alone, and ranks that are known to share a clock, as those of
+one host do, are never moved against each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import add
 
 from dsexplore.trace.clocks import ClockOffset, aligned, clock_offsets
-from dsexplore.trace.tables import Tables
+from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.units import format_seconds
 
 LEAST_COLLECTIVES = 3
@@ -18,27 +20,45 @@ LEAST_OFFSET = 500_000
 """Nanoseconds, and `LEAST_SPREADS` spreads: an offset up to their sum may be noise, and is not applied."""
 LEAST_SPREADS = 10
 _NAMED = 4
+_SAME = ClockOffset(0, 0, 0, 0)
 
 
-def align(tables: Tables) -> Tables:
+def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     """The tables with the times of all ranks on the first rank's clock; offsets and residuals are in the info.
 
-    A trace of one rank, or without measured collectives that ranks share, comes back as it is.
+    Ranks that share a clock are moved together. A trace of one rank, or without measured collectives that ranks of
+    different clocks share, comes back as it is.
+
+    Args:
+        tables: of several ranks.
+        shares_clock: whether all ranks share a clock, though the info does not name it.
     """
-    clocks = clock_offsets(tables.events, tables.groups)
+    info = tables.info
+    if shares_clock or (len(set(info.clocks)) == 1 and all(info.clocks)):
+        return replace(tables, info=_with_offsets(info, {}))
+    clocks = clock_offsets(tables.events, tables.groups, dict(zip(info.ranks, info.clocks, strict=False)))
     if len(clocks) < 2:
         return tables
     known = {rank: _beyond_noise(clock) for rank, clock in clocks.items()}
-    of_rank = [known.get(rank, ClockOffset(0, 0, 0, 0)) for rank in tables.info.ranks]
     shifted = {rank: clock for rank, clock in known.items() if clock.offset}
-    notes = (*tables.info.notes, _note(shifted)) if shifted else tables.info.notes
-    info = replace(
-        tables.info,
-        clock_offsets=tuple(clock.offset for clock in of_rank),
-        clock_residuals=tuple(clock.residual for clock in of_rank),
-        notes=notes,
+    info = _with_offsets(info, known)
+    if not shifted:
+        return replace(tables, info=info)
+    return replace(
+        tables, info=replace(info, notes=(*info.notes, _note(shifted))), events=aligned(tables.events, shifted)
     )
-    return replace(tables, info=info, events=aligned(tables.events, shifted) if shifted else tables.events)
+
+
+def _with_offsets(info: TraceInfo, known: Mapping[int, ClockOffset]) -> TraceInfo:
+    """The info of ranks whose times are moved by these offsets: a rank that is moved is on the first rank's clock."""
+    found = [known.get(rank, _SAME) for rank in info.ranks]
+    zeros = (0,) * len(found)
+    return replace(
+        info,
+        clocks=tuple(info.clocks[0] if clock.offset else own for own, clock in zip(info.clocks, found, strict=False)),
+        clock_offsets=tuple(map(add, info.clock_offsets or zeros, (clock.offset for clock in found))),
+        clock_residuals=tuple(map(add, info.clock_residuals or zeros, (clock.residual for clock in found))),
+    )
 
 
 def _beyond_noise(clock: ClockOffset) -> ClockOffset:

@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ LEAST_REFINED = 64
 """Common collectives from which on an offset is refined."""
 PARTS = 16
 """Parts of the record, to see how well an offset is known."""
+
+NO_CLOCKS: Mapping[int, str] = MappingProxyType({})
 
 Times = npt.NDArray[np.float64]
 
@@ -55,16 +58,41 @@ class ClockOffset:
     end later than another does."""
 
 
-def clock_offsets(events: pl.DataFrame, groups: pl.DataFrame) -> dict[int, ClockOffset]:
+def clock_offsets(
+    events: pl.DataFrame, groups: pl.DataFrame, clocks: Mapping[int, str] = NO_CLOCKS
+) -> dict[int, ClockOffset]:
     """Each rank's clock against that of the lowest rank; ranks that no collective relates to it are not there.
 
     Args:
         events: of all ranks.
         groups: of the same trace.
+        clocks: by rank the name of its clock, as far as that is known; ranks that share one have one offset.
     """
     measured = numbered(events, groups).filter(
         pl.col("op").is_in(TOGETHER) & pl.col("end").is_not_null() & (pl.col("group_size") > 1)
     )
+    ranks = measured["rank"].unique().to_list()
+    first_of = _first_of_clock(sorted({*ranks, *clocks}), clocks)
+    of_clocks = _offsets(_by_clock(measured, first_of))
+    return {rank: of_clocks[first] for rank, first in first_of.items() if first in of_clocks}
+
+
+def _first_of_clock(ranks: Iterable[int], clocks: Mapping[int, str]) -> dict[int, int]:
+    """By rank the lowest rank that shares its clock."""
+    first: dict[str | int, int] = {}
+    return {rank: first.setdefault(clocks.get(rank) or rank, rank) for rank in ranks}
+
+
+def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFrame:
+    """The collectives with one row for each clock: it ends where the first of the clock's ranks notices the end."""
+    if all(rank == first for rank, first in first_of.items()):
+        return measured
+    on_clocks = measured.with_columns(pl.col("rank").replace(first_of))
+    return on_clocks.group_by("rank", *SAME, maintain_order=True).agg(pl.col("start").max(), pl.col("end").min())
+
+
+def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
+    """The offsets of ranks of which no two share a clock."""
     ends = _by_rank(measured)
     ranks = sorted(ends)
     if not ranks:

@@ -34,7 +34,7 @@ from dsexplore.progress import track
 from dsexplore.trace import digest, schema
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
 
 _PREFIX = "dsexplore."
 _SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory")
@@ -163,12 +163,11 @@ def split_ranks(tables: Tables) -> dict[int, Tables]:
     """The content of each rank; all keep the modules and groups, which have no rank. Without any rank, it is 0's."""
     ranks = ranks_of(tables) or (0,)
     of_ranks = {name: _by_rank(getattr(tables, name)) for name in ("events", "parameters", "kernels", "memory")}
-    stood_for = dict(zip(tables.info.ranks, tables.info.stands_for, strict=False))
     return {
         rank: replace(
             tables,
             **{name: by_rank.get(rank, schema.empty(name)) for name, by_rank in of_ranks.items()},
-            info=replace(tables.info, ranks=(rank,), stands_for=(stood_for[rank],) if rank in stood_for else ()),
+            info=tables.info.of_rank(rank),
         )
         for rank in ranks
     }
@@ -316,6 +315,9 @@ def info_from_json(text: str) -> TraceInfo:
         if field.name in read:
             values[field.name] = _typed(field.name, read[field.name], type(getattr(TraceInfo(), field.name)))
     info = TraceInfo(**values)
+    for name in OF_EACH_RANK:
+        if len(getattr(info, name)) not in (0, len(info.ranks)):
+            raise ValueError(f"the info's {name} is {getattr(info, name)!r} for ranks {info.ranks!r}")
     if info.stands_for:
         info.weights  # noqa: B018 - raises ValueError where a text cannot be read, or one is missing
     return info

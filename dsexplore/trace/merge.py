@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
@@ -23,6 +24,8 @@ from dsexplore.trace.represented_ranks import joined
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn
+
+_LEFT_NONE = " ranks left no trace: "
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
@@ -72,7 +75,7 @@ def merge_tables(
         parts: one for each rank or more.
         cut: added to the notes where the parts are not all that there are; says why.
         is_whole: whether the parts are all that the recording left, so that a single one misses the others, too.
-        shares_clock: whether all ranks read one clock, as the processes of one machine do: nothing is to be aligned.
+        shares_clock: whether all ranks read one clock, though their traces do not name it; see `TraceInfo.clocks`.
         ranks: that were to record something; None for all of the world.
 
     Raises:
@@ -95,12 +98,8 @@ def merge_tables(
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,
     )
-    if shares_clock:
-        zeros = (0,) * len(info.ranks)
-        info = replace(info, clock_offsets=zeros, clock_residuals=zeros)
-        merged = replace(merged, info=info)
-    elif not info.simulated:
-        merged = align(merged)
+    if not info.simulated:
+        merged = align(merged, shares_clock=shares_clock)
         info = merged.info
     found = unmatched.notes(merged)
     return replace(merged, info=replace(info, notes=tuple(dict.fromkeys((*info.notes, *found))))) if found else merged
@@ -138,8 +137,8 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
     infos = [part.info for _, part in parts]
     first = infos[0]
     seen: set[int] = set()
-    for ranks, _ in parts:
-        for rank in ranks:
+    for of_part, _ in parts:
+        for rank in of_part:
             if rank in seen:
                 raise UsageError(f"rank {rank} is in two of the traces: merge one trace per rank")
             seen.add(rank)
@@ -148,22 +147,34 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
         if len(values) > 1:
             raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")
     notes = list(dict.fromkeys(note for info in infos for note in info.notes))
+    if len(infos) > 1:
+        notes = [note for note in notes if _LEFT_NONE not in note]  # said anew, of all that are merged now
     versions = list(dict.fromkeys(info.torch_version for info in infos))
     if cut:
         notes.append(cut)
     elif not first.simulated:
         asked = range(first.world_size) if asked is None else asked
         if absent := [rank for rank in asked if rank not in seen]:
-            notes.append(f"{len(absent)} of {len(asked)} ranks left no trace: {format_ranks(absent)}")
+            notes.append(f"{len(absent)} of {len(asked)}{_LEFT_NONE}{format_ranks(absent)}")
+    ranks = tuple(sorted(seen))
     mesh = next((info.mesh for info in infos if info.mesh), "")
     return replace(
         first,
         mesh=mesh,
-        ranks=tuple(sorted(seen)),
+        ranks=ranks,
         stands_for=joined([(info.ranks, info.stands_for) for info in infos]),
+        clocks=_by_rank(ranks, infos, "clocks", ""),
+        clock_offsets=_by_rank(ranks, infos, "clock_offsets", 0),
+        clock_residuals=_by_rank(ranks, infos, "clock_residuals", 0),
         torch_version=", ".join(versions),
         notes=tuple(notes),
     )
+
+
+def _by_rank(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
+    """The infos' values of a field that has one for each rank, in the order of `ranks`; empty where none has any."""
+    known = {rank: value for info in infos for rank, value in zip(info.ranks, getattr(info, name), strict=False)}
+    return tuple(known.get(rank, unknown) for rank in ranks) if known else ()
 
 
 def _distinct_groups(parts: Sequence[tuple[tuple[int, ...], Tables]]) -> list[Tables]:

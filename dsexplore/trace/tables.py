@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import polars as pl
 
 from dsexplore.trace import schema
 from dsexplore.trace.represented_ranks import weights
+
+OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals")
+"""The fields of `TraceInfo` that have one value for each of its ranks, or none."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class TraceInfo:
     target: str = ""
     """The target whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where
     the ranks are real, and for a process group that the program simulates itself."""
+    clocks: tuple[str, ...] = ()
+    """For each of `ranks` a name of the clock that its times are on, equal for ranks that share one, as the processes
+    of one host do; ``""`` for a rank whose clock is not known. Empty where none is known."""
     clock_offsets: tuple[int, ...] = ()
     """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.clock_alignment`.
     Empty where nothing shows how the clocks differ."""
@@ -39,6 +46,13 @@ class TraceInfo:
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""
     notes: tuple[str, ...] = ()
     """Remarks that a reader must know: an exception that ended the recording, an op that was not known, …"""
+
+    def of_rank(self, rank: int) -> TraceInfo:
+        """The info of a trace with one of the ranks alone."""
+        own: dict[str, Any] = {"ranks": (rank,)}
+        for name in OF_EACH_RANK:
+            own[name] = tuple(value for of, value in zip(self.ranks, getattr(self, name), strict=False) if of == rank)
+        return replace(self, **own)
 
     @property
     def weights(self) -> Mapping[int, int]:

@@ -75,6 +75,8 @@ def test_every_rank_writes_a_file_and_loading_merges_them(tmp_path: Path) -> Non
     assert trace.info.ranks == (0, 1)
     assert trace.info.world_size == 2
     assert not trace.info.simulated
+    assert len(set(trace.info.clocks)) == 1  # of one host: nothing is to be aligned, however busy it is
+    assert trace.info.clock_offsets == (0, 0)
     assert trace.info.notes == ()
     for rank in (0, 1):
         own = trace.where(rank=rank)

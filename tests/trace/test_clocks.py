@@ -103,3 +103,23 @@ def test_of_many_collectives_the_median_of_all_ends_counts() -> None:
     assert {rank: one.offset for rank, one in many.items()} == ahead
     assert {one.residual for one in many.values()} == {0}
     assert found(40)[1].offset == 10**9 - 10  # by the pair alone
+
+
+def test_ranks_that_share_a_clock_have_one_offset_that_no_busy_rank_moves() -> None:
+    """Rank 1 notices all ends 3 ms late, on the clock of rank 0, and no collective relates rank 3 to any other."""
+    late = 3_000_000
+    at = [i * 10**7 for i in range(5)]
+    rows = [*ends(0, "a", *at), *ends(1, "a", *(one + late for one in at)), *ends(2, "b", *(one + 10**9 for one in at))]
+    rows += ends(1, "b", *(one + late for one in at))
+    clocks = {0: "host", 1: "host", 2: "other", 3: "other"}
+    found = clock_offsets(build(rows, (0, 1, 2, 3)).events, GROUPS, clocks)
+    assert {rank: one.offset for rank, one in found.items()} == {0: 0, 1: 0, 2: 10**9 - late, 3: 10**9 - late}
+    apart = clock_offsets(build(rows, (0, 1, 2)).events, GROUPS)
+    assert {rank: one.offset for rank, one in apart.items()} == {0: 0, 1: late, 2: 10**9}
+
+
+def test_the_end_of_a_collective_on_a_clock_is_where_its_first_rank_notices_it() -> None:
+    group = pl.DataFrame([("all", [0, 1, 2])], schema=GROUPS.schema, orient="row")
+    rows = [*ends(0, "all", 10, 20, 30), *ends(1, "all", 19, 29, 31), *ends(2, "all", 110, 120, 130)]
+    found = clock_offsets(build(rows, (0, 1, 2)).events, group, {0: "host", 1: "host"})
+    assert (found[1].offset, found[2].offset, found[2].spread) == (0, 100, 0)

@@ -201,6 +201,7 @@ def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
         {"info": '{"world_size": "4"}'},
         {"info": '{"ranks": ["0"]}'},
         {"info": '{"simulated": 1}'},
+        {"info": '{"ranks": [0, 1], "clocks": ["host"]}'},
         {"groups": None},
         {"groups": "not base64!"},
         {"groups": base64.b64encode(b"PAR1").decode()},

@@ -91,6 +91,14 @@ def test_one_missing_rank_is_noted_and_a_rank_s_own_trace_is_whole(
     assert Trace.merge(Trace(make([], ranks=(rank,))) for rank in ranks).info.notes == notes
 
 
+def test_ranks_that_are_merged_later_have_left_a_trace(make: Make) -> None:
+    parts = [Trace(make([], ranks=(rank,))) for rank in range(4)]
+    three = Trace.merge([Trace.merge(parts[:2]), parts[2]])
+    assert three.info.notes == ("1 of 4 ranks left no trace: rank 3",)
+    assert Trace.merge([three]).info.notes == three.info.notes
+    assert Trace.merge([three, parts[3]]).info.notes == ()
+
+
 def test_simulated_ranks_are_chosen_and_none_is_missing(make: Make) -> None:
     parts = [Trace(make([], ranks=(rank,), simulated=True)) for rank in (0, 1)]
     assert Trace.merge(parts).info.notes == ()
@@ -111,17 +119,45 @@ def test_what_cannot_be_merged(make: Make) -> None:
         Trace.merge([trace, Trace(make([], ranks=(1,), simulated=True))])
 
 
-def test_only_ranks_that_share_no_clock_are_aligned(make: Make) -> None:
-    second = 1_000_000_000
-    rows = [
-        {"group": "tp", "op": "all_reduce", "group_size": 2, "start": at, "end": at + 9} for at in range(0, 500, 50)
-    ]
-    ahead = [{**row, "start": row["start"] + second, "end": row["end"] + second} for row in rows]
-    parts = [
-        make([{**row, "rank": rank} for row in of_rank], ranks=(rank,)) for rank, of_rank in enumerate((rows, ahead))
-    ]
-    of_two_hosts, of_one = merge_tables(parts), merge_tables(parts, shares_clock=True)
-    assert of_two_hosts.info.clock_offsets == (0, second)
+SECOND = 1_000_000_000
+
+
+def with_ends(make: Make, ahead: int, rank: int, clock: str = "") -> Tables:
+    """What one rank of three records of ten collectives, by a clock that is so many nanoseconds ahead."""
+    row = {"rank": rank, "group": "tp", "op": "all_reduce", "group_size": 3}
+    rows = [{**row, "start": at + ahead, "end": at + ahead + 9} for at in range(0, 500, 50)]
+    return make(rows, ranks=(rank,), clocks=(clock,) if clock else (), world_size=3)
+
+
+@pytest.mark.parametrize("how", ["by name", "by the caller"])
+def test_only_ranks_that_share_no_clock_are_aligned(make: Make, how: str) -> None:
+    named = "host" if how == "by name" else ""
+    parts = [with_ends(make, 0, 0, named), with_ends(make, SECOND, 1, named)]
+    of_one = merge_tables(parts, shares_clock=how == "by the caller")
     assert of_one.info.clock_offsets == of_one.info.clock_residuals == (0, 0)
-    assert of_one.events["start"].to_list() == [row["start"] for row in (*rows, *ahead)]
+    assert of_one.events["start"].to_list() == [*range(0, 500, 50), *range(SECOND, SECOND + 500, 50)]
     assert not any("clocks" in note for note in of_one.info.notes)
+    of_two_hosts = merge_tables([with_ends(make, 0, 0, named and "other"), with_ends(make, SECOND, 1, named)])
+    assert of_two_hosts.info.clock_offsets == (0, SECOND)
+    assert of_two_hosts.info.clocks == (("other", "other") if named else ())
+    assert of_two_hosts.events["start"].to_list() == [*range(0, 500, 50)] * 2
+
+
+@pytest.mark.parametrize("first", [(0, 1), (0, 2), (1, 2)])
+def test_ranks_that_are_merged_one_after_the_other_end_on_one_clock(make: Make, first: tuple[int, int]) -> None:
+    """Ranks 1 and 2 share a clock: where one of them is moved before the other is added, it no longer does."""
+    parts = [with_ends(make, 0, 0, "host"), with_ends(make, SECOND, 1, "other"), with_ends(make, SECOND, 2, "other")]
+    (last,) = {0, 1, 2} - {*first}
+    in_two = merge_tables([merge_tables([parts[rank] for rank in first]), parts[last]])
+    at_once = merge_tables(parts)
+    assert in_two.events["start"].to_list() == at_once.events["start"].to_list() == [*range(0, 500, 50)] * 3
+    assert in_two.info.clock_offsets == at_once.info.clock_offsets == (0, SECOND, SECOND)
+    assert in_two.info.clocks == at_once.info.clocks == ("host",) * 3
+
+
+def test_a_merged_trace_that_is_split_and_merged_again_is_as_it_was(make: Make) -> None:
+    merged = merge_tables([with_ends(make, 0, 0, "host"), with_ends(make, SECOND, 1), with_ends(make, SECOND, 2, "b")])
+    assert merged.info.clocks == ("host", "host", "host")
+    parts = split_ranks(merged)
+    assert parts[1].info.clock_offsets == (SECOND,)
+    assert merge_tables(list(parts.values())).info == merged.info

@@ -45,6 +45,7 @@ def test_without_options_it_records_the_world_that_is_open() -> None:
         dist.all_reduce(torch.ones(2))
         assert dist.get_rank() == 3
     assert (trace.info.mesh, trace.info.ranks, trace.info.simulated) == ("dp=2,tp=2", (3,), True)
+    assert trace.info.clocks == ()
 
 
 def test_without_any_group_it_records_a_single_process() -> None:
