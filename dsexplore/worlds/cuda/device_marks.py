@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,7 +96,16 @@ def _parts(tensor: Tensor) -> Iterable[Tensor]:
         return (tensor._local_tensor,)
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return ()
-    return [part for part in vars(tensor).values() if isinstance(part, Tensor)]
+    # Not by __tensor_flatten__, which fails on a tensor that is still being made.
+    values = [*vars(tensor).values(), *(getattr(tensor, name, None) for name in _slots(type(tensor)))]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """The names of a class's slots, such as the ``elem`` of torch's ``AsyncCollectiveTensor``."""
+    slots = (vars(each).get("__slots__", ()) for each in kind.__mro__)
+    return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names))
 
 
 def marked(args: Any) -> torch.device | None:

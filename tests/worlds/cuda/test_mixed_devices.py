@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.func import grad
@@ -146,3 +147,15 @@ def test_the_parts_of_a_subclass_are_where_it_is() -> None:
         assert (both.a.double() * torch.ones(4, device="cuda")).is_cuda
         apart = both.cpu() * 2
         assert not apart.a.is_cuda
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_a_collective_in_flight_is_waited_for_is_where_its_view_was(fake: bool, gradients: bool) -> None:
+    with dsexplore.simulate(4, "cp=4", device="cuda", fake=fake) as mesh, torch.set_grad_enabled(gradients):
+        x = torch.ones(4, 2, device="cuda", requires_grad=gradients)
+        sent = all_to_all_single(x.flatten(), None, None, mesh.get_group())
+        seen = sent.reshape(2, 4)[1:]
+        assert isinstance(seen, AsyncCollectiveTensor)
+        waited = seen.wait()
+        assert (waited.device, (waited * x[:1, :1]).device) == (torch.device("cuda:0"),) * 2
