@@ -58,6 +58,12 @@ COLUMNS = ["op", "message_bytes", "wire_bytes", "group_size", "dtype", "shape", 
 
 LLAMA = 2 * 128 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 """Parameters of `scripts/small_llama.py`: two embeddings, two layers of attention, MLP and two norms, a last norm."""
+LLAMA_LAYERS = LLAMA - 2 * 128 * 64 - 64
+"""Those of its two layers."""
+ADAPTERS = 2 * 2 * 4 * (64 + 64)
+"""Parameters that `scripts/peft_fsdp2.py` adds: of rank 4, to queries and values of two layers."""
+FLUX = 4 * (64 + 16) // 4 * 64
+"""Bytes of a rank's queries, keys or values in `scripts/diffusers_flux.py`: 80 tokens on four ranks, 64 wide, fp32."""
 LAYER = 4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 128 + 64 + 4 * 64
 """Parameters of a ``TransformerEncoderLayer(64, 4, 128)``: attention, two linear layers and two norms, with biases."""
 ENDS = 100 * 64 + 65 * 100
@@ -195,6 +201,33 @@ CASES = (
     # 32 / (2 × 4) batches, two of which make one step.
     Case("accelerate_ddp.py", (), "accelerate", expected={"all_reduce": 2 * 4 * LLAMA}),
     Case("trl_sft.py", (), "trl", expected={"all_reduce": 3 * 4 * LLAMA}),
+    # The frozen weights are gathered with the adapters, for backward too but for the root's; gradients are adapters'.
+    Case(
+        "peft_fsdp2.py",
+        (),
+        "peft",
+        expected={
+            "all_gather": 2 * 4 * (LLAMA + LLAMA_LAYERS + 2 * ADAPTERS) + 4 * ADAPTERS,
+            "reduce_scatter": 2 * 4 * ADAPTERS,
+        },
+    ),
+    # Three batches of 8 samples on each of four ranks.
+    Case("ignite_loop.py", (), "pytorch-ignite", expected={"all_reduce": 3 * 4 * (65 * 64 + 65 * 4)}),
+    # Of three layers queries, keys, values and what attention makes of them are exchanged for heads, and back.
+    Case(
+        *("diffusers_flux.py", ("ulysses",), "diffusers"),
+        only_on_gpus="diffusers asks for GPUs",
+        expected={"all_to_all ulysses": 2 * 3 * 2 * 4 * FLUX, "all_gather ulysses": 2 * 4 * 64 * 16},
+    ),
+    # Keys and values of all ranks are gathered, forward and backward; gradients of both go on to the next rank.
+    Case(
+        *("diffusers_flux.py", ("ring",), "diffusers"),
+        only_on_gpus="diffusers asks for GPUs",
+        expected={
+            "all_gather ring": 2 * (3 * 2 * 4 * 2 * FLUX + 4 * 64 * 16),
+            "all_to_all ring": 2 * 3 * 4 * 2 * FLUX,
+        },
+    ),
     *lightning("lightning_fabric.py", 2 * 4 * (2 * LAYER + ENDS)),
     *lightning("lightning_trainer.py", 3 * 4 * (3 * 65 * 64 + ENDS)),
     Case(
