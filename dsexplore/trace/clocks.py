@@ -15,7 +15,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,6 @@ LEAST_REFINED = 64
 """Common collectives from which on an offset is refined."""
 PARTS = 16
 """Parts of the record, to see how well an offset is known."""
-
-NO_CLOCKS: Mapping[int, str] = MappingProxyType({})
 
 Times = npt.NDArray[np.float64]
 
@@ -59,7 +56,7 @@ class ClockOffset:
 
 
 def clock_offsets(
-    events: pl.DataFrame, groups: pl.DataFrame, clocks: Mapping[int, str] = NO_CLOCKS
+    events: pl.DataFrame, groups: pl.DataFrame, clocks: Mapping[int, str] | None = None
 ) -> dict[int, ClockOffset]:
     """Each rank's clock against that of the lowest rank; ranks that no collective relates to it are not there.
 
@@ -68,6 +65,7 @@ def clock_offsets(
         groups: of the same trace.
         clocks: by rank the name of its clock, as far as that is known; ranks that share one have one offset.
     """
+    clocks = clocks or {}
     measured = numbered(events, groups).filter(
         pl.col("op").is_in(TOGETHER) & pl.col("end").is_not_null() & (pl.col("group_size") > 1)
     )

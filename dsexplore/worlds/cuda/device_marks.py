@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import torch
@@ -101,7 +100,6 @@ def _parts(tensor: Tensor) -> Iterable[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-@cache
 def _slots(kind: type) -> tuple[str, ...]:
     """The names of a class's slots, such as the ``elem`` of torch's ``AsyncCollectiveTensor``."""
     slots = (vars(each).get("__slots__", ()) for each in kind.__mro__)
