@@ -38,15 +38,20 @@ import torch.distributed as dist
 import torch.distributed.fsdp._init_utils as fsdp_init
 import torch.distributed.nn.functional as differentiable
 import torch.distributed.tensor._collective_utils as tensor_collectives
+import torch.distributed.tensor._dispatch as tensor_dispatch
 import torch.distributed.tensor._random as tensor_random
-from torch.distributed._functional_collectives import _group_or_group_name, _resolve_group
+from torch._guards import TracingContext
+from torch.compiler import is_compiling
+from torch.distributed._functional_collectives import _are_we_tracing, _group_or_group_name, _resolve_group
 from torch.distributed._local_tensor import local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._flat_param import FlatParamHandle
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_start_up
 from dsexplore.errors import UsageError
+from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.flash_attention import patch_attention
 from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
@@ -119,6 +124,14 @@ def patch_generator_state(patches: Patches) -> None:
     """
     patches.function(tensor_random.is_rng_supported_mesh, lambda _original: lambda device_mesh: True)
     patches.attribute(tensor_random, "OffsetBasedRNGTracker", GeneratorTracker)
+
+    def are_we_tracing() -> bool:
+        """Whether a compiler traces what runs; torch would take the world's own fake mode for one."""
+        if isinstance(torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE), SimulationMode):
+            return is_compiling() or TracingContext.try_get() is not None or get_proxy_mode() is not None
+        return _are_we_tracing()
+
+    patches.attribute(tensor_dispatch, "_are_we_tracing", are_we_tracing)
 
 
 class GeneratorTracker(tensor_random._RNGStateTracker):

@@ -126,6 +126,16 @@ def test_the_first_random_op_broadcasts_the_generators_state(fake: bool) -> None
     assert len(trace) == 0
 
 
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("op", [torch.randn_like, nn.functional.dropout, nn.init.normal_])
+def test_an_op_that_draws_into_a_dtensor_may_be_the_first(op: Callable[..., Any], fake: bool) -> None:
+    with simulate(mesh=f"tp={RANKS}", fake=fake) as mesh, record() as trace:
+        sharded = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)], run_check=False)
+        op(sharded)
+        op(sharded)
+    assert sent(trace, "op", "message_bytes", "phase") == [("broadcast", 16, "start-up")]
+
+
 def test_seeding_dtensors_says_nothing_and_sends_nothing() -> None:
     with simulate(mesh=f"tp={RANKS}") as mesh, record() as trace:
         torch.distributed.tensor._random.manual_seed(1, mesh)
