@@ -278,6 +278,15 @@ def _lend(engine: Engine, requests: Requests, slots: Slots, first: int, count: i
     return count
 
 
+_NOTHING_MOVED = (
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EINVAL,  # a filesystem may open a file with O_DIRECT and then refuse direct requests
+    errno.ECANCELED,  # io_uring gives a request up where signals keep the kernel from starting a thread for it
+)
+"""Errors of a request after which ordinary calls may still move it."""
+
+
 def _settle(
     requests: Requests,
     odd: list[tuple[int, int]],
@@ -289,13 +298,13 @@ def _settle(
     """Complete requests that fell short with ordinary calls, while nothing else is in flight; else raise the first one
     in the file.
 
-    EINVAL counts as nothing moved: a filesystem may open a file with O_DIRECT and then refuse direct requests.
+    Some errors count as nothing moved, see `_NOTHING_MOVED`.
     """
     table = requests
     for index, result in sorted(odd):
         if not may_complete and not table.write and 0 <= result < table.lengths[index]:
             raise _shortened(table.fd, int(table.offsets[index] + result), int(table.lengths[index] - result))
-        if not may_complete or (result < 0 and -result not in (errno.EAGAIN, errno.EINTR, errno.EINVAL)):
+        if not may_complete or (result < 0 and -result not in _NOTHING_MOVED):
             raise _failure(result, int(table.lengths[index]))
         moved = max(result, 0)
         move_plainly(

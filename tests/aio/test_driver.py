@@ -191,7 +191,7 @@ def test_no_room_at_first_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert engine.calls[:5] == [*[("submit", 0)] * 3, ("submit", 4), ("wait", 1)]
 
 
-@pytest.mark.parametrize("result", [0, 1000, -errno.EINTR, -errno.EAGAIN, -errno.EINVAL])
+@pytest.mark.parametrize("result", [0, 1000, -errno.EINTR, -errno.EAGAIN, -errno.EINVAL, -errno.ECANCELED])
 def test_a_short_or_interrupted_read_is_completed(target: int, result: int) -> None:
     engine = Scripted(4)
     engine.results[1] = [result]
