@@ -163,15 +163,15 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
         mesh=mesh,
         ranks=ranks,
         stands_for=joined([(info.ranks, info.stands_for) for info in infos]),
-        clocks=_by_rank(ranks, infos, "clocks", ""),
-        clock_offsets=_by_rank(ranks, infos, "clock_offsets", 0),
-        clock_residuals=_by_rank(ranks, infos, "clock_residuals", 0),
+        clocks=_for_ranks(ranks, infos, "clocks", ""),
+        clock_offsets=_for_ranks(ranks, infos, "clock_offsets", 0),
+        clock_residuals=_for_ranks(ranks, infos, "clock_residuals", 0),
         torch_version=", ".join(versions),
         notes=tuple(notes),
     )
 
 
-def _by_rank(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
+def _for_ranks(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
     """The infos' values of a field that has one for each rank, in the order of `ranks`; empty where none has any."""
     known = {rank: value for info in infos for rank, value in zip(info.ranks, getattr(info, name), strict=False)}
     return tuple(known.get(rank, unknown) for rank in ranks) if known else ()
