@@ -9,12 +9,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.groups import Groups
-from dsexplore.capture.issued_collective import Origin, Redistribute
+from dsexplore.capture.issued_collective import Issued, Origin, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 
 _MOST_KNOWN = 10_000
+_AT_ONCE = 64
+"""How many collectives wait until their origins are shared. What is read for that has left the processor's caches
+between two collectives of a program; for many at a time it is read once."""
 
 
 class Origins:
@@ -29,9 +32,11 @@ class Origins:
         self._modules, self._groups = modules, groups
         self._known: dict[tuple[Any, ...], Origin] = {}
         self._redistributes: dict[Redistribute, Redistribute] = {}
+        self._waiting: list[Issued] = []
+        """The collectives whose origins are not shared yet."""
 
     def of(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
-        """The part of a stack reading that a recording keeps: the same object for all collectives that are alike.
+        """The part of a stack reading that a recording keeps.
 
         Args:
             reading: of the stack.
@@ -42,7 +47,6 @@ class Origins:
         if before is not None and after is not None:
             self._groups.add_mesh(before.mesh)
             redistribute = Redistribute(reading.redistribute_reason, before.placements, after.placements)
-            redistribute = self._redistributes.setdefault(redistribute, redistribute)
         owner = modules.find(reading.owner) if reading.owner is not None else None
         trigger = reading.call.module
         if trigger is None:
@@ -53,7 +57,7 @@ class Origins:
             owner = modules.root_of_type(DistributedDataParallel)
         elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
             cause = "DDP buffers and bucket order"
-        origin = Origin(
+        return Origin(
             reading.phase,
             trigger,
             owner or trigger,
@@ -63,21 +67,42 @@ class Origins:
             reading.is_implicit,
             reading.is_object,
         )
-        return self._shared(origin)
+
+    def share_soon(self, issued: Issued) -> None:
+        """Share the origin of a collective with the next ones, as `share` does."""
+        self._waiting.append(issued)
+        if len(self._waiting) >= _AT_ONCE:
+            self.share()
+
+    def share(self) -> None:
+        """Give collectives whose origins are alike the same object, all that wait for it."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.origin = self._shared(one.origin)
 
     def _shared(self, origin: Origin) -> Origin:
         """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""
         if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
-            self.release()
+            self._forget()
         phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
+        if redistribute is not None:
+            redistribute = self._redistributes.setdefault(redistribute, redistribute)
         # Quickly hashed: hashing a code object reads all of its bytecode, and hashing placements calls Python.
         content: tuple[Any, ...] = phase, id(trigger), id(owner), cause, id(redistribute), is_implicit, is_object
         for code, offset in sources:
             content += id(code), offset
-        return self._known.setdefault(content, origin)
+        known = self._known.get(content)
+        if known is None:
+            known = Origin(phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object)
+            self._known[content] = known
+        return known
 
     def release(self) -> None:
         """Drop all references to origins, and to the program's code in them."""
+        self._waiting.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         self._known.clear()
         self._redistributes.clear()
 

@@ -124,6 +124,7 @@ class Recorder:
         with self._lock:
             self._remove(recording)
             try:
+                self._origins.share()
                 self._describe_groups()
             finally:
                 self._uninstall_if_unused()
@@ -226,6 +227,7 @@ class Recorder:
 
     def repeat(self, collectives: Iterable[Issued]) -> None:
         """Record collectives once more, as if the program issued the same again; coalesced ones stay together."""
+        self._origins.share()
         batches: dict[int, int] = {}
         for one in collectives:
             if one.batch is not None and one.batch not in batches:
@@ -269,6 +271,7 @@ class Recorder:
         )
         if reading.batch_position or "coalesced" in raw_op:
             issued.batch = self._batches.number_of(reading.batch_position)
+        self._origins.share_soon(issued)
         return issued
 
     def _place_in_schedule(self, reading: StackReading, op: str, args: Sequence[Any]) -> nn.Module | None:
@@ -304,7 +307,9 @@ class Recorder:
         reading = read_stack(1, sys._getframe(1), self._modules)
         group = self._groups.find(process_group) if process_group is not None else None
         rank = group.own_rank if group is not None else own_rank()
-        return Issued(raw_op, [message], group, rank, self._origins.of(reading), label=current.label)
+        issued = Issued(raw_op, [message], group, rank, self._origins.of(reading), label=current.label)
+        self._origins.share_soon(issued)
+        return issued
 
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
         """The group of an op that nobody described."""
@@ -347,6 +352,7 @@ class Recorder:
         return self._content(recording, waits=waits)()
 
     def _content(self, recording: Recording, *, waits: bool = True) -> Recorded:
+        self._origins.share()
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         if not waits:

@@ -88,7 +88,10 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
         reading.sources = ((CODE, offset),)
         if before is not None:
             reading.before, reading.after = (DTensorSpec(MESH, (each,)) for each in (before, Replicate()))
-        return made.of(reading)
+        one = replace(issued([SENT], 1, 2), origin=made.of(reading))
+        made.share_soon(one)
+        made.share()
+        return one.origin
 
     assert of(0) is of(0)
     assert of(0) == origin(0)
@@ -101,3 +104,16 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
     assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
     assert len(made._known) == 1
     assert not made._redistributes
+
+
+def test_origins_are_shared_before_many_wait() -> None:
+    """A recording of any length holds few origins more than the program has lines."""
+    modules = Modules(lambda *_: None)
+    made = origins.Origins(modules, Groups())
+    every = [replace(issued([SENT], 1, 2), origin=made.of(StackReading(1, modules, modules.own.calls, -1, "other")))
+             for _ in range(150)]  # fmt: skip
+    for one in every:
+        made.share_soon(one)
+    assert len({id(one.origin) for one in every[:100]}) == 1
+    made.share()
+    assert len({id(one.origin) for one in every}) == 1
