@@ -153,6 +153,29 @@ def zero(odd: bool) -> None:
         sgd.step()
 
 
+class PartAndGather(torch.optim.SGD):
+    """Updates this rank's rows of each matrix, and gathers those of the other ranks."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        for matrix in self.param_groups[0]["params"]:
+            mine = matrix.chunk(ranks)[rank]
+            mine.add_(torch.randn_like(mine))
+            dist.all_gather_into_tensor(matrix, mine.clone())
+
+
+def parts_gathered(odd: bool) -> None:
+    """Parameters updated in parts and gathered by the program, or sharded by `fully_shard`."""
+    model = Net()
+    if not odd:
+        sharded(model)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    optimizer = PartAndGather(matrices, lr=1e-3) if odd else torch.optim.SGD(matrices, lr=1e-3)
+    model(batch()).sum().backward()
+    optimizer.step()
+
+
 def optimizer_reduces(odd: bool) -> None:
     model = Net()
     tensor_parallel(model)
@@ -251,6 +274,7 @@ PROGRAMS: dict[str, tuple[str, Program]] = {
     "large_start_up": ("large_start_up", large_start_up),
     "optimizer_gathers": ("optimizer_gathers", optimizer_gathers),
     "zero": ("optimizer_gathers", zero),
+    "parts_gathered": ("optimizer_gathers", parts_gathered),
     "optimizer_reduces": ("optimizer_reduces", optimizer_reduces),
     "reduced_each_microbatch": ("reduced_each_microbatch", reduced_each_microbatch),
     "fsdp_reduced_each_microbatch": ("reduced_each_microbatch", fsdp_reduced_each_microbatch),

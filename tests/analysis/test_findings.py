@@ -102,6 +102,14 @@ def test_a_trace_without_steps_says_that_its_microbatches_may_be_steps() -> None
     assert trace.findings()[0].why.endswith("where the gradients are reduced after each of its microbatches")
 
 
+def test_what_the_program_gathers_itself_is_not_laid_to_ops_that_need_whole_tensors() -> None:
+    own, asked = (planted.trace_of(name, True).findings()[0] for name in ("parts_gathered", "optimizer_gathers"))
+    assert own.why.endswith("each rank updates its part, and the program gathers the parts of all ranks")
+    assert "before the module that reads its parameters" in own.change
+    assert asked.why.endswith("the update needs whole tensors, and gathers shards for every op that reads them")
+    assert "full_tensor" in asked.change
+
+
 def test_findings_are_a_table_and_text() -> None:
     found = planted.trace_of("small_fsdp", True).findings()
     frame = found.to_frame()

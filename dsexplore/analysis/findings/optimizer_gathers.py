@@ -34,6 +34,8 @@ def _why(group: Group) -> str:
         "each rank updates some parameters and sends them whole to all others"
         if "broadcast" in group.calls
         else "the update needs whole tensors, and gathers shards for every op that reads them"
+        if any(group.causes)
+        else "each rank updates its part, and the program gathers the parts of all ranks"
     )
 
 
@@ -42,6 +44,11 @@ def _change(group: Group) -> str:
         return (
             "ZeroRedundancyOptimizer(…, parameters_as_bucket_view=True) sends them in buckets; fully_shard keeps them "
             "sharded, gathers ahead of use and sends nothing here"
+        )
+    if not any(group.causes):
+        return (
+            "wait for each gather in the next forward, before the module that reads its parameters; or fully_shard, "
+            "which keeps them sharded, gathers ahead of use and sends nothing here for an elementwise optimizer"
         )
     return (
         "make each tensor whole once (gradient.full_tensor()), update it, and keep the rank's shard; or use an "
