@@ -9,7 +9,7 @@ Where torch's way forks, and what is done there:
 | what a script or torch asks for | what happens | where |
 |---|---|---|
 | ``device="cuda"``, ``.to(0)``, ``.cuda()``, ``torch.device(0)`` | a CPU tensor, marked | `function_mode` |
-| ``tensor.device``, ``is_cuda``, ``type()``, ``repr`` | the mark; a DTensor's is its mesh's | `function_mode` |
+| ``tensor.device``, ``is_cuda``, ``type()``, ``repr`` | the mark; a DTensor's: its mesh's, or CPU | `function_mode` |
 | moving to another device, ``.cpu()`` | a copy, as between devices; moving to where it is, itself | `function_mode` |
 | ``with torch.device("cuda")``, ``set_default_device`` | likewise; restored when the block ends | `function_mode` |
 | hooks and autograd functions in backward, threads | the function mode is entered there too | `function_mode` |
@@ -24,7 +24,7 @@ Where torch's way forks, and what is done there:
 | meshes of ``cuda``, groups of ``nccl`` | the mesh stays ``cuda``: ``S(0) → S(1)`` is an all_to_all | `nccl` |
 | ``barrier(device_ids=...)``, ``ProcessGroupNCCL.Options`` | a barrier of a CPU tensor; kept | `nccl` |
 | DTensor's random ops | one state, which the ranks agree on by a broadcast, as on GPUs | `nccl` |
-| ``pin_memory`` | nothing is pinned | `function_mode` |
+| ``pin_memory``, ``save_on_cpu`` | nothing is pinned | `function_mode`, `tensors` |
 | ``mm(..., out_dtype=...)`` and kin | computed in that dtype | `gpu_kernels` |
 | ``sdpa_kernel(FLASH_ATTENTION)`` and kin | that kernel where the CPU has it, else torch's plain one | `refused` |
 | FlexAttention and its block masks | torch's plain form, forward and backward | `flex_masks` |

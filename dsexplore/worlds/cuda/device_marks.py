@@ -1,8 +1,8 @@
 """The CUDA device that a script believes a tensor to be on: remembered on the tensor itself.
 
 All memory is the CPU's. A tensor that the script made on, or moved to, ``cuda`` carries that device in an attribute;
-a tensor without one is on the CPU for the script too. A DTensor is on the device of its mesh, or on ``meta`` as long as
-it has no memory.
+a tensor without one is on the CPU for the script too. A DTensor is on the device of its mesh, on ``meta`` as long as it
+has no memory, or on the CPU where it carries the CPU as its mark: the script moved it there, or FSDP offloads it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,16 @@ def tensors_alive() -> list[Tensor]:
 
 
 def mark(result: Any, device: torch.device | None) -> None:
-    """Put a tensor, or the tensors of a list or tuple, on a device; None is the CPU."""
+    """Put a tensor, or the tensors of a list or tuple, on a device.
+
+    Args:
+        result: a tensor, a list or tuple, or what is neither and has no device.
+        device: `CPU` or None for the CPU; for a DTensor None is the device of its mesh.
+    """
     global _any
     if isinstance(result, Tensor):
+        if device is CPU and not isinstance(result, DTensor):
+            device = None
         if device is not None:
             _any = True  # other marks are handed on from tensors that have one
             result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
@@ -85,6 +92,7 @@ def mark(result: Any, device: torch.device | None) -> None:
 def mark_parts(tensor: Tensor, device: torch.device | None) -> None:
     """Put the tensors that a tensor of a subclass consists of on its device: torch makes them below every function
     mode, and scripts reach for them, as for ``dtensor._local_tensor``."""
+    device = None if device is CPU else device
     for part in _parts(tensor):
         if part._dsexplore_cuda_device != device:  # type: ignore[attr-defined]
             mark(part, device)
@@ -107,7 +115,9 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def marked(args: Any) -> torch.device | None:
-    """The device of the first tensor with a mark among arguments, lists of tensors included."""
+    """The device of the first tensor with a mark among arguments, lists of tensors included; `CPU` where no tensor but
+    DTensors on the CPU has one."""
+    found: torch.device | None = None
     for arg in args:
         device: torch.device | None
         if isinstance(arg, Tensor):
@@ -116,9 +126,11 @@ def marked(args: Any) -> torch.device | None:
             device = marked(arg[:8])
         else:
             continue
-        if device is not None:
+        if device is CPU:
+            found = CPU
+        elif device is not None:
             return device
-    return None
+    return found
 
 
 def device_of(tensor: Tensor, current: int) -> torch.device | None:
@@ -128,9 +140,9 @@ def device_of(tensor: Tensor, current: int) -> torch.device | None:
         tensor: any tensor.
         current: index of the current CUDA device, for DTensors: a mesh has none.
     """
+    device: torch.device | None = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
     if isinstance(tensor, DTensor):
-        if tensor.device_mesh.device_type != "cuda" or tensor.is_meta:
+        if device is CPU or tensor.device_mesh.device_type != "cuda" or tensor.is_meta:
             return None
         return torch.device("cuda", current)
-    device: torch.device | None = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
     return device

@@ -73,7 +73,9 @@ class StandInMode(TorchFunctionMode):
             # A tensor that was written to, as by copy_, stays where it was.
             if result._dsexplore_cuda_device is None and not (args and result is args[0]):  # type: ignore[attr-defined]
                 device = marked(args) or (marked(kwargs.values()) if kwargs else None)
-                if device is not None:
+                if device is CPU:
+                    mark(result, device)
+                elif device is not None:
                     result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
                     if type(result) not in PLAIN:
                         mark_parts(result, device)
@@ -109,6 +111,10 @@ class StandInMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         if device is None and kwargs["device"] is None:
             device = marked((result,)) or marked(args)  # of the default device, or of what it was made from
+            if isinstance(result, DTensor):
+                if device is CPU:
+                    mark(result, CPU)
+                return result
         return moved(result, args, device)
 
     def believed(self, tensor: Tensor) -> torch.device | None:
@@ -117,16 +123,27 @@ class StandInMode(TorchFunctionMode):
 
 
 def moved(result: Any, args: tuple[Any, ...], device: torch.device | None) -> Any:
-    """A result on the device where it is believed to be: a copy of the tensor that it was moved from."""
+    """A result on the device where it is believed to be: a copy of the tensor that it was moved from.
+
+    Args:
+        result: of the call that moves.
+        args: of that call.
+        device: the CUDA device that the result is moved to; None for the CPU.
+    """
     if not isinstance(result, Tensor):
         mark(result, device)
         return result
-    if isinstance(result, DTensor) or result._dsexplore_cuda_device == device:  # type: ignore[attr-defined]
+    wanted = device
+    if isinstance(result, DTensor):
+        wanted = CPU if device is None and result.device_mesh.device_type == "cuda" else None
+    if result._dsexplore_cuda_device == wanted:  # type: ignore[attr-defined]
         return result
     if args and result is args[0]:
         with torch._C.DisableTorchFunction():
             result = result.clone()
-    mark(result, device)
+    mark(result, wanted)
+    if wanted is None and device is not None:
+        mark_parts(result, device)
     return result
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor._random as tensor_random
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, _op_schema
 from torch.distributed.tensor.parallel import _data_parallel_utils
 
@@ -58,6 +59,7 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         patches.attribute(GradBucket, name, _as_its_parameters(getattr(GradBucket, name)))
     patches.function(_op_schema._rebuild_tensor_from_dtensor_meta, _on_the_cpu)
     patches.function(_data_parallel_utils._flatten_tensor, partial(_flattened_where_it_is, mode))
+    patches.attribute(FSDPParam, "to_sharded_dtensor", _offloaded_where_it_is(FSDPParam.to_sharded_dtensor))
     to_local = DTensor.to_local
 
     def believed_local(tensor: DTensor, **kwargs: Any) -> Any:
@@ -67,6 +69,18 @@ def patch_groups(patches: Patches, mode: StandInMode) -> None:
         return local
 
     patches.attribute(DTensor, "to_local", believed_local)
+
+
+def _offloaded_where_it_is(original: Callable[..., DTensor]) -> Callable[..., DTensor]:
+    """Make FSDP2's shards of parameters and gradients be on the CPU where `CPUOffloadPolicy` keeps them there."""
+
+    def to_sharded_dtensor(parameter: FSDPParam, tensor: torch.Tensor) -> DTensor:
+        made = original(parameter, tensor)
+        if parameter.offload_to_cpu and not tensor.is_meta:
+            mark(made, CPU)
+        return made
+
+    return to_sharded_dtensor
 
 
 def _as_its_parameters(method: Callable[[GradBucket], Any]) -> Callable[[GradBucket], Any]:

@@ -17,7 +17,14 @@ from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
 from dsexplore.worlds.cuda.nccl import patch_groups
 from dsexplore.worlds.cuda.refused import patch_refused
-from dsexplore.worlds.cuda.tensors import patch_checkpoint, patch_fake_tensors, patch_from_local, patch_tensors
+from dsexplore.worlds.cuda.tensors import (
+    patch_checkpoint,
+    patch_fake_tensors,
+    patch_from_local,
+    patch_groups_by_device,
+    patch_saved_tensors,
+    patch_tensors,
+)
 from dsexplore.worlds.cuda.torch_cuda import Devices, patch_torch_cuda
 from dsexplore.worlds.cuda.torch_load import patch_files
 from dsexplore.worlds.on_import import on_import
@@ -85,6 +92,8 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_tensors(patches)
     patch_fake_tensors(patches, mode)
     patch_checkpoint(patches)
+    patch_saved_tensors(patches)
+    patch_groups_by_device(patches, mode)
     patch_from_local(patches, mode)
     patch_groups(patches, mode)
     patch_kernels(patches)

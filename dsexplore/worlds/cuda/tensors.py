@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import checkpoint
+from torch.utils import _foreach_utils, checkpoint
 
 from dsexplore.worlds.cuda.device_marks import CPU, device_of, mark, mark_parts
 from dsexplore.worlds.cuda.function_mode import StandInMode
@@ -145,3 +146,35 @@ def patch_checkpoint(patches: Patches) -> None:
         return metadata
 
     patches.function(checkpoint._default_meta_extractor, build)
+
+
+def patch_groups_by_device(patches: Patches, mode: StandInMode) -> None:
+    """Make torch group tensors by where they are believed to be, as for norms of gradients: C++ tells it that all are
+    on the CPU."""
+
+    def build(original: Callable[..., Any]) -> Callable[..., Any]:
+        def grouped(lists: Sequence[Sequence[Any]], with_indices: bool = False) -> dict[Any, tuple[list[Any], Any]]:
+            found: dict[Any, tuple[list[Any], list[int]]] = {}
+            for (device, dtype), (parts, indices) in original(lists, with_indices).items():
+                for place, tensor in enumerate(parts[0]):
+                    where = mode.believed(tensor) or device
+                    those, places = found.setdefault((where, dtype), ([[] for _ in parts], []))
+                    for kept, part in zip(those, parts, strict=True):
+                        kept += part[place : place + 1]  # a list without tensors stays empty
+                    places += indices[place : place + 1]
+            return found
+
+        return grouped
+
+    patches.function(_foreach_utils._group_tensors_by_device_and_dtype, build)
+
+
+def patch_saved_tensors(patches: Patches) -> None:
+    """Make ``save_on_cpu`` pin nothing: autograd calls what it does with each tensor below the mode."""
+    original: Callable[..., None] = save_on_cpu.__init__
+
+    @wraps(original)
+    def begin(hooks: save_on_cpu, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        original(hooks, False, device_type)
+
+    patches.attribute(save_on_cpu, "__init__", begin)

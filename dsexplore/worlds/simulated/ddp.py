@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
+from torch.compiler import is_compiling
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,6 +41,8 @@ def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None])
 
     @wraps(forward)
     def simulated_forward(ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any) -> Any:
+        if not (ddp._lazy_init_ran or is_compiling()):
+            ddp._lazy_init()  # as the forward would: it gives a model whose optimizers run in backward their hook
         if not ddp._comm_hooks:
             ddp.register_comm_hook(ddp.process_group, average)
         return forward(ddp, *args, **kwargs)

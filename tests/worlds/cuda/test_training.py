@@ -13,12 +13,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 import dsexplore
 
@@ -64,6 +67,65 @@ def test_fsdp1_flattens_tensor_parallel_parameters_where_they_are(fake: bool) ->
     sent = trace.where(axis="dp").events
     local = 4 * (16 * 32 // 2 + 32 // 2 + 32 * 16 // 2 + 16)
     assert sent.select("op", "message_bytes").rows() == [("all_gather", local), ("reduce_scatter", local)]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_offloaded_parameters_are_on_the_cpu_between_steps(fake: bool) -> None:
+    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:
+        mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("dp",))
+        model = nn.Linear(8, 8)
+        fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(model.parameters())
+        with save_on_cpu(pin_memory=True):
+            loss = model(torch.ones(2, 8, device="cuda")).square().sum()
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        gradient = model.weight.grad
+        assert gradient is not None
+        assert isinstance(gradient, DTensor)
+        kept = [model.weight, gradient, gradient.to_local(), *optimizer.state[model.weight].values()]
+        assert {tensor.device.type for tensor in kept} == {"cpu"}
+        assert not gradient.is_cuda
+        assert model.weight.to("cuda").to_local().is_cuda
+        assert loss.is_cuda
+    parameters = 4 * (8 * 8 + 8)
+    assert trace.events.filter(trace.events["message_bytes"] > 8).select("op", "message_bytes").rows() == [
+        ("all_gather", parameters),
+        ("reduce_scatter", parameters),
+    ]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_dtensor_is_moved_to_the_cpu_and_back(fake: bool) -> None:
+    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake):
+        mesh = init_device_mesh("cuda", (4,))
+        there = distribute_tensor(torch.ones(8, device="cuda"), mesh, [Shard(0)])
+        here = there.cpu()
+        assert [each.device.type for each in (there, here, here + 1, here.to_local())] == ["cuda", "cpu", "cpu", "cpu"]
+        assert there._local_tensor.is_cuda
+        back = here.cuda()
+        assert [each.device.type for each in (back, back.to_local(), here)] == ["cuda", "cuda", "cpu"]
+        assert torch.zeros_like(here, device="cuda").is_cuda
+        assert not torch.zeros_like(there, device="cpu").is_cuda
+        assert torch.zeros_like(there, device=None).is_cuda
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_optimizers_that_run_in_backward(fake: bool) -> None:
+    """DDP gives their model a communication hook of its own at its first forward."""
+    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:
+        model = nn.Linear(8, 8).cuda()
+        _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+        parallel = DistributedDataParallel(model, init_sync=False)
+        before = model.weight.detach().clone()
+        for _ in range(2):
+            parallel(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert model.weight.grad is None
+        assert fake or not torch.equal(model.weight, before)
+    gradients = ("all_reduce", 4 * (8 * 8 + 8), "backward", "DDP gradient bucket")
+    sent = trace.events.filter(trace.events["cause"] == "DDP gradient bucket")
+    assert sent.select("op", "message_bytes", "phase", "cause").rows() == [gradients] * 2
 
 
 @pytest.mark.parametrize("fake", [False, True])
