@@ -75,7 +75,7 @@ def mark(result: Any, device: torch.device | None) -> None:
     """
     global _any
     if isinstance(result, Tensor):
-        if device is CPU and not isinstance(result, DTensor):
+        if device == CPU and not isinstance(result, DTensor):
             device = None
         if device is not None:
             _any = True  # other marks are handed on from tensors that have one
@@ -92,7 +92,7 @@ def mark(result: Any, device: torch.device | None) -> None:
 def mark_parts(tensor: Tensor, device: torch.device | None) -> None:
     """Put the tensors that a tensor of a subclass consists of on its device: torch makes them below every function
     mode, and scripts reach for them, as for ``dtensor._local_tensor``."""
-    device = None if device is CPU else device
+    device = None if device == CPU else device
     for part in _parts(tensor):
         if part._dsexplore_cuda_device != device:  # type: ignore[attr-defined]
             mark(part, device)
@@ -126,7 +126,7 @@ def marked(args: Any) -> torch.device | None:
             device = marked(arg[:8])
         else:
             continue
-        if device is CPU:
+        if device == CPU:
             found = CPU
         elif device is not None:
             return device
@@ -142,7 +142,7 @@ def device_of(tensor: Tensor, current: int) -> torch.device | None:
     """
     device: torch.device | None = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
     if isinstance(tensor, DTensor):
-        if device is CPU or tensor.device_mesh.device_type != "cuda" or tensor.is_meta:
+        if device == CPU or tensor.device_mesh.device_type != "cuda" or tensor.is_meta:
             return None
         return torch.device("cuda", current)
     return device

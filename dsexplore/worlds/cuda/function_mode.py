@@ -73,7 +73,7 @@ class StandInMode(TorchFunctionMode):
             # A tensor that was written to, as by copy_, stays where it was.
             if result._dsexplore_cuda_device is None and not (args and result is args[0]):  # type: ignore[attr-defined]
                 device = marked(args) or (marked(kwargs.values()) if kwargs else None)
-                if device is CPU:
+                if device == CPU:
                     mark(result, device)
                 elif device is not None:
                     result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ class StandInMode(TorchFunctionMode):
         if device is None and kwargs["device"] is None:
             device = marked((result,)) or marked(args)  # of the default device, or of what it was made from
             if isinstance(result, DTensor):
-                if device is CPU:
+                if device == CPU:
                     mark(result, CPU)
                 return result
         return moved(result, args, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import runpy
 import sys
 import warnings
@@ -106,6 +107,7 @@ def test_a_dtensor_is_moved_to_the_cpu_and_back(fake: bool) -> None:
         assert there._local_tensor.is_cuda
         back = here.cuda()
         assert [each.device.type for each in (back, back.to_local(), here)] == ["cuda", "cuda", "cpu"]
+        assert copy.deepcopy(here).device.type == "cpu"
         assert torch.zeros_like(here, device="cuda").is_cuda
         assert not torch.zeros_like(there, device="cpu").is_cuda
         assert torch.zeros_like(there, device=None).is_cuda
