@@ -29,7 +29,8 @@ from dsexplore.views.ranks.rank_texts import RankText
 from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import server_handle as server_module
 from dsexplore.worlds.real.rank_world import RankWorld
-from tests.running_processes import is_running, wait_until_all_have_come
+from tests.running_processes import is_running, is_waiting, wait_until_all_have_come
+from tests.waiting import wait_until
 from tests.worlds.real.cells import cell_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
@@ -417,6 +418,8 @@ def test_a_hundred_cells_in_a_row_leave_the_ranks_as_they_were(notebook: Noteboo
     kept = notebook.kept_world
 
     def held() -> list[tuple[Any, ...]]:
+        # A thread that was joined is still listed while it ends: it runs until it is gone.
+        wait_until(lambda: all(map(is_waiting, notebook.kept_pids)))
         processes = [Path(f"/proc/{pid}") for pid in (os.getpid(), server_module.server().pid, *notebook.kept_pids)]
         return [
             (
