@@ -67,8 +67,11 @@ class ThreadCalls:
         self.boundaries = array("q")
         """Ascending node numbers at which a call began or ended. A list of as many takes five times the memory, and a
         search among its numbers, which lie anywhere, touches more of it."""
-        self.innermost: list[ModuleCall] = []
-        """By position in ``boundaries``: the innermost call from that number on."""
+        self.modules: list[ModuleEntry | None] = []
+        """By position in ``boundaries``: the module of the innermost call from that number on. No `ModuleCall`, as
+        Python's garbage collector has to look at each of a model's many calls then."""
+        self.lines: list[Sources] = []
+        """By position in ``boundaries``: the user's line that made that call."""
         self.without_gradients = False
         """Whether gradients were off when the outermost call in progress, or the latest one, began."""
         self.next_node = 0
@@ -117,21 +120,31 @@ class ThreadCalls:
         if len(self.boundaries) > _KEPT_BOUNDARIES:
             with self._lock:
                 half = _KEPT_BOUNDARIES // 2
-                del self.boundaries[:half], self.innermost[:half]
+                del self.boundaries[:half], self.modules[:half], self.lines[:half]
 
     def assign_last_node(self, call: ModuleCall) -> None:
         """Record that the newest autograd node of this thread was made in ``call``, whose begin was not observed."""
         made = _get_sequence_nr() - 1
         if self.boundaries and made < self.boundaries[-1]:
             return  # no node was made since the last boundary
-        self.boundaries.extend((made, made + 1))
-        self.innermost += call, self.open[-1] if self.open else NO_CALL
+        self.add_boundary(made, call)
+        self.add_boundary(made + 1, self.open[-1] if self.open else NO_CALL)
+
+    def add_boundary(self, number: int, innermost: ModuleCall) -> None:
+        """Note the innermost call from that number on: one has begun, or the one inside of it has ended."""
+        try:
+            self.modules.append(innermost.module)
+            self.lines.append(innermost.sources)
+            self.boundaries.append(number)
+        except BaseException:  # Ctrl-C in between
+            del self.modules[len(self.boundaries) :], self.lines[len(self.boundaries) :]
+            raise
 
     def call_of(self, number: int) -> ModuleCall:
         """The innermost call that ran when the autograd node of that number was made; `NO_CALL` for none."""
         with self._lock:
             position = bisect_right(self.boundaries, number) - 1
-            return self.innermost[position] if position >= 0 else NO_CALL
+            return ModuleCall(self.modules[position], sources=self.lines[position]) if position >= 0 else NO_CALL
 
 
 def _is_inside_function() -> bool:

@@ -17,7 +17,7 @@ from dsexplore.trace.schema import State
 
 
 class Kind(NamedTuple):
-    """Collectives that are alike but for times, step and batch."""
+    """Collectives that are alike but for their origin, times, step and batch."""
 
     issued: Issued
     """The first of them."""
@@ -26,7 +26,9 @@ class Kind(NamedTuple):
 
 
 class CollectiveKinds:
-    """The kinds of some collectives, and what differs within a kind.
+    """The kinds of some collectives, their origins, and what differs from one to the next.
+
+    A model's layers issue the same few kinds, each from origins of its own.
 
     Args:
         issued: in program order; origins that are alike are one object, as `Origins` makes them.
@@ -38,27 +40,38 @@ class CollectiveKinds:
         """In the order in which they came first."""
         self.numbers: list[int] = []
         """Of each collective, that of its kind."""
+        self.origins: list[Issued] = []
+        """The first collective of each origin, and of each failure of one origin."""
+        self.origin_numbers: list[int] = []
+        """Of each collective, that of its origin."""
         self.columns: dict[str, list[int | None]] = {"batch": [], "start": [], "end": [], "waited": []}
         """By field of `Issued`: that of each collective."""
         self._sort(issued, waits)
 
     def _sort(self, issued: Sequence[Issued], waits: bool) -> None:
         """Look at each collective once: what is far apart in memory is slow to come by."""
-        known: dict[tuple[Any, ...], int] = {}
-        add_number = self.numbers.append
+        kinds: dict[tuple[Any, ...], int] = {}
+        origins: dict[Any, int] = {}
+        add_number, add_origin_number = self.numbers.append, self.origin_numbers.append
         add_batch, add_start, add_end, add_waited = [column.append for column in self.columns.values()]
         for one in issued:
             if one.span is not None:
                 one.read_clock(waits=waits)
-            start, end = one.start, one.end
+            start, end, failure = one.start, one.end, one.failure
             # One after another: unpacking parts of a tuple into it takes as long as all the rest.
-            key = (id(one.origin), id(one.messages), id(one.group), id(one.parties), one.raw_op, one.rank,
-                   one.is_async, one.failure, one.span, start is None, end is None)  # fmt: skip
-            kind = known.get(key)
+            key = (id(one.messages), id(one.group), id(one.parties), one.raw_op, one.rank,
+                   one.is_async, failure, one.span, start is None, end is None)  # fmt: skip
+            kind = kinds.get(key)
             if kind is None:
-                kind = known[key] = len(self.kinds)
+                kind = kinds[key] = len(self.kinds)
                 self.kinds.append(Kind(one, one.state))
+            origin_key = (id(one.origin), failure) if failure else id(one.origin)
+            origin = origins.get(origin_key)
+            if origin is None:
+                origin = origins[origin_key] = len(self.origins)
+                self.origins.append(one)
             add_number(kind)
+            add_origin_number(origin)
             add_batch(one.batch)
             add_start(start)
             add_end(end)

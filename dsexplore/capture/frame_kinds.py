@@ -122,6 +122,7 @@ kinds: dict[int, int] = {}
 _TO_AUTOGRAD = 3
 """How many frames outside of an op's kernel torch's autograd stands, which calls that of a functional op."""
 _AUTOGRAD_OF_OP = next(c for c in make_autograd_impl.__code__.co_consts if getattr(c, "co_name", "") == "autograd_impl")
+_MOST_LINES = 10_000
 _references: dict[int, weakref.ref[CodeType]] = {}
 """Remove a code object from `kinds` when it is freed: programs generate code, and identities are used again."""
 
@@ -264,3 +265,32 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
             found += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
     return found
+
+
+class UserLines:
+    """Finds the user's lines of frames, and gives the same object for the same line: a program has few of them that
+    call a module, and Python's garbage collector has to look at each object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Sources] = {}
+        """By the identity of the code, which is kept alive, and the offset of the instruction."""
+
+    def innermost(self, frame: FrameType | None) -> Sources:
+        """The innermost of the user's lines outwards from a frame; empty where there is none."""
+        while frame is not None:
+            code = frame.f_code
+            if kind_of(code) in (USER, USER_HOOK):
+                key = id(code), frame.f_lasti
+                return self._known.get(key) or self._add(key, code)
+            frame = frame.f_back
+        return ()
+
+    def _add(self, key: tuple[int, int], code: CodeType) -> Sources:
+        if len(self._known) >= _MOST_LINES:  # a program that makes code as it runs
+            self._known.clear()
+        self._known[key] = line = ((code, key[1]),)
+        return line
+
+    def release(self) -> None:
+        """Drop all references to the program's code."""
+        self._known.clear()

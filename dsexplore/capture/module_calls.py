@@ -94,13 +94,12 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
     frame = sys._getframe(1)
-    call = ModuleCall(module, identity, id(frame), frame_kinds.user_lines(frame.f_back, 1))
+    call = ModuleCall(module, identity, id(frame), modules.lines.innermost(frame.f_back))
     try:
         in_progress.append(call)
-        own.innermost.append(call)
-        own.boundaries.append(_get_sequence_nr())
+        own.add_boundary(_get_sequence_nr(), call)
     except BaseException:  # Ctrl-C in between
-        del in_progress[depth:], own.innermost[len(own.boundaries) :]
+        del in_progress[depth:]
         raise
     return own, depth
 
@@ -110,5 +109,4 @@ def _end(own: ThreadCalls, depth: int) -> None:
     del own.open[depth:]
     if not depth:
         own.end_outermost()
-    own.innermost.append(own.open[-1] if depth else NO_CALL)
-    own.boundaries.append(_get_sequence_nr())
+    own.add_boundary(_get_sequence_nr(), own.open[-1] if depth else NO_CALL)

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,8 +36,12 @@ class Modules:
     """
 
     warn: Callable[[str, str], None]
-    _known: dict[int, tuple[weakref.ref[nn.Module], ModuleEntry]] = field(default_factory=dict)
-    """By the identity of the object: of those that had the same one, the latest."""
+    lines: frame_kinds.UserLines = field(default_factory=frame_kinds.UserLines)
+    """Of the user's program, which call modules."""
+    _known: dict[int, ModuleEntry] = field(default_factory=dict)
+    """By the identity of the module: of those that had the same one, the latest."""
+    _wrappers: dict[int, tuple[weakref.ref[nn.Module], ModuleEntry]] = field(default_factory=dict)
+    """By the identity of a wrapper around a module: the wrapper, and the module's entry."""
     _met: list[ModuleEntry] = field(default_factory=list)
     _roots: list[ModuleEntry] = field(default_factory=list)
     _parameters: Parameters = field(default_factory=Parameters)
@@ -48,18 +53,26 @@ class Modules:
         """The module calls of the thread that reads its ``calls``."""
 
     def release(self) -> None:
-        """Drop all references to meshes; entries and layouts stay."""
+        """Drop all references to meshes and to code; entries and layouts stay."""
         with self._lock:
             self._parameters.release()
+            self.lines.release()
 
     def find(self, module: nn.Module) -> ModuleEntry:
         """The entry of a module; one that was not met before becomes part of its model's tree."""
         known = self._known.get(id(module))
-        return known[1] if known is not None and known[0]() is module else self._discover(module)
+        if known is not None and known.reference() is module:
+            return known
+        return self._of_wrapper(module) or self._discover(module)
 
     def _lookup(self, module: nn.Module) -> ModuleEntry | None:
         known = self._known.get(id(module))
-        return known[1] if known is not None and known[0]() is module else None
+        return known if known is not None and known.reference() is module else self._of_wrapper(module)
+
+    def _of_wrapper(self, module: nn.Module) -> ModuleEntry | None:
+        """The entry of the module inside a wrapper that was met."""
+        wrapper, entry = self._wrappers.get(id(module), (None, None))
+        return entry if wrapper is not None and wrapper() is module else None
 
     def call_of_node(self, node: Any, called_here: bool) -> ModuleCall:
         """The module call in which an autograd node was made; for the node that accumulates a parameter's gradient, the
@@ -91,8 +104,8 @@ class Modules:
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
         """The module that has this very parameter."""
         with self._lock:  # other threads go on meeting modules
-            known = list(self._known.values())
-        for reference, module in known:
+            known, wrappers = list(self._known.values()), list(self._wrappers.values())
+        for reference, module in chain(((entry.reference, entry) for entry in known), wrappers):
             alive = reference()
             if alive is not None and any(parameter is variable for parameter in alive._parameters.values()):
                 return module
@@ -119,7 +132,7 @@ class Modules:
         inner = _unwrapped(module)
         if inner is not module:
             entry = self.find(inner)
-            self._known[id(module)] = weakref.ref(module), entry
+            self._wrappers[id(module)] = weakref.ref(module), entry
             return entry
         for outermost in self.own.calls.open[:1]:
             caller = outermost.module
@@ -127,7 +140,7 @@ class Modules:
             model = root.reference() if root is not None else None
             if root is not None and model is not None and any(part is module for part in model.modules()):
                 self._add_tree(root, model)  # the module was added to its model after the model's first call
-                return self._known[id(module)][1]
+                return self._known[id(module)]
         root = self._add_root(module)
         self._add_tree(root, module)
         return root
@@ -135,7 +148,7 @@ class Modules:
     def _add_root(self, model: nn.Module) -> ModuleEntry:
         root = ModuleEntry(weakref.ref(model), class_name(model) or "Module")
         root.label = self._free_label(root.type)
-        self._known[id(model)] = root.reference, root
+        self._known[id(model)] = root
         self._met.append(root)
         self._roots.append(root)
         return root
@@ -160,7 +173,7 @@ class Modules:
             if part is not model and not is_wrapper:
                 if module is None:
                     module = ModuleEntry(weakref.ref(part), class_name(part))
-                    self._known[id(part)] = module.reference, module
+                    self._known[id(part)] = module
                     self._met.append(module)
                 elif module in self._roots:
                     self._roots.remove(module)  # it ran on its own before, and is part of a larger model

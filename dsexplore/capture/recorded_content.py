@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -66,7 +67,7 @@ def content_of(
         events=event_columns(found, steps, recording.stack_depth),
         costs=_cost_tables(recording, issued, rank),
         parameters=parameter_columns(modules.parameters(), rank),
-        modules=module_rows(modules.in_order(), recording.earlier_calls),
+        modules=module_columns(modules.in_order(), recording.earlier_calls),
         groups=group_rows(group for group in groups if id(group) in used),
         info=_info(recording, len(issued), ranks, groups),
         steps=len(steps) if recording.ends_with_step else None,
@@ -147,27 +148,27 @@ def event_columns(found: CollectiveKinds, steps: Sequence[int], stack_depth: int
     """
     of_events, collectives = found.rows()
     own: Columns = {**found.columns, "step": _step_numbers(steps, len(found.numbers))}
-    return EventColumns(_kind_columns(found.kinds, stack_depth), of_events, own, collectives)
+    return EventColumns(
+        of_kinds=_kind_columns(found.kinds),
+        messages=of_events,
+        of_origins=_origin_columns(found.origins, stack_depth),
+        origins=np.array(found.origin_numbers, np.int64),
+        of_collectives=own,
+        collectives=collectives,
+    )
 
 
-def _kind_columns(kinds: Sequence[Kind], stack_depth: int) -> Columns:
+def _kind_columns(kinds: Sequence[Kind]) -> Columns:
     """By column of `schema.EVENTS` that the events of a kind have in common: a value per message of each kind."""
     places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
     collectives = [one for one, _ in places]
     messages = [one.messages[position] for one, position in places]
-    origins = [one.origin for one in collectives]
-    triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
-    names = {module: module.name if module else "" for module in {*triggers, *owners}}
     groups = [one.group for one in collectives]
     sizes = [size_of(group) for group in groups]
-    causes = _of_each(origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute)))
     return {
         "rank": [one.rank for one in collectives],
         "op": [message[0] for message in messages],
         "raw_op": [one.raw_op for one in collectives],
-        "phase": [origin.phase for origin in origins],
-        "trigger": [names[trigger] for trigger in triggers],
-        "owner": [names[owner] for owner in owners],
         "axis": [_axis(*place) for place in places],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
@@ -175,13 +176,31 @@ def _kind_columns(kinds: Sequence[Kind], stack_depth: int) -> Columns:
         "wire_bytes": [wire_bytes(*message[:2], size) for message, size in zip(messages, sizes, strict=True)],
         "dtype": _of_each(messages, _dtype),
         "shape": _of_each(messages, lambda message: tuple(map(int, message[3]))),
+        "is_async": [one.is_async for one in collectives],
+        "state": [kind.state for kind in kinds for _ in kind.issued.messages],
+        **_parties(places),
+    }
+
+
+def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
+    """By column of `schema.EVENTS` that the collectives of an origin have in common: a value per origin.
+
+    Args:
+        collectives: one of each origin.
+        stack_depth: how many of the user's lines to name.
+    """
+    origins = [one.origin for one in collectives]
+    triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
+    names = {module: module.name if module else "" for module in {*triggers, *owners}}
+    causes = _of_each(origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute)))
+    return {
+        "phase": [origin.phase for origin in origins],
+        "trigger": [names[trigger] for trigger in triggers],
+        "owner": [names[owner] for owner in owners],
         "implicit": [origin.is_implicit for origin in origins],
         "cause": [one.failure or cause for one, cause in zip(collectives, causes, strict=True)],
         "source": source_texts([origin.sources[:stack_depth] for origin in origins]),
-        "is_async": [one.is_async for one in collectives],
         "is_object": [origin.is_object for origin in origins],
-        "state": [kind.state for kind in kinds for _ in kind.issued.messages],
-        **_parties(places),
     }
 
 
@@ -265,21 +284,22 @@ def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
     }
 
 
-def module_rows(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> list[tuple[Any, ...]]:
-    """One row per module met, in the order of `schema.MODULES`.
+def module_columns(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> Columns:
+    """By column of `schema.MODULES`: a value per module met.
 
     Args:
         modules: parents before children.
         earlier_calls: calls to leave out, by identity of the entry.
     """
-    rows = []
-    for module in modules:
-        name = module.name
-        is_root = module.root is None
-        parent = "" if is_root else name.rpartition(".")[0]
-        depth = 0 if is_root else module.path.count(".") + 1
-        rows.append((name, parent, module.type, depth, module.calls - earlier_calls.get(id(module), 0)))
-    return rows
+    listed = list(modules)
+    names = [module.name for module in listed]
+    return {
+        "module": names,
+        "parent": [name.rpartition(".")[0] if module.root else "" for module, name in zip(listed, names, strict=True)],
+        "type": [module.type for module in listed],
+        "depth": [module.path.count(".") + 1 if module.root else 0 for module in listed],
+        "calls": [module.calls - earlier_calls.get(id(module), 0) for module in listed],
+    }
 
 
 def group_rows(groups: Iterable[Group]) -> list[tuple[Any, ...]]:

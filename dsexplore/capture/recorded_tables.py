@@ -29,6 +29,10 @@ class EventColumns:
     """What the events of a kind have in common: by column of `schema.EVENTS`, a value per message of each kind."""
     messages: npt.NDArray[np.int64]
     """Of each event, its place in `of_kinds`."""
+    of_origins: Columns
+    """What the collectives of an origin have in common: by column of `schema.EVENTS`, a value per origin."""
+    origins: npt.NDArray[np.int64]
+    """Of each collective, its place in `of_origins`."""
     of_collectives: Columns
     """By column of `schema.EVENTS`, a value per collective."""
     collectives: npt.NDArray[np.int64]
@@ -37,8 +41,8 @@ class EventColumns:
     def table(self) -> pl.DataFrame:
         """One row per message; columns: `schema.EVENTS`."""
         count = len(self.messages)
-        columns = {name: pl.Series(values, dtype=schema.EVENTS[name]) for name, values in self.of_collectives.items()}
-        own = pl.DataFrame(columns)
+        columns = [pl.Series(name, values, schema.EVENTS[name]) for name, values in self.of_collectives.items()]
+        own = _of_columns(self.of_origins, schema.EVENTS)[self.origins].hstack(columns)
         if own.height != count or (self.collectives != np.arange(count)).any():
             own = own[self.collectives]
         numbers = pl.Series("seq", np.arange(count), dtype=schema.EVENTS["seq"])
@@ -55,8 +59,8 @@ class Recorded:
     events: EventColumns
     parameters: Columns
     """By column of `schema.PARAMETERS`, a value per parameter."""
-    modules: list[tuple[Any, ...]]
-    """Rows of `schema.MODULES`."""
+    modules: Columns
+    """By column of `schema.MODULES`, a value per module."""
     groups: list[tuple[Any, ...]]
     """Rows of `schema.GROUPS`."""
     info: TraceInfo
@@ -78,7 +82,7 @@ class Recorded:
         tables = Tables(
             events=self.events.table(),
             parameters=_of_columns(self.parameters, schema.PARAMETERS),
-            modules=pl.DataFrame(self.modules, schema=schema.MODULES, orient="row"),
+            modules=_of_columns(self.modules, schema.MODULES),
             groups=pl.DataFrame(self.groups, schema=schema.GROUPS, orient="row"),
             info=self.info,
             **self.costs,

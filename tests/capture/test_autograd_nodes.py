@@ -22,6 +22,10 @@ def call(name: str, called: int = 0) -> ModuleCall:
     return ModuleCall(ModuleEntry(weakref.ref(MODEL), "Identity", label=name), called)
 
 
+def name_of(found: ModuleCall) -> str:
+    return found.module.name if found.module is not None else ""
+
+
 def with_boundaries(thread: int, *boundaries: int) -> ThreadCalls:
     calls = ThreadCalls()
     calls.thread = thread
@@ -60,9 +64,10 @@ class TestWhoseForwardItWas:
 
 
 def test_a_node_belongs_to_the_innermost_call_at_or_before_its_number() -> None:
-    calls = with_boundaries(1, 3, 5, 5, 8)
+    calls = ThreadCalls()
     outer, inner, last = call("outer"), call("inner"), call("last")
-    calls.innermost = [outer, NO_CALL, inner, last]
+    for number, innermost in ((3, outer), (5, NO_CALL), (5, inner), (8, last)):
+        calls.add_boundary(number, innermost)
     assert [calls.call_of(number) for number in (2, 3, 4, 5, 7, 8, 100)] == [
         NO_CALL,
         outer,
@@ -76,21 +81,24 @@ def test_a_node_belongs_to_the_innermost_call_at_or_before_its_number() -> None:
 
 def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 4)
-    calls = with_boundaries(1, 0, 10, 20, 30)
-    calls.innermost = [call(name) for name in ("first", "second", "third", "fourth")]
+    calls = ThreadCalls()
+    for number, name in ((0, "first"), (10, "second"), (20, "third"), (30, "fourth")):
+        calls.add_boundary(number, call(name))
     calls.end_outermost()
     assert calls.boundaries.tolist() == [0, 10, 20, 30]
-    calls.boundaries.append(40)
-    calls.innermost.append(call("fifth"))
+    calls.add_boundary(40, call("fifth"))
     calls.end_outermost()
     assert calls.boundaries.tolist() == [20, 30, 40]
-    assert calls.call_of(19) is NO_CALL
-    assert [entry.module.name for entry in calls.innermost if entry.module] == ["third", "fourth", "fifth"]
+    assert calls.call_of(19) == NO_CALL
+    assert [name_of(calls.call_of(number)) for number in (20, 30, 40)] == ["third", "fourth", "fifth"]
+    assert len(calls.modules) == len(calls.lines) == 3
 
 
 def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 1)
-    calls = with_boundaries(1, 0, 10)
+    calls = ThreadCalls()
+    for number in (0, 10):
+        calls.add_boundary(number, NO_CALL)
     answers: list[bool] = []
 
     class Forgetting(array):
@@ -101,7 +109,7 @@ def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest
             answers.append(other.is_alive())  # it waits for the lists to be cut both
             super().__delitem__(place)
 
-    calls.boundaries, calls.innermost = Forgetting("q", calls.boundaries), [NO_CALL, NO_CALL]
+    calls.boundaries = Forgetting("q", calls.boundaries)
     calls.end_outermost()
     assert answers == [True]
 
@@ -115,15 +123,14 @@ def test_a_node_is_assigned_to_a_call_that_was_not_observed() -> None:
     unseen = call("unseen")
     calls.assign_last_node(unseen)
     later = out * 2
-    assert calls.call_of(out.grad_fn._sequence_nr()) is unseen
-    assert calls.call_of(later.grad_fn._sequence_nr()) is surrounding
+    assert calls.call_of(out.grad_fn._sequence_nr()) == unseen
+    assert calls.call_of(later.grad_fn._sequence_nr()) == surrounding
 
 
 def test_a_node_made_before_the_last_boundary_is_not_assigned_again() -> None:
     calls = ThreadCalls()
     out = torch.ones(2, requires_grad=True) * 2
     made = out.grad_fn._sequence_nr()
-    calls.boundaries.append(made + 1)
-    calls.innermost.append(NO_CALL)
+    calls.add_boundary(made + 1, NO_CALL)
     calls.assign_last_node(call("unseen"))
     assert calls.boundaries.tolist() == [made + 1]

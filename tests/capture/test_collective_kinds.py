@@ -58,8 +58,6 @@ def test_what_differs_by_time_alone_has_one_kind() -> None:
         {"raw_op": "c10d::broadcast_"},
         {"group": None},
         {"rank": 1},
-        {"origin": origin(2)},
-        {"origin": redistributed(Shard(0))},
         {"is_async": True},
         {"failure": "failed: RuntimeError"},
         {"end": None},
@@ -71,6 +69,21 @@ def test_what_differs_otherwise_has_another(change: dict[str, object]) -> None:
     found = CollectiveKinds([one, replace(one, **change), one])  # type: ignore[arg-type]
     assert found.numbers == [0, 1, 0]
     assert [kind.state for kind in found.kinds] == [one.state, replace(one, **change).state]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"origin": origin(2)}, {"origin": redistributed(Shard(0))}, {"failure": "failed: RuntimeError", "end": None}],
+)
+def test_collectives_of_one_kind_may_have_several_origins(change: dict[str, object]) -> None:
+    one = issued([SENT], 1, 2)
+    other = replace(one, **change)  # type: ignore[arg-type]
+    found = CollectiveKinds([one, other, one, other])
+    assert found.origin_numbers == [0, 1, 0, 1]
+    assert found.origins == [one, other]
+    assert len(found.kinds) == 1 + ("failure" in change)
+    table = event_columns(found, [], 1).table()
+    assert table["cause"].to_list() == [one.cause_text, other.cause_text] * 2
 
 
 def test_a_collective_without_messages_leaves_the_others_their_times() -> None:

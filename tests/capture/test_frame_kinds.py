@@ -16,7 +16,7 @@ from torch.distributed._functional_collectives import all_gather_tensor
 from dsexplore.capture import frame_kinds, recorder
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
-from dsexplore.capture.source_lines import Sources
+from dsexplore.capture.source_lines import Sources, source_text
 from dsexplore.capture.stack_reading import StackReading, read_stack
 from dsexplore.worlds.simulate import simulate
 
@@ -99,6 +99,35 @@ def test_the_users_lines_are_found_between_other_code() -> None:
         codes = [code for code, _ in outer()]
         assert codes == [inner.__code__, outer.__code__, sys._getframe().f_code][:depth]
     assert frame_kinds.user_lines(None, 1) == ()
+
+
+class TestUserLines:
+    def test_a_line_is_one_object_however_often_it_runs(self) -> None:
+        lines = frame_kinds.UserLines()
+        first, again = [lines.innermost(sys._getframe()) for _ in range(2)]
+        other = lines.innermost(sys._getframe())
+        assert first is again
+        assert [source_text(*line) for (line,) in (first, other)] == [
+            f"tests/capture/test_frame_kinds.py:{sys._getframe().f_lineno - 4 + later}" for later in (0, 1)
+        ]
+
+    def test_code_that_is_no_line_of_the_program_is_passed_over(self) -> None:
+        lines = frame_kinds.UserLines()
+        ((code, _),) = eval("lines.innermost(getframe())", {"lines": lines, "getframe": sys._getframe})
+        assert code is sys._getframe().f_code
+        assert lines.innermost(None) == ()
+
+    def test_lines_of_a_program_that_makes_code_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(frame_kinds, "_MOST_LINES", 2)
+        lines = frame_kinds.UserLines()
+        for number in range(5):
+            code = compile("lines.innermost(getframe())", f"generated{number}.py", "eval")
+            ((found, _),) = eval(code, {"lines": lines, "getframe": sys._getframe})
+            assert found is code
+        kept = weakref.ref(code)
+        lines.release()
+        del code, found
+        assert kept() is None
 
 
 def test_the_stack_of_a_functional_op_is_read_from_outside_its_autograd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_an_interrupt_as_a_call_begins_leaves_no_open_call(modules: Modules) -> 
     own.boundaries = Interrupted("q")
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1, 1))
-    assert (own.open, own.innermost, own.boundaries.tolist()) == ([], [], [])
+    assert (own.open, own.modules, own.lines, own.boundaries.tolist()) == ([], [], [], [])
     own.boundaries = array("q")
     assert node_names(modules, model(torch.ones(1, 1)))[0] == "Addmm Linear"
 

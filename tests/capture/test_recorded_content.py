@@ -22,7 +22,8 @@ from dsexplore.capture.issued_collective import Batches, Issued, Origin, Redistr
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import COMMUNICATION
 from dsexplore.capture.parameters import Layout, Parameter
-from dsexplore.capture.recorded_content import event_columns, group_rows, module_rows, parameter_columns
+from dsexplore.capture.recorded_content import event_columns, group_rows, module_columns, parameter_columns
+from dsexplore.trace import schema
 
 MODEL = nn.Identity()
 
@@ -50,7 +51,9 @@ REDUCED = ("all_reduce", 1024, torch.bfloat16, (16, 32))
 
 
 def test_a_root_has_no_parent_and_depths_count_from_it() -> None:
-    assert module_rows([ROOT, BLOCK, LINEAR], {id(ROOT): 3, id(LINEAR): 4}) == [
+    columns = module_columns([ROOT, BLOCK, LINEAR], {id(ROOT): 3, id(LINEAR): 4})
+    assert list(columns) == list(schema.MODULES)
+    assert list(zip(*columns.values(), strict=True)) == [
         ("Net#2", "", "Net", 0, 4),
         ("Net#2.layers.0", "Net#2.layers", "Block", 2, 5),
         ("Net#2.layers.0.up", "Net#2.layers.0", "Linear", 3, 0),
