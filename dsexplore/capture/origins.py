@@ -12,6 +12,7 @@ from dsexplore.capture.groups import Groups
 from dsexplore.capture.issued_collective import Issued, Origin, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
+from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 
 _MOST_KNOWN = 10_000
@@ -32,6 +33,7 @@ class Origins:
         self._modules, self._groups = modules, groups
         self._known: dict[tuple[Any, ...], Origin] = {}
         self._redistributes: dict[Redistribute, Redistribute] = {}
+        self._sources: dict[tuple[int, ...], Sources] = {}
         self._waiting: list[Issued] = []
         """The collectives whose origins are not shared yet."""
 
@@ -87,15 +89,21 @@ class Origins:
         phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
         if redistribute is not None:
             redistribute = self._redistributes.setdefault(redistribute, redistribute)
-        # Quickly hashed: hashing a code object reads all of its bytecode, and hashing placements calls Python.
-        content: tuple[Any, ...] = phase, id(trigger), id(owner), cause, id(redistribute), is_implicit, is_object
-        for code, offset in sources:
-            content += id(code), offset
+        sources = self._shared_sources(sources)
+        # Quickly hashed: hashing placements calls Python.
+        content = phase, id(trigger), id(owner), id(sources), cause, id(redistribute), is_implicit, is_object
         known = self._known.get(content)
         if known is None:
             known = Origin(phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object)
             self._known[content] = known
         return known
+
+    def _shared_sources(self, sources: Sources) -> Sources:
+        """The same tuple for the same lines."""
+        lines: tuple[int, ...] = ()  # quickly hashed: hashing a code object reads all of its bytecode
+        for code, offset in sources:
+            lines += id(code), offset
+        return self._sources.setdefault(lines, sources)
 
     def release(self) -> None:
         """Drop all references to origins, and to the program's code in them."""
@@ -105,6 +113,7 @@ class Origins:
     def _forget(self) -> None:
         self._known.clear()
         self._redistributes.clear()
+        self._sources.clear()
 
     def _called_unobserved(self, reading: StackReading) -> ModuleEntry | None:
         """The module being called, where the call was not observed: compiled, or begun before the recording."""

@@ -46,8 +46,9 @@ class Parameter:
 class Parameters:
     """The parameters of all models met. Its caller keeps other threads out meanwhile."""
 
-    _read: dict[tuple[int, str], Parameter] = field(default_factory=dict)
-    """By the identity of the module's entry, and name."""
+    _all: list[Parameter] = field(default_factory=list)
+    _by_name: dict[str, dict[int, Parameter]] = field(default_factory=dict)
+    """By name, and the identity of the module's entry: in this order, as a model has few names."""
     _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     """Models with parameters that had no shape yet, by identity."""
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
@@ -70,11 +71,16 @@ class Parameters:
                 if is_lazy(tensor):
                     self._lazy[id(model)] = weakref.ref(model)
                     continue
-                key = (id(module), name)
-                if key not in self._read:
+                alike = self._by_name.get(name)
+                if alike is None:
+                    alike = self._by_name[name] = {}
+                read = alike.get(id(module))
+                if read is None:
                     shared = first.get(id(tensor))
-                    self._read[key] = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
-                first.setdefault(id(tensor), self._read[key])
+                    read = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
+                    alike[id(module)] = read
+                    self._all.append(read)
+                first.setdefault(id(tensor), read)
 
     def read_lazy(self, entry_of: Callable[[nn.Module], ModuleEntry | None]) -> None:
         """Read the parameters that had no shape when their model was met: its first call has given them one.
@@ -92,7 +98,7 @@ class Parameters:
     def of(self, modules: Iterable[ModuleEntry]) -> list[Parameter]:
         """All parameters, in the order of ``modules``."""
         places = {id(module): place for place, module in enumerate(modules)}
-        return sorted(self._read.values(), key=lambda parameter: places.get(id(parameter.module), len(places)))
+        return sorted(self._all, key=lambda parameter: places.get(id(parameter.module), len(places)))
 
     def meshes(self) -> list[DeviceMesh]:
         """The meshes that parameters lie on."""
