@@ -277,18 +277,11 @@ class UserLines:
 
     def innermost(self, frame: FrameType | None) -> Sources:
         """The innermost of the user's lines outwards from a frame; empty where there is none."""
-        while frame is not None:
-            code = frame.f_code
-            if kind_of(code) in (USER, USER_HOOK):
-                key = id(code), frame.f_lasti
-                return self._known.get(key) or self._add(key, code)
-            frame = frame.f_back
-        return ()
-
-    def _add(self, key: tuple[int, int], code: CodeType) -> Sources:
         if len(self._known) >= _MOST_LINES:  # a program that makes code as it runs
             self._known.clear()
-        self._known[key] = line = ((code, key[1]),)
+        line = user_lines(frame, 1)
+        for code, offset in line:
+            return self._known.setdefault((id(code), offset), line)
         return line
 
     def release(self) -> None:
