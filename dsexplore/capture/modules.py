@@ -164,7 +164,15 @@ class Modules:
 
     def _add_tree(self, root: ModuleEntry, model: nn.Module) -> None:
         """Add all modules of a model below its root, and read their parameters."""
-        parts = []
+        placed = self._placed(root, model)
+        try:
+            self._parameters.read(model, placed)
+        finally:
+            for _ in placed:  # behind a parameter that cannot be read, too
+                pass
+
+    def _placed(self, root: ModuleEntry, model: nn.Module) -> Iterator[tuple[nn.Module, ModuleEntry]]:
+        """Add the modules of a model below its root one by one, and return each with its entry."""
         has_wrappers = False
         for position, (path, part) in enumerate(model.named_modules()):
             module = self._lookup(part)
@@ -181,8 +189,7 @@ class Modules:
                     module.path = _without_wrappers(path) if has_wrappers else path
                     module.root, module.position = root, position
             if module is not None:
-                parts.append((part, module))
-        self._parameters.read(model, parts)
+                yield part, module
 
     def running(self) -> ModuleEntry | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""

@@ -7,6 +7,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,30 @@ def test_names_begin_with_the_models_class(modules: Modules) -> None:
         "Sequential": 1,
         **{f"Sequential.{i}{part}": 1 for i in range(2) for part in PARTS},
     }
+
+
+def test_a_parameter_that_cannot_be_read_leaves_the_modules_their_names() -> None:
+    class Unreadable(nn.Parameter):
+        @property
+        def _spec(self) -> Any:
+            raise RuntimeError("no spec")
+
+    model, warned = stacked(), []
+    model[0].w3.weight = Unreadable(model[0].w3.weight.data)
+    observer = ModuleCalls(Modules(lambda about, message: warned.append((about, message))))
+    observer.install()
+    try:
+        model(torch.ones(1, D))
+    finally:
+        observer.uninstall()
+    assert calls(observer.modules) == {
+        "Sequential": 1,
+        **{f"Sequential.{i}{part}": 1 for i in range(2) for part in PARTS},
+    }
+    ((about, message),) = warned
+    assert about == "Sequential"
+    assert message.startswith("dsexplore could not read all of the model around Sequential, whose call goes on: ")
+    assert "no spec" in message
 
 
 def test_a_part_that_ran_first_joins_its_model(modules: Modules) -> None:
