@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 _replacements: dict[str, Callable[..., Any]] = {}
@@ -91,7 +91,12 @@ def _jump_to(key: str) -> FunctionType:
 
 def _is_replaced(function: Any) -> bool:
     code = getattr(function, "__code__", None)
-    return code is not None and (code.co_filename, code.co_name) == ("<string>", "jump")
+    return code is not None and is_jump(code)
+
+
+def is_jump(code: CodeType) -> bool:
+    """Whether code is that which `Patches.function` gives a function, to call what replaces it."""
+    return (code.co_filename, code.co_name) == ("<string>", "jump")
 
 
 def _restore(function: FunctionType, original: FunctionType, key: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -227,7 +227,7 @@ class World:
         self._exit.callback(self._destroy, set_up_calls)
         set_up_calls.initialise("fake", store=self._store, rank=self.rank, world_size=self.size)
         if self.device == "cuda":
-            self._exit.enter_context(self._cuda())
+            self._exit.enter_context(self._cuda(set_up_calls.chosen_backend))
         # The mesh is kept here, so that a program that drops its own reference still has the groups of its axes.
         self._mesh = mesh = device_mesh.init_device_mesh(
             self.device, self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
@@ -302,11 +302,19 @@ class World:
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
         patch_processes(patches, lambda: setattr(self, "_started_processes", True))
 
-    def _cuda(self) -> AbstractContextManager[object]:
-        # Imported when a program for GPUs is to run: it loads parts of torch.cuda that nothing else needs.
+    @contextmanager
+    def _cuda(self, backend_of: Callable[[dist.ProcessGroup | None], str | None]) -> Iterator[None]:
+        # Imported when a program for GPUs is to run: they load parts of torch.cuda that nothing else needs.
+        from dsexplore.worlds.cuda.sent_tensors import patch_sent_tensors
         from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 
-        return cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node)
+        patches = Patches()
+        with cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node):
+            try:
+                patch_sent_tensors(patches, backend_of)
+                yield
+            finally:
+                patches.undo()
 
     def _destroy(self, set_up_calls: SetUpCalls) -> None:
         if dist.is_initialized():

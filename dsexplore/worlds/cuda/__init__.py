@@ -31,6 +31,7 @@ Where torch's way forks, and what is done there:
 | ``torch.compile`` | the code as it is written, said once | `refused` |
 | CUDA graphs, Triton kernels, extensions, ``nn.DataParallel`` | one error that names it and the remedy | `refused` |
 | an op of tensors on different devices | torch's error, for what a script forgot to move | `mixed_devices` |
+| a tensor on the CPU in a group of ``nccl`` alone | torch's error, likewise | `sent_tensors` |
 | ``pickle``, ``copy`` | the device is kept; what was pickled is loaded where a GPU is | `torch_load`, `tensors` |
 
 What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of

@@ -60,10 +60,13 @@ def _check(func: Any, tensors: Iterable[Any], device: torch.device) -> None:
 
 def _is_excused(func: Any, tensor: Tensor) -> bool:
     """Whether an op takes tensors of several devices, or the device of a tensor is not known for sure."""
+    return func in _MAY_MIX or isinstance(func, (OpOverload, OpOverloadPacket)) or is_device_unsure(tensor)
+
+
+def is_device_unsure(tensor: Tensor) -> bool:
+    """Whether a tensor without a mark may be on a GPU: made by an op with a gradient, in backward or ``torch.func``."""
     return (
-        func in _MAY_MIX
-        or isinstance(func, (OpOverload, OpOverloadPacket))
-        or tensor.grad_fn is not None
+        tensor.grad_fn is not None
         or torch._C._current_graph_task_id() != -1
         or torch._C._functorch.peek_interpreter_stack() is not None
     )

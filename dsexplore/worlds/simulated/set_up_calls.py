@@ -123,10 +123,13 @@ class SetUpCalls:
             actual = original(group)
             if actual != "fake" or _caller().startswith(_KNOW_THE_SIMULATION):
                 return actual
-            asked = self._backends.get(_name(group)) or self._backends.get(_name(None)) or self._default
-            return dist.Backend(asked)
+            return dist.Backend(self.chosen_backend(group) or self._default)
 
         return get_backend
+
+    def chosen_backend(self, group: dist.ProcessGroup | None) -> str | None:
+        """The backend that the program chose for a group, or else for all ranks, in lower case; None for neither."""
+        return self._backends.get(_name(group)) or self._backends.get(_name(None))
 
     def _take_is_initialized(self, original: Callable[[], bool]) -> Callable[[], bool]:
         def is_initialized() -> bool:
