@@ -12,13 +12,12 @@ kinds alternate:
 * traced: the same under `record`, from opening the recording to its finished tables, then saved.
 
 Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
-the machine disturb less (the step runs on one thread). The price of recording is measured by one more process per
-round, in which untraced and traced steps of one model take turns, six of each: a difference of a few percent drowns
-between two processes, and mostly between two whole steps too, where a neighbour disturbs one of them for a second. So
-these steps are timed in laps, one for each block's forward and one for its backward: the time of a step is the sum
-over its laps of what each took on average in the fastest sixth of the steps of all rounds, as a neighbour can only
-slow it down. Beside it stand what single rounds say, by the faster third of their steps, and what whole steps say.
-What a step leaves to Python's garbage collector is collected before the next one begins.
+the machine disturb less (the step runs on one thread). The price of recording, a few percent, drowns between two
+processes, and mostly between two steps of one process too. So each round runs two more processes in `lockstep`, which
+hand the core to each other at each block's forward and backward: while one is traced, the other is not, and with each
+step they change places. Of two steps, in which both processes have run both ways, the price is the geometric mean of
+the two ratios; the median over all rounds is compared with the goal. What a step leaves to Python's garbage collector
+is collected before the next one begins.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,15 @@ from llama import (
     sharded,
     training_loss,
 )
+from lockstep import Lockstep, run_both
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 TENSOR_PARALLEL = 8
 KINDS = ("plain", "untraced", "traced")
-TURNS = 6
+TURNS = 4
+"""In a turn each of the two processes runs two steps, a traced one and an untraced one."""
+TIMEOUT = 1800.0
 TRACED_GOAL = 1.04
 FILE_GOAL = 5_000_000
 
@@ -142,37 +144,8 @@ def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
         return timed(prepare, record if traced else nullcontext)
 
 
-class Laps:
-    """Splits steps where a block's forward ends and where its backward begins.
-
-    Args:
-        blocks: of the model.
-    """
-
-    def __init__(self, blocks: Iterable[nn.Module]) -> None:
-        self._marks: list[float] = []
-        for block in blocks:
-            block.register_forward_hook(self._mark_both)
-
-    def _mark(self, *_: Any) -> None:
-        self._marks.append(time.process_time())
-
-    def _mark_both(self, _block: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-        self._mark()
-        output.register_hook(self._mark)
-
-    def of(self, step: Callable[[], None], recording: Callable[[], AbstractContextManager[Any]]) -> list[float]:
-        """CPU seconds of a step's laps; opening and closing the recording belong to the first and the last one."""
-        self._marks.clear()
-        self._mark()
-        with recording():
-            step()
-        self._mark()
-        return [end - begin for begin, end in pairwise(self._marks)]
-
-
-def measure_turns(ranks: int, shape: Shape) -> dict[str, list[list[float]]]:
-    """CPU seconds of the laps of untraced and of traced steps in turns."""
+def measure_turns(ranks: int, shape: Shape, lockstep: Lockstep) -> list[tuple[bool, float]]:
+    """Of each step of this process, whether it was traced, and its CPU seconds, its recording opened and closed."""
     import dsexplore
     from dsexplore.capture.record import record
 
@@ -180,45 +153,67 @@ def measure_turns(ranks: int, shape: Shape) -> dict[str, list[list[float]]]:
         model = sharded(shape, mesh)
         training = Training(model, shape)
         training.step()
-        laps = Laps(model.layers)
-        ways: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
-            ("untraced", nullcontext),
-            ("traced", record),
-        ]
-        seconds: dict[str, list[list[float]]] = {name: [] for name, _ in ways}
-        for number in range(TURNS):
-            for name, recording in ways if number % 2 == 0 else reversed(ways):
+
+        def hand_over_twice(_block: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            lockstep.hand_over()
+            output.register_hook(lockstep.hand_over)
+
+        for block in model.layers:
+            block.register_forward_hook(hand_over_twice)
+
+        def step() -> None:
+            with record() if traced else nullcontext():
+                training.step()
+
+        steps = []
+        with lockstep:
+            for number in range(2 * TURNS):
+                traced = (number + lockstep.number) % 2 == 1
                 gc.collect()
-                seconds[name].append(laps.of(training.step, recording))
-        return seconds
+                steps.append((traced, lockstep.timed(step)))
+        return steps
 
 
-def measure(kind: str, ranks: int, layers: int) -> Any:
+def measure(kind: str, ranks: int, layers: int, lockstep: str) -> Any:
     """One measurement, in this process, as JSON has it."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.bfloat16)
     shape = replace(LLAMA_405B, layers=layers)
-    if kind == "turns":
-        return measure_turns(ranks, shape)
+    if lockstep:
+        return measure_turns(ranks, shape, Lockstep(lockstep))
     return asdict(measure_plain(ranks, shape) if kind == "plain" else measure_simulated(ranks, shape, kind == "traced"))
 
 
-def measure_apart(kind: str, ranks: int, layers: int) -> Any:
+def _command(kind: str, ranks: int, layers: int) -> list[str]:
+    return [sys.executable, __file__, "--ranks", str(ranks), "--layers", str(layers), "--measure", kind]
+
+
+def measure_apart(kind: str, ranks: int, layers: int) -> Measured:
     """One measurement, in a process of its own."""
-    command = [sys.executable, __file__, "--measure", kind, "--ranks", str(ranks), "--layers", str(layers)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800).stdout
-    return json.loads(output.splitlines()[-1])
+    command = _command(kind, ranks, layers)
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT).stdout
+    return Measured(**json.loads(output.splitlines()[-1]))
+
+
+def measure_prices(ranks: int, layers: int) -> list[float]:
+    """A traced step's time over an untraced one's, of each turn of two processes in lockstep."""
+    outputs = run_both([*_command("turns", ranks, layers), "--lockstep"], TIMEOUT)
+    ratios = []
+    for steps in zip(*(json.loads(output.splitlines()[-1]) for output in outputs), strict=True):
+        seconds = dict(steps)
+        ratios.append(seconds[True] / seconds[False])
+    return [math.sqrt(first * second) for first, second in zip(ratios[::2], ratios[1::2], strict=True)]
 
 
 def compare(ranks: int, layers: int, rounds: int) -> bool:
     """Print one world's table; whether all goals are met."""
     sample: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
-    turns = []
+    prices: list[list[float]] = []
     for number in range(rounds):
         turn = number % len(KINDS)
         for kind in KINDS[turn:] + KINDS[:turn]:
-            sample[kind].append(Measured(**measure_apart(kind, ranks, layers)))
-        turns.append(measure_apart("turns", ranks, layers))
+            sample[kind].append(measure_apart(kind, ranks, layers))
+        prices.append(measure_prices(ranks, layers))
     print(f"{ranks} ranks: dp {ranks // TENSOR_PARALLEL} × tp {TENSOR_PARALLEL}, {layers} layers, {rounds} rounds")
     print(f"    {'':<10} {'build s':>8} {'step s':>8} {'CPU s':>8} {'peak MiB':>9}")
     for kind, runs in sample.items():
@@ -228,7 +223,7 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
         )
     found = {
         f"traced / untraced ≤ {TRACED_GOAL}": (
-            [_price({name: [step for steps in turns for step in steps[name]] for name in turns[0]})],
+            [price for of_round in prices for price in of_round],
             TRACED_GOAL,
         ),
         "untraced / plain ≤ 1": (_ratio(sample, "untraced", "plain"), 1.0),
@@ -240,26 +235,9 @@ def compare(ranks: int, layers: int, rounds: int) -> bool:
     for goal, (values, limit) in found.items():
         met = "met" if statistics.median(values) <= limit else "MISSED"
         print(f"    {goal}: {_spread(values)}  {met}")
-    whole = [
-        sum(traced) / sum(untraced)
-        for steps in turns
-        for traced, untraced in zip(steps["traced"], steps["untraced"], strict=True)
-    ]
-    single = [_price(steps) for steps in turns]
-    print(f"    traced / untraced, by single rounds: {_spread(single)}")
-    print(f"    traced / untraced, by whole steps: {_spread(whole)}", flush=True)
+    single = ", ".join(f"{statistics.median(of_round):.4g}" for of_round in prices)
+    print(f"    traced / untraced, medians of single rounds: {single}", flush=True)
     return all(statistics.median(values) <= limit for values, limit in found.values())
-
-
-def _price(steps: dict[str, list[list[float]]]) -> float:
-    """A traced step's time over an untraced one's, of what `measure_turns` returns."""
-    return _of_laps(steps["traced"]) / _of_laps(steps["untraced"])
-
-
-def _of_laps(steps: list[list[float]]) -> float:
-    """A step's time: the sum over its laps of the mean of each lap's fastest sixth, of two steps at least."""
-    count = max(2, len(steps) // 6)
-    return sum(statistics.mean(sorted(lap)[:count]) for lap in zip(*steps, strict=True))
 
 
 def _spread(values: list[float]) -> str:
@@ -286,9 +264,10 @@ def main() -> int:
     parser.add_argument(
         "--measure", choices=(*KINDS, "turns"), help="run one measurement in this process, print it as JSON"
     )
+    parser.add_argument("--lockstep", default="", help="of the two processes of turns: what `lockstep` appends")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.ranks[0], options.layers)))
+        print(json.dumps(measure(options.measure, options.ranks[0], options.layers, options.lockstep)))
         return 0
     print(f"torch {torch.__version__}; medians; ratios of CPU time, median [least, most]")
     met = [compare(ranks, options.layers, options.rounds) for ranks in options.ranks]

@@ -1,0 +1,95 @@
+"""Two processes that take turns on one core, so that what each of them runs meets the same neighbours.
+
+The speed of a busy machine changes by a tenth from one second to the next, and a program's by a few percent from one
+process to another, as its memory lies elsewhere. So a difference of a few percent is seen where two processes run the
+same steps in two ways, hand the core to each other every few milliseconds, and exchange their ways with every step.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Self
+
+
+class Lockstep:
+    """One of the two processes, as it sees the other; inside a block, only one of them runs at a time.
+
+    Args:
+        option: what `run_both` has appended to the command.
+
+    Attributes:
+        number: 0 for the process that runs first, 1 for the other.
+    """
+
+    def __init__(self, option: str) -> None:
+        self.number, self._reading, self._writing = map(int, option.split(","))
+        self._began = self._seconds = 0.0
+
+    def __enter__(self) -> Self:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        if self.number == 1:
+            self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(BrokenPipeError):  # the other has ended
+            os.write(self._writing, b".")
+
+    def hand_over(self, *_: Any) -> None:
+        """Let the other process run until it hands the core back; of any arguments, to be a hook."""
+        self._seconds += time.process_time() - self._began
+        os.write(self._writing, b".")
+        self._wait()
+        self._began = time.process_time()
+
+    def _wait(self) -> None:
+        if not os.read(self._reading, 1):
+            raise RuntimeError("the other process of this benchmark has ended: its error stands above or below")
+
+    def timed(self, step: Callable[[], None]) -> float:
+        """CPU seconds of a step, in which this process may hand the core over, and does so at its end."""
+        self._seconds, self._began = 0.0, time.process_time()
+        step()
+        self.hand_over()
+        return self._seconds
+
+
+def run_both(command: Sequence[str], timeout: float) -> tuple[str, str]:
+    """What two processes of one command print, which gets one more argument, for `Lockstep`.
+
+    Args:
+        command: without that argument.
+        timeout: seconds.
+
+    Raises:
+        subprocess.CalledProcessError: one has failed.
+        subprocess.TimeoutExpired: they have not ended in time, and were killed.
+    """
+    with ExitStack() as exits:
+        pipes = [os.pipe(), os.pipe()]
+        ends = [(pipes[number][0], pipes[1 - number][1]) for number in range(2)]
+        processes = []
+        try:
+            for number, (reading, writing) in enumerate(ends):
+                process = subprocess.Popen(
+                    [*command, f"{number},{reading},{writing}"],
+                    pass_fds=(reading, writing),
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                exits.enter_context(process)
+                exits.callback(process.kill)
+                processes.append(process)
+        finally:
+            for descriptor in (*pipes[0], *pipes[1]):
+                os.close(descriptor)
+        deadline = time.monotonic() + timeout
+        first, second = (each.communicate(timeout=deadline - time.monotonic())[0] for each in processes)
+        for each in processes:
+            if each.returncode:
+                raise subprocess.CalledProcessError(each.returncode, each.args)
+        return first, second
