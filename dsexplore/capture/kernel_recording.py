@@ -41,6 +41,12 @@ _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
 
 
+def _are_plain(types: Sequence[type]) -> bool:
+    """Whether these classes of tensors need no handler of their own; parameters of a class of the program's, in a world
+    of fake tensors, are of a subclass of `FakeTensor`."""
+    return all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types)
+
+
 class Sums:
     """The sums over ops that are alike."""
 
@@ -375,7 +381,7 @@ class _Watch(TorchDispatchMode):
             if type(tensor) is FakeTensor:  # as its mode answers
                 return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
             return func(*args)
-        if not _PLAIN.issuperset(types):
+        if not _PLAIN.issuperset(types) and not _are_plain(types):
             if DTensor in types:
                 self._recording.dtensor_op()
             return NotImplemented

@@ -40,6 +40,7 @@ from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.coalesced_collectives import patch_coalesced
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
+from dsexplore.worlds.fake.fake_parameters import patch_parameters
 from dsexplore.worlds.fake.gpu_attention import patch_attention_choice
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.known_shardings import patch_shardings
@@ -265,6 +266,7 @@ class World:
         fake_tensors.patch_meshes(patches)
         fake_tensors.patch_sharding(patches)
         if self.fake:
+            patch_parameters(patches)
             fake_tensors.patch_conversion(patches)
             fake_tensors.patch_waits(patches)
             fake_tensors.patch_initialisation(patches)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
@@ -140,11 +141,19 @@ def moved(result: Any, args: tuple[Any, ...], device: torch.device | None) -> An
         return result
     if args and result is args[0]:
         with torch._C.DisableTorchFunction():
-            result = result.clone()
+            result = _with_class(result.clone(), type(result))
     mark(result, wanted)
     if wanted is None and device is not None:
         mark_parts(result, device)
     return result
+
+
+def _with_class(made: Any, kind: type[Tensor]) -> Any:
+    """A new tensor with the class that torch gives to what it makes of a tensor of this class."""
+    makes_plain = issubclass(kind, Parameter) or kind.__torch_function__ is torch._C._disabled_torch_function_impl
+    if issubclass(kind, type(made)) and not makes_plain:
+        made.__class__ = kind
+    return made
 
 
 def to_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from dsexplore.errors import UsageError
@@ -325,3 +325,16 @@ def test_closing_looks_for_marks_only_where_there_are_any(monkeypatch: pytest.Mo
     with cuda_stand_in():
         torch.ones(2).cuda()
     assert len(looked) == 1
+
+
+class Labelled(Tensor):
+    """A class of the program's."""
+
+
+def test_a_tensor_of_the_programs_class_keeps_it_when_it_is_moved() -> None:
+    with cuda_stand_in():
+        moved = torch.ones(2).as_subclass(Labelled).cuda()
+        assert type(moved) is Labelled
+        assert moved.device.type == "cuda"
+        assert type(nn.Parameter(torch.ones(2)).cuda()) is Tensor
+        assert type(nn.Buffer(torch.ones(2)).cuda()) is Tensor

@@ -22,7 +22,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 START = """\
 import torch, torch.distributed as dist
-dist.init_process_group("nccl")
+dist.init_process_group()
 count = 0
 mask = torch.randn(8) > 0
 """
