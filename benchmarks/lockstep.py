@@ -7,12 +7,18 @@ same steps in two ways, hand the core to each other every few milliseconds, and 
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
+
+import torch
+from torch import nn
 
 
 class Lockstep:
@@ -45,6 +51,16 @@ class Lockstep:
         os.write(self._writing, b".")
         self._wait()
         self._began = time.process_time()
+
+    def hand_over_at(self, blocks: Iterable[nn.Module]) -> None:
+        """Hand the core over where the forward of each block ends, and where its backward begins, from now on."""
+
+        def twice(_block: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            self.hand_over()
+            output.register_hook(self.hand_over)
+
+        for block in blocks:
+            block.register_forward_hook(twice)
 
     def _wait(self) -> None:
         if not os.read(self._reading, 1):
@@ -93,3 +109,20 @@ def run_both(command: Sequence[str], timeout: float) -> tuple[str, str]:
             if each.returncode:
                 raise subprocess.CalledProcessError(each.returncode, each.args)
         return first, second
+
+
+def ratios_of_turns(outputs: Sequence[str], runs: int = 1) -> list[float]:
+    """What the second way takes, over the first, of each turn, in which both processes have gone both ways.
+
+    Args:
+        outputs: what each of the two has printed; the last line is the JSON of ``[went the second way, CPU seconds]``
+            of each of its runs, where the other process went the other way.
+        runs: how many follow each other the same way; their median counts.
+
+    Returns:
+        the geometric mean of the ratios before and after the processes exchanged their ways.
+    """
+    paired = zip(*(json.loads(output.splitlines()[-1]) for output in outputs), strict=True)
+    ratios = [seconds[True] / seconds[False] for seconds in map(dict, paired)]
+    medians = [statistics.median(ratios[begin : begin + runs]) for begin in range(0, len(ratios), runs)]
+    return [math.sqrt(before * after) for before, after in zip(medians[::2], medians[1::2], strict=True)]
