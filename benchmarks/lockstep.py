@@ -64,7 +64,7 @@ class Lockstep:
 
     def _wait(self) -> None:
         if not os.read(self._reading, 1):
-            raise RuntimeError("the other process of this benchmark has ended: its error stands above or below")
+            raise RuntimeError("the other process of this benchmark has ended; its error is printed beside this one")
 
     def timed(self, step: Callable[[], None]) -> float:
         """CPU seconds of a step, in which this process may hand the core over, and does so at its end."""

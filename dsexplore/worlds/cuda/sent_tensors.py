@@ -77,17 +77,16 @@ def _is_on_cpu(tensor: Tensor) -> bool:
 def _called_by_program(frame: FrameType) -> str | None:
     """The function of ``torch.distributed`` that the program, or a package, called to come to this frame of it; None
     where torch called it, and for a function of objects, which torch makes tensors of."""
-    name = frame.f_code.co_name
+    names = []
     caller: FrameType | None = frame
     while caller is not None:
         module = caller.f_globals.get("__name__", "")
-        if is_jump(caller.f_code):
-            pass
-        elif module == c10d.__name__:
-            name = caller.f_code.co_name
-            if "object" in name or name == "__new__":  # a P2POp, whose tensor its send or receive checks
-                return None
+        if module == c10d.__name__:
+            if not is_jump(caller.f_code):
+                names.append(caller.f_code.co_name)
         elif not module.startswith(_DECORATORS):
-            return None if module.startswith("torch.") else name
+            break
         caller = caller.f_back
-    return None
+    by_torch = caller is None or module.startswith("torch.")
+    # A P2POp, which `__new__` makes, is not sent yet: its send or receive checks the tensor again.
+    return None if by_torch or any("object" in name or name == "__new__" for name in names) else names[-1]
