@@ -13,6 +13,7 @@ Where torch's way forks, and what is done there:
 | moving to another device, ``.cpu()`` | a copy, as between devices; moving to where it is, itself | `function_mode` |
 | ``with torch.device("cuda")``, ``set_default_device`` | likewise; restored when the block ends | `function_mode` |
 | hooks and autograd functions in backward, threads | the function mode is entered there too | `function_mode` |
+| gradients that hooks and autograd functions get | marked | `gradients` |
 | parameters, ``torch.cuda.FloatTensor``, ``record_stream``, fake tensors | marked, answered or ignored | `tensors` |
 | ``torch.cuda.*``, ``torch.accelerator.*`` | torch's Python, over functions of ``torch._C`` made here | `torch_cuda` |
 | streams, events | run at once, in order; elapsed time is this machine's | `streams` |
@@ -34,8 +35,8 @@ Where torch's way forks, and what is done there:
 | a tensor on the CPU in a group of ``nccl`` alone | torch's error, likewise | `sent_tensors` |
 | ``pickle``, ``copy`` | the device is kept; what was pickled is loaded where a GPU is | `torch_load`, `tensors` |
 
-What cannot be had: tensors that C++ hands to Python alone (an argument of a gradient hook, a saved tensor, results of
-``torch.func``) are on the CPU for who asks them; ``untyped_storage().device`` is the CPU; an op in place on a tensor
-of another device does not raise; NumPy takes a tensor that is believed to be on a GPU; numbers drawn on ``cuda`` are
-the CPU generator's, which Megatron warns of (CPU RNG state changed); what ``torch.save`` writes is a CPU tensor.
+What cannot be had: tensors that C++ hands to Python alone (an argument of a node's hook, results of ``torch.func``) are
+on the CPU for who asks them; ``untyped_storage().device`` is the CPU; an op in place on a tensor of another device does
+not raise; NumPy takes a tensor that is believed to be on a GPU; numbers drawn on ``cuda`` are of the CPU generator,
+which Megatron warns of (CPU RNG state changed); what ``torch.save`` writes is a CPU tensor.
 """

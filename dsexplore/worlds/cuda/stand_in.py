@@ -15,6 +15,7 @@ from dsexplore.worlds.cuda.flex_masks import patch_block_masks
 from dsexplore.worlds.cuda.function_mode import StandInMode, leave, patch_backward, patch_default_device, patch_threads
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore.worlds.cuda.gpu_kernels import patch_kernels
+from dsexplore.worlds.cuda.gradients import patch_gradients
 from dsexplore.worlds.cuda.nccl import patch_groups
 from dsexplore.worlds.cuda.refused import patch_refused
 from dsexplore.worlds.cuda.tensors import (
@@ -100,6 +101,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_refused(patches)
     on_import(patches, "torch.nn.attention.flex_attention", partial(patch_block_masks, mode))
     patch_backward(patches, mode)
+    patch_gradients(patches)
     patch_threads(patches, mode)
     mode.__enter__()  # type: ignore[no-untyped-call]
     patches.callback(leave, mode)

@@ -1,0 +1,142 @@
+"""What autograd hands to a script's hooks and backward functions is where the script expects it, also afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.hooks import BackwardHook
+
+import dsexplore
+
+
+@pytest.fixture(params=[False, True], ids=["real", "fake"])
+def x(request: pytest.FixtureRequest) -> Iterator[Tensor]:
+    with dsexplore.simulate(4, device="cuda", fake=request.param):
+        dist.init_process_group("nccl")
+        yield torch.ones(2, 4, device="cuda", requires_grad=True)
+
+
+def _check(kept: list[Tensor], count: int) -> None:
+    assert len(kept) == count
+    for gradient in kept:
+        assert gradient.device == torch.device("cuda:0")
+        (gradient * torch.ones(4, device="cuda")).sum()
+        dist.all_reduce(gradient)
+
+
+def test_hooks_of_tensors(x: Tensor) -> None:
+    kept: list[Tensor] = []
+    layer = nn.Linear(4, 4).cuda()
+    for parameter in layer.parameters():
+        parameter.register_hook(kept.append)
+    made = layer(x)
+    made.register_hook(lambda gradient: kept.append(gradient))
+    x.register_hook(hook=kept.append)
+    made.sum().backward()
+    _check(kept, 4)
+
+
+def test_a_hook_still_changes_a_gradient_and_can_be_removed(x: Tensor) -> None:
+    handle = x.register_hook(lambda gradient: gradient * 2)
+    (x * 3).sum().backward()
+    handle.remove()
+    (x * 3).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    if type(x) is Tensor:
+        assert x.grad.unique().tolist() == [9.0]
+
+
+def test_full_backward_hooks_of_modules(x: Tensor) -> None:
+    kept: list[Tensor] = []
+    layer = nn.Linear(4, 4).cuda()
+    layer.register_full_backward_pre_hook(lambda _, outputs: kept.extend(outputs))
+    layer.register_full_backward_hook(lambda _, inputs, outputs: kept.extend((*inputs, *outputs)))
+    layer(x).sum().backward()
+    _check(kept, 3)
+
+
+class Doubled(Function):
+    """Keeps the gradients that it gets."""
+
+    kept: list[Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        return tensor * 2, tensor + 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        Doubled.kept.extend(gradients)
+        return gradients[0] * 2 + gradients[1]
+
+
+class Boxed(Doubled):
+    """Gets them in one list."""
+
+    boxed_grads_call = True
+
+    @staticmethod
+    def backward(ctx: Any, gradients: list[Tensor]) -> Any:  # type: ignore[override]
+        return Doubled.backward(ctx, *gradients)
+
+
+@pytest.mark.parametrize("function", [Doubled, Boxed])
+def test_backward_functions(function: type[Doubled], x: Tensor) -> None:
+    Doubled.kept = []
+    first, second = function.apply(x)
+    (first + second).sum().backward()
+    _check(Doubled.kept, 2)
+
+
+class ToCpu(Function):
+    """A copy on the CPU."""
+
+    kept: list[Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.cpu()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        ToCpu.kept.append(gradient)
+        return gradient.cuda()
+
+
+def test_gradients_of_tensors_on_the_cpu_stay_there(x: Tensor) -> None:
+    ToCpu.kept = []
+    on_cpu = torch.ones(2, requires_grad=True)
+    on_cpu.register_hook(ToCpu.kept.append)
+    ToCpu.apply(x).sum().backward()
+    on_cpu.sum().backward()
+    assert [gradient.device.type for gradient in ToCpu.kept] == ["cpu", "cpu"]
+
+
+def test_gradients_of_dtensors(x: Tensor) -> None:
+    kept: list[DTensor] = []
+    mesh = dist.device_mesh.init_device_mesh("cuda", (4,))
+    sharded = distribute_tensor(torch.ones(8, 4, device="cuda"), mesh, [Shard(0)]).requires_grad_()
+    sharded.register_hook(kept.append)
+    (sharded * 2).sum().backward()
+    assert kept[0].device.type == "cuda"
+    assert kept[0].to_local().device.type == "cuda"
+
+
+def _patched() -> tuple[Any, ...]:
+    return Function.apply, BackwardCFunction.apply, BackwardHook._pack_with_none, BackwardHook.setup_input_hook
+
+
+def test_torch_is_left_as_it_was() -> None:
+    before = _patched()
+    with dsexplore.simulate(2, device="cuda"):
+        assert _patched() != before
+    assert _patched() == before
