@@ -64,7 +64,7 @@ def test_every_replacement_takes_all_arguments_by_place_and_by_name(changes: lis
     assert len(changes) > 25
     for name, original, replacement in changes:
         takes = [each for each in parameters(original) if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        is_method = "self" in inspect.signature(original).parameters
+        is_method = not {"self", "cls"}.isdisjoint(inspect.signature(original).parameters)
         first = () if not is_method or inspect.isclass(replacement) else (object(),)
         by_place = [object() for each in takes if each.kind is not each.KEYWORD_ONLY]
         only_by_name = {each.name: object() for each in takes if each.kind is each.KEYWORD_ONLY}

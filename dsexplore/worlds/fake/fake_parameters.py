@@ -38,9 +38,9 @@ def patch_parameters(patches: Patches) -> None:
             return make(kind, data, require_grad, **kwargs)
         return given(kind, data.detach().requires_grad_(require_grad))
 
-    def new_parameter(kind: type, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
-        made = new(kind, data, requires_grad)
-        return made if type(made) is not FakeTensor or kind is Parameter else given(kind, made)
+    def new_parameter(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
+        made = new(cls, data, requires_grad)
+        return made if type(made) is not FakeTensor or cls is Parameter else given(cls, made)
 
     patches.attribute(Tensor, "_make_subclass", staticmethod(make_subclass))
     patches.attribute(Parameter, "__new__", new_parameter)
