@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch.autograd import graph
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
@@ -209,7 +210,7 @@ def _parse_to(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[
 @handles(torch.tensor, torch.as_tensor)
 def _of_numbers(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Numbers of tensors in a list are copied to the CPU unless a device is named; a tensor stays where it is."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    if active_fake_mode() is not None:
         args, kwargs = with_numbers(func, args, kwargs)
     if kwargs.get("device") is not None:
         return mode.on_device(func, args, kwargs)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor._random as tensor_random
 from torch._C._distributed_c10d import GradBucket
+from torch._guards import active_fake_mode
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, _op_schema
 from torch.distributed.tensor.parallel import _data_parallel_utils
@@ -125,17 +126,13 @@ def _patch_random_ops(patches: Patches) -> None:
 
     def init(self: Any, mesh: Any, *synchronise: bool, **keywords: bool) -> None:
         # On fake tensors torch leaves out that the ranks agree on a state, and says so with a second positional False.
-        make(self, mesh, *(() if synchronise and _is_fake() else synchronise), **keywords)
+        make(self, mesh, *(() if synchronise and active_fake_mode() else synchronise), **keywords)
 
     @contextmanager
     def unless_fake(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        with nullcontext() if _is_fake() else region(self, *args, **kwargs):
+        with nullcontext() if active_fake_mode() else region(self, *args, **kwargs):
             yield
 
     patches.attribute(tracker, "__init__", init)
     patches.attribute(tracker, "_distribute_region", unless_fake)
     patches.attribute(tracker, "_get_device_state", lambda self: self._device_handle.get_rng_state())
-
-
-def _is_fake() -> bool:
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

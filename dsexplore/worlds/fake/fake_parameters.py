@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in torch's stubs
@@ -63,7 +64,7 @@ class _Uninitialized:
     def shape(self) -> Any:
         """Torch's error for the program, and the size, which is that of no element, for the mode of fake tensors."""
         owner: Any = UninitializedTensorMixin
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:  # it has called, and left itself
+        if active_fake_mode() is None:  # it has called, and left itself
             owner = Tensor
         return owner.shape.__get__(self)
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import _VF
 from torch._C._distributed_c10d import Reducer
+from torch._guards import active_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
@@ -87,8 +88,7 @@ def patch_integers(patches: Patches) -> None:
 def _with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        integers = getattr(mode, "integers", None)
+        integers = getattr(active_fake_mode(), "integers", None)
         if integers is None:
             return function(*args, **kwargs)
         with integers.made():

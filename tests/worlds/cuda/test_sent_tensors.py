@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -120,6 +121,15 @@ def test_what_torch_sends_itself(fake: bool) -> None:
         model = nn.Linear(4, 4).cuda()
         fully_shard(model)
         model(_gpu(2, 4)).sum().backward()
+
+
+def test_what_torch_sends_of_others_tensors() -> None:
+    """Torch's functions may be given tensors that C++ made, which carry no mark: theirs are not refused."""
+    with world("nccl"):
+        weight = nn.Parameter(torch.ones(2))
+        average_parameters([weight], dist.group.WORLD)
+        with pytest.raises(RuntimeError, match="all_reduce got a tensor"):
+            dist.all_reduce(weight.data)
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -56,6 +56,18 @@ def test_an_instance_of_the_programs_class(device: str) -> None:
         assert not Tagged(torch.ones(2), requires_grad=False).requires_grad
 
 
+def test_what_is_not_a_parameter_of_a_fake_tensor_is_torchs() -> None:
+    class Tensors(Tensor):
+        pass
+
+    before = torch.ones(2)
+    with dsexplore.simulate(2, fake=True):
+        assert type(nn.Parameter(before)) is nn.Parameter
+        assert type(Tensor._make_subclass(Tensors, before)) is Tensors
+        with pytest.raises(RuntimeError, match="Creating a new Tensor subclass Tensors"):
+            Tensor._make_subclass(Tensors, torch.ones(2))
+
+
 def test_a_module_keeps_it_when_it_is_moved() -> None:
     with dsexplore.simulate(2, fake=True, device="cuda"):
         model = nn.Linear(4, 4)
