@@ -38,6 +38,7 @@ from dsexplore.units import format_count
 from dsexplore.user_warnings import naming_the_user
 from dsexplore.worlds.fake import fake_files, fake_tensors
 from dsexplore.worlds.fake.coalesced_collectives import patch_coalesced
+from dsexplore.worlds.fake.fake_data import patch_data
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.fake_parameters import patch_parameters
@@ -266,6 +267,7 @@ class World:
         fake_tensors.patch_meshes(patches)
         fake_tensors.patch_sharding(patches)
         if self.fake:
+            patch_data(patches)
             patch_parameters(patches)
             fake_tensors.patch_conversion(patches)
             fake_tensors.patch_waits(patches)

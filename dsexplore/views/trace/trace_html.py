@@ -30,6 +30,8 @@ BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
 
 LONGEST_NOTE = 600
 """Characters of a note that are shown: a path in it may be long."""
+_ROWS, _NOTES = 8, 3
+"""Ops by axis, and notes, that a trace's text has."""
 _TIMELINE_LANES, _TIMELINE_COLUMNS = 6, 96
 _TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE
 _STYLE = _TWIN_STYLE + drawings.STYLE
@@ -54,9 +56,13 @@ def trace_text(headline: Headline) -> str:
     lines += [
         f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
         f"{format_bytes(row['wire_bytes'])}"
-        for row in sent.head(8).iter_rows(named=True)
+        for row in sent.head(_ROWS).iter_rows(named=True)
     ]
-    lines += [f"  note: {html.plain(note, LONGEST_NOTE)}" for note in tables.info.notes[:3]]
+    if sent.height > _ROWS:
+        lines.append(f"  and {sent.height - _ROWS} more: trace.by_op(), trace.by_axis()")
+    lines += [f"  note: {html.plain(note, LONGEST_NOTE)}" for note in tables.info.notes[:_NOTES]]
+    if len(tables.info.notes) > _NOTES:
+        lines.append(f"  {format_count(len(tables.info.notes) - _NOTES, 'more note')}: trace.info.notes")
     return "\n".join(lines)
 
 

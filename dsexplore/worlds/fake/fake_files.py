@@ -6,6 +6,7 @@ pickled, as it holds its mode; so a ``TransformerEncoder``, an averaged model or
 * a copy is a clone, with what the program has put on the tensor;
 * ``torch.save`` writes a file of the same size whose values are a hole, which takes no space on the disk, and which
   ``torch.load`` reads on fake tensors; so does ``save_file`` of safetensors;
+* ``torch.from_file`` maps a file of the program's data, which is read as it is;
 * ``dcp.async_save`` returns once the checkpoint is written: two threads cannot use one mode of fake tensors at a time;
 * what is pickled otherwise, as objects sent to other ranks are, has shape, type and device.
 """
@@ -33,6 +34,7 @@ from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.serialization import skip_data
 
 from dsexplore.worlds.fake.fake_dispatch import entered
+from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.on_import import on_import
 from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
@@ -52,6 +54,7 @@ def patch_files(patches: Patches, remarks: Remarks) -> None:
     patches.attribute(StateDictStager, "_offload_tensor", _offloaded(StateDictStager._offload_tensor))
     patches.attribute(Writer, "execute_save", _finished(Writer.execute_save))
     patches.attribute(torch, "asarray", _of_storage(torch.asarray))
+    patches.attribute(torch, "from_file", outside_fake_mode(torch.from_file))
     on_import(patches, "safetensors.torch", partial(_patch_safetensors, remarks))
 
 

@@ -19,11 +19,12 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.worlds.fake.endless_loops import ENDED, Reads
-from dsexplore.worlds.fake.known_values import guess_of, known_of, whole_numbers
+from dsexplore.worlds.fake.known_values import forget, guess_of, is_unwritten, known_of, set_known, whole_numbers
 from dsexplore.worlds.remarks import Remarks, user_frames
 
 _aten = torch.ops.aten
 READ = "values of fake tensors were read, which have none: what they returned is invented"
+FILLED = "tensors that were not filled yet were made arrays, whose values are zero where the program writes none"
 SIZED = "sizes that depend on the values of fake tensors were guessed, evenly spread"
 
 
@@ -84,8 +85,18 @@ class Inventor:
         return int(size == 0) if self._is_other_answer(line, given is not None, False) else size
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """The array that ``tensor.numpy()`` returns: one value, seen at all places; it cannot be written."""
+        """The array that ``tensor.numpy()`` returns: one value, seen at all places, which cannot be written.
+
+        The array of a tensor that was not written to yet is memory for the program to fill, as ``file.readinto`` does,
+        zero until then: what it holds is known of the tensor from there on.
+        """
         known = known_of(tensor)
+        if known is None and is_unwritten(tensor):
+            self._remarks.say(FILLED)
+            with unset_fake_temporarily():
+                known = torch.zeros(tensor.shape, dtype=tensor.dtype)
+            forget(tensor)
+            set_known(tensor, known)
         with unset_fake_temporarily():
             if known is not None:
                 return known.numpy()

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 _KNOWN = "_dsexplore_known"
 _GUESS = "_dsexplore_guess"
+_UNWRITTEN = "_dsexplore_unwritten"
 LARGEST_KNOWN = 1 << 24
 """Elements of a tensor whose values are kept: the order of a large data set."""
 LARGEST_COMPUTED = 1 << 16
@@ -75,6 +76,17 @@ def set_guess(tensor: Any, mean: float, choices: int = 0) -> None:
         setattr(tensor, _GUESS, Guess(mean, choices))
 
 
+def set_unwritten(tensor: Any) -> None:
+    """Say that no op has written to a fake tensor yet, as to what ``torch.empty`` returns."""
+    if isinstance(tensor, FakeTensor):
+        setattr(tensor, _UNWRITTEN, True)
+
+
+def is_unwritten(tensor: Any) -> bool:
+    """Whether no op has written to a fake tensor, as far as there are rules."""
+    return hasattr(tensor, _UNWRITTEN)
+
+
 def is_noted(tensor: Any) -> bool:
     """Whether values were given, or a rule said what a typical element is."""
     return hasattr(tensor, _GUESS) or hasattr(tensor, _KNOWN)
@@ -82,7 +94,7 @@ def is_noted(tensor: Any) -> bool:
 
 def forget(tensor: Any) -> None:
     """Drop what was known of a tensor: its values are others now."""
-    for name in (_KNOWN, _GUESS):
+    for name in (_KNOWN, _GUESS, _UNWRITTEN):
         if hasattr(tensor, name):
             delattr(tensor, name)
 

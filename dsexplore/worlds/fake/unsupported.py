@@ -21,6 +21,8 @@ _NESTED = "pad the sequences to one length for this run"
 _TRACED = "leave it out for this run, as the module itself sends the same"
 _UNALLOCATED = "its data is not allocated yet"
 """A part of what torch raises where its C++ reads the memory of a fake tensor."""
+_WITHOUT_SHAPES = "fake impl"
+"""A part of what torch raises for an op that has no function for tensors without memory."""
 _SMALLER = "run a smaller model without --fake (fake=False)"
 
 
@@ -59,5 +61,10 @@ def _remedy_for(error: Exception) -> str:
         return (
             "torch reads the memory of tensors there, and fake tensors have none: in place of torch.tensor([a, b]) of "
             f"tensors write torch.stack([a, b]) or a.item(), else {_SMALLER}"
+        )
+    if _WITHOUT_SHAPES in str(error):
+        return (
+            "fake tensors need the shape of what this op returns: give it a function for that with "
+            f"torch.library.register_fake, or {_SMALLER}"
         )
     return ""

@@ -25,6 +25,7 @@ from dsexplore.worlds.fake.known_values import (
     set_guess,
     set_known,
     set_noted,
+    set_unwritten,
     whole_number,
 )
 
@@ -51,6 +52,8 @@ def _written_in_part(whole: FakeTensor, part: torch.Tensor) -> None:
         before, share = guess_of(whole).mean, part.numel() / max(whole.numel(), 1)
         forget(whole)
         set_guess(whole, before + (guess_of(part).mean - before) * min(share, 1.0))
+    else:
+        forget(whole)  # that nothing was written to it
 
 
 def _same(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -140,6 +143,10 @@ def _constant(value: float) -> Rule:
         set_guess(result, value)
 
     return rule
+
+
+def _unwritten(_func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
+    set_unwritten(result)
 
 
 def _lifted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
@@ -329,6 +336,7 @@ _RULES: dict[Any, Rule] = {
         _same,
     ),
     **dict.fromkeys(_overloads("lift_fresh", "lift_fresh_copy", "lift"), _lifted),
+    **dict.fromkeys([_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default], _unwritten),
     **dict.fromkeys([_aten.index.Tensor, _aten.index_select.default, _aten.gather.default], _taken),
     **dict.fromkeys(_overloads("arange", "linspace", "logspace", "randperm"), _given_values),
     **dict.fromkeys(_overloads("zeros", "zeros_like", "new_zeros", "zero_", "isnan", "isinf"), _constant(0.0)),

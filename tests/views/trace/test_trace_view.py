@@ -145,6 +145,18 @@ def test_a_deep_model_loses_its_depths_and_not_its_breadth(traces: ModuleType) -
     assert text.count("… 1 more, not drawn") == 8
 
 
+@pytest.mark.parametrize("left_out", [0, 1, 2])
+def test_what_the_text_leaves_out_is_counted(traces: ModuleType, left_out: int) -> None:
+    events = [traces.event("Net", i, axis=f"axis{i}", message_bytes=9 - i) for i in range(8 + left_out)]
+    notes = tuple(f"note {i}" for i in range(3 + left_out))
+    trace = Trace(Tables(traces.frame("events", events), info=TraceInfo(notes=notes)))
+    text = trace._repr_mimebundle_()["text/plain"]
+    assert [note for note in notes if note in text] == [*notes[:3]]
+    assert len(re.findall(r"^  all_reduce +axis", text, re.MULTILINE)) == 8
+    assert (f"and {left_out} more: trace.by_op(), trace.by_axis()" in text) is bool(left_out)
+    assert re.findall(r"(\d) more notes?: trace.info.notes", text) == ([str(left_out)] if left_out else [])
+
+
 @pytest.mark.parametrize("name", [HOSTILE, "x" * 10_000, "اسم", "\u202egnp.exe", "a\x00b", "日本語", "\"'&<>"])
 def test_names_are_text_wherever_they_appear(traces: ModuleType, name: str) -> None:
     trace = traces.of_names([name, "other"])

@@ -81,7 +81,9 @@ def test_groups_that_take_it(backend: str | None) -> None:
 
 def test_the_group_of_the_call_counts() -> None:
     with world("nccl"):
-        dist.all_reduce(torch.ones(2), group=dist.new_group(backend="gloo"))
+        gloo = dist.new_group(backend="gloo")
+        dist.all_reduce(torch.ones(2), group=gloo)
+        dist.all_gather([torch.ones(2) for _ in range(RANKS)], torch.ones(2), group=gloo)
         with pytest.raises(RuntimeError, match="No backend type"):
             dist.all_reduce(torch.ones(2), group=dist.new_group([0, 1]))
     with world(None):

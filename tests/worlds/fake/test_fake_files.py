@@ -151,6 +151,14 @@ class TestFiles:
         there = load_file(file, device=device)
         assert {name: each.device.type for name, each in there.items()} == {"a": device, "b": device}
 
+    def test_of_the_programs_data_are_read(self, device: str, tmp_path: Path) -> None:
+        file = tmp_path / "tokens.bin"
+        torch.arange(6, dtype=torch.int32).numpy(force=True).tofile(file)
+        header = torch.from_file(str(file), False, 4, dtype=torch.int32)
+        assert header.tolist() == [0, 1, 2, 3]
+        assert header.to(device).device.type == device
+        assert torch.empty(int(header[3]), device=device).shape == (3,)
+
     def test_of_a_module_with_safetensors(self, device: str, tmp_path: Path) -> None:
         file = str(tmp_path / "model.safetensors")
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(device)

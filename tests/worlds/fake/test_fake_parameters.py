@@ -56,6 +56,12 @@ def test_an_instance_of_the_programs_class(device: str) -> None:
         assert not Tagged(torch.ones(2), requires_grad=False).requires_grad
 
 
+def test_a_parameter_without_a_shape_is_converted_by_the_arguments_of_to() -> None:
+    with dsexplore.simulate(2, fake=True):
+        assert nn.LazyLinear(2).weight.to(torch.float16).dtype == torch.float16
+        assert nn.LazyBatchNorm1d().running_mean.to("cpu", torch.float16).dtype == torch.float16
+
+
 def test_what_is_not_a_parameter_of_a_fake_tensor_is_torchs() -> None:
     class Tensors(Tensor):
         pass

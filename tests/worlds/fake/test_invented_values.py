@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import dsexplore
 from dsexplore import cli
 from dsexplore.worlds.fake import endless_loops
-from dsexplore.worlds.fake.invented_values import READ, SIZED
+from dsexplore.worlds.fake.invented_values import FILLED, READ, SIZED
 from dsexplore.worlds.fake.known_values import known_of
 from dsexplore.worlds.simulate import simulate
 
@@ -265,6 +265,37 @@ class TestReads:
         scaler.update()
         assert (len(steps), scaler.get_scale()) == (1, 65536.0)
         torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(torch.randn(()))
+
+
+class TestMemoryToFill:
+    """Loaders read a file into the memory of a tensor that they made."""
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_has_what_was_read_into_it(self, device: str, tmp_path: Path) -> None:
+        file = tmp_path / "tokens.bin"
+        np.arange(2, 10, dtype=np.int32).tofile(file)
+        with simulate(4, fake=True, device=device), dsexplore.commtrace() as trace:
+            tokens = torch.empty(8, dtype=torch.int32, pin_memory=device == "cuda")
+            with file.open("rb", buffering=0) as opened:
+                assert opened.readinto(tokens.numpy()) == 8 * 4
+            assert tokens[2:4].tolist() == [4, 5]
+            assert tokens[1:].to(device, torch.int64)[0].item() == 3
+            (note,) = trace.info.notes
+            assert note.startswith(FILLED)
+            assert "test_invented_values.py:" in note
+            tokens.fill_(7)
+            assert tokens.tolist() == [7] * 8
+
+    def test_is_zero_where_nothing_is_written(self, fake: None) -> None:
+        tensor = torch.empty(3, 2)
+        tensor.numpy()[1, 1] = 5
+        assert tensor.tolist() == [[0, 0], [0, 5], [0, 0]]
+        assert torch.empty_like(tensor).numpy().tolist() == torch.empty(3, 2).new_empty(3, 2).numpy().tolist()
+
+    def test_is_none_of_what_an_op_wrote_to(self, fake: None) -> None:
+        for tensor in (torch.empty(2).normal_(), torch.empty(2), torch.empty(2) + 1):
+            tensor[:1].normal_()
+            assert tensor.numpy().tolist() == [1.0, 1.0]
 
 
 class Rows(Dataset[dict[str, Any]]):

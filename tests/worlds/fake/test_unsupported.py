@@ -13,6 +13,12 @@ from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
 
 
+@torch.library.custom_op("dsexplore_test_unsupported::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    """An op without a function for shapes."""
+    return x * 2
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -36,6 +42,7 @@ def test_what_has_no_form_on_fake_tensors_is_refused(call: Callable[[], object],
     [
         (lambda: torch.tensor([torch.ones(()), torch.ones(())]), "torch.stack"),
         (lambda: torch.unique_consecutive(torch.ones(4)), "aten.unique_consecutive"),
+        (lambda: double(torch.ones(2)), "torch.library.register_fake"),
     ],
 )
 def test_torchs_own_errors_get_a_remedy_once(
