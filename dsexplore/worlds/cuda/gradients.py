@@ -5,30 +5,27 @@ C++ makes them, so they carry no mark; a script may keep one, and compute with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
-from torch.distributed.tensor import DTensor
-from torch.utils.hooks import BackwardHook
 
 from dsexplore.worlds.cuda.device_marks import mark, marked
 from dsexplore.worlds.cuda.function_mode import StandInMode, handles
 from dsexplore.worlds.patches import Patches
 
 _DEVICE = "_dsexplore_gradients_device"
-"""The attribute of an autograd node, or of a module's hook, with the device of the gradients that it gets."""
+"""The attribute of an autograd node with the device of the gradients that it gets."""
 
 
 def patch_gradients(patches: Patches) -> None:
-    """Mark the gradients that backward functions of Python and full backward hooks of modules get."""
+    """Mark the gradients that backward functions of Python get, of which torch makes one for a module's hook, too."""
     apply = Function.apply.__func__  # type: ignore[attr-defined] # it is a class method
     run: Callable[..., Any] = BackwardCFunction.apply
     run_boxed: Callable[..., Any] = BackwardCFunction.apply_boxed
-    pack: Callable[..., Any] = BackwardHook._pack_with_none
 
     @wraps(apply)
     def applied(function: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -40,31 +37,16 @@ def patch_gradients(patches: Patches) -> None:
         return made
 
     def run_marked(node: BackwardCFunction, *gradients: Any) -> Any:
-        _mark_all(gradients, getattr(node, _DEVICE, None))
+        _mark(gradients, getattr(node, _DEVICE, None))
         return run(node, *gradients)
 
     def run_boxed_marked(node: BackwardCFunction, gradients: list[Any]) -> Any:
-        _mark_all(gradients, getattr(node, _DEVICE, None))
+        _mark(gradients, getattr(node, _DEVICE, None))
         return run_boxed(node, gradients)
-
-    def pack_marked(hook: BackwardHook, indices: Any, values: Any, size: int) -> Any:
-        _mark_all(values, getattr(hook, _DEVICE, None))
-        return pack(hook, indices, values, size)
 
     patches.attribute(Function, "apply", classmethod(applied))
     patches.attribute(BackwardCFunction, "apply", run_marked)
     patches.attribute(BackwardCFunction, "apply_boxed", run_boxed_marked)
-    patches.attribute(BackwardHook, "_pack_with_none", pack_marked)
-    for name in ("setup_input_hook", "setup_output_hook"):
-        patches.attribute(BackwardHook, name, _noting_device(getattr(BackwardHook, name)))
-
-
-def _noting_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    def set_up(hook: BackwardHook, args: Any) -> Any:
-        setattr(hook, _DEVICE, marked(args if isinstance(args, tuple) else (args,)))
-        return original(hook, args)
-
-    return set_up
 
 
 @handles(Tensor.register_hook)
@@ -74,15 +56,13 @@ def _register_hook(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: 
 
     @wraps(hook)
     def called(gradient: Any) -> Any:
-        _mark_all((gradient,), device)
+        _mark(gradient, device)
         return hook(gradient)
 
     return func(tensor, called)
 
 
-def _mark_all(gradients: Iterable[Any], device: torch.device | None) -> None:
-    """Put gradients on a CUDA device; DTensors are where their mesh is."""
+def _mark(gradients: Any, device: torch.device | None) -> None:
+    """Put a gradient, or a list or tuple of them, on a CUDA device."""
     if device is not None and device.type == "cuda":
-        for gradient in gradients:
-            if isinstance(gradient, Tensor) and not isinstance(gradient, DTensor):
-                mark(gradient, device)
+        mark(gradients, device)

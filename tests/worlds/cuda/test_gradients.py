@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.utils.hooks import BackwardHook
 
 import dsexplore
 
@@ -62,6 +61,37 @@ def test_full_backward_hooks_of_modules(x: Tensor) -> None:
     layer.register_full_backward_hook(lambda _, inputs, outputs: kept.extend((*inputs, *outputs)))
     layer(x).sum().backward()
     _check(kept, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_module_hooks_gradients_are_on_the_gpu_in_the_hook(x: Tensor, count: int) -> None:
+    class Sum(nn.Module):
+        def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+            return tuple(tensor * 2 for tensor in tensors)
+
+    layer, devices = Sum(), []
+    layer.register_full_backward_pre_hook(lambda _, outputs: devices.extend(each.device for each in outputs))
+    layer.register_full_backward_hook(lambda _, inputs, outputs: devices.extend(each.device for each in inputs))
+    sum(made.sum() for made in layer(*[x] * count)).backward()  # type: ignore[union-attr]
+    assert devices == [torch.device("cuda:0")] * 2 * count
+
+
+def test_a_backward_function_may_get_no_gradient(x: Tensor) -> None:
+    class Parted(Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:
+            ctx.set_materialize_grads(False)
+            return tensor * 2, tensor + 1
+
+        @staticmethod
+        def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> Tensor:
+            assert first is None
+            assert second is not None
+            assert second.device.type == "cuda"
+            return second * 2
+
+    Parted.apply(x)[1].sum().backward()
+    assert x.grad is not None
 
 
 class Doubled(Function):
@@ -132,7 +162,7 @@ def test_gradients_of_dtensors(x: Tensor) -> None:
 
 
 def _patched() -> tuple[Any, ...]:
-    return Function.apply, BackwardCFunction.apply, BackwardHook._pack_with_none, BackwardHook.setup_input_hook
+    return Function.apply, BackwardCFunction.apply, BackwardCFunction.apply_boxed
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -56,6 +56,16 @@ def test_an_instance_of_the_programs_class(device: str) -> None:
         assert not Tagged(torch.ones(2), requires_grad=False).requires_grad
 
 
+def test_a_plain_parameter_is_a_plain_fake_tensor() -> None:
+    with dsexplore.simulate(2, fake=True):
+        plain = nn.Parameter(torch.ones(2))
+        assert type(plain) is FakeTensor
+        assert plain.requires_grad
+        made = Tensor._make_subclass(nn.Parameter, torch.ones(2))
+        assert isinstance(made, FakeTensor)
+        assert not made.requires_grad
+
+
 def test_a_parameter_without_a_shape_is_converted_by_the_arguments_of_to() -> None:
     with dsexplore.simulate(2, fake=True):
         assert nn.LazyLinear(2).weight.to(torch.float16).dtype == torch.float16
