@@ -44,6 +44,7 @@ from dsexplore.worlds.fake import communicating_ops
 from dsexplore.worlds.fake.argument_keys import append_arguments
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
+from dsexplore.worlds.fake.known_values import set_written
 from dsexplore.worlds.fake.own_entries import can_have_entry, entry_of
 from dsexplore.worlds.fake.real_integers import RealIntegers
 from dsexplore.worlds.fake.value_rules import note
@@ -244,10 +245,11 @@ class SimulationMode(FakeTensorMode):
     def _filled(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of a collective that writes into fake tensors, and returns these and its work."""
         result = self._on_meta(func, args, kwargs)
+        flat: Any = pytree.arg_tree_leaves(*args, **kwargs)
+        set_written(flat)
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if self._are_plain(made):
             return result
-        flat: Any = pytree.arg_tree_leaves(*args, **kwargs)
         return self.wrap_meta_outputs_with_default_device_logic(result, func, flat, device=None)  # type: ignore[arg-type]
 
     def _entry(

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,13 @@ def set_unwritten(tensor: Any) -> None:
     """Say that no op has written to a fake tensor yet, as to what ``torch.empty`` returns."""
     if isinstance(tensor, FakeTensor):
         setattr(tensor, _UNWRITTEN, True)
+
+
+def set_written(tensors: Iterable[Any]) -> None:
+    """Say that an op has written to tensors, or may have; what else is known of them stays."""
+    for tensor in tensors:
+        if hasattr(tensor, _UNWRITTEN):
+            delattr(tensor, _UNWRITTEN)
 
 
 def is_unwritten(tensor: Any) -> bool:

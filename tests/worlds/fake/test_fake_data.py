@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
@@ -67,6 +68,4 @@ def test_what_ddp_sends_of_it(fake: bool) -> None:
 def test_torch_is_left_as_it_was() -> None:
     with dsexplore.simulate(2, fake=True):
         pass
-    from torch._subclasses.fake_tensor import FakeTensor
-
     assert "data" not in vars(FakeTensor)

@@ -292,6 +292,11 @@ class TestMemoryToFill:
         assert tensor.tolist() == [[0, 0], [0, 5], [0, 0]]
         assert torch.empty_like(tensor).numpy().tolist() == torch.empty(3, 2).new_empty(3, 2).numpy().tolist()
 
+    def test_is_none_of_what_was_received(self, fake: None) -> None:
+        tensor = torch.empty(2)
+        dist.broadcast(tensor, 0)
+        assert tensor.numpy().tolist() == [1.0, 1.0]
+
     def test_is_none_of_what_an_op_wrote_to(self, fake: None) -> None:
         for tensor in (torch.empty(2).normal_(), torch.empty(2), torch.empty(2) + 1):
             tensor[:1].normal_()
