@@ -29,6 +29,7 @@ FLOORS = (
         "progress",
         "saved_json",
         "signatures",
+        "torch_internals",
         "tracebacks",
         "unloaded_magic",
     },

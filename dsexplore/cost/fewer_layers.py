@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from dsexplore.capture.held_storage import Held, Use
 from dsexplore.capture.kernel_recording import KernelRecording
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers, is_like, passed_on
 
 Way = Literal["forward", "backward", "reduce"]

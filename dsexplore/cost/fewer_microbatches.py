@@ -18,7 +18,7 @@ import torch
 from torch.distributed.pipelining import Schedule1F1B
 from torch.utils._pytree import tree_map_only
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 WARM_UP = 4
 """How many forwards of the warm-up are performed: the first, which gathers parameters, two that are alike, and the

@@ -18,6 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -34,6 +35,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.torch_internals.patches import Parts, Patches, When, install_all
 from dsexplore.units import format_count
 from dsexplore.user_warnings import naming_the_user
 from dsexplore.worlds.fake import fake_files, fake_tensors
@@ -48,7 +50,7 @@ from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.fake.real_integers import patch_integers
 from dsexplore.worlds.fake.transformers_masks import patch_masks
 from dsexplore.worlds.fake.unsupported import explained, patch_unsupported
-from dsexplore.worlds.patches import Patches
+from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.spawned import patch_processes, patch_spawn
 from dsexplore.worlds.simulated import closed
@@ -187,6 +189,7 @@ class World:
                 f"device {self.device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in"
             )
         self.target = check_target("cuda" if settings.target is None else settings.target)
+        self._settings = replace(settings, world_size=self.size, ranks_per_node=self.ranks_per_node, target=self.target)
         self.remarks = Remarks()
         self.stage_shapes = StageShapes()
         self.shared_objects = SharedObjects()
@@ -222,6 +225,9 @@ class World:
         self._exit.enter_context(environment(launcher_variables(self.rank, self.size, self.ranks_per_node)))
         patches = Patches()
         self._exit.callback(patches.undo)
+        self._parts = Parts(
+            self._settings, self.remarks, self.stage_shapes, self.shared_objects, self._inventor, self._watch
+        )
         backend = "nccl" if self.device == "cuda" else "fake"
         self._set_up_calls = set_up_calls = SetUpCalls(patches, self.size, self.rank, str(self), backend)
         self._patch(patches)
@@ -305,6 +311,16 @@ class World:
         patch_deepspeed_checks(patches)
         patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
         patch_processes(patches, lambda: setattr(self, "_started_processes", True))
+        for sentence in install_all(TABLE, self._conditions(), patches, self._parts):
+            self.remarks.say(sentence)
+
+    def _conditions(self) -> set[When]:
+        conditions: set[When] = {"always"}
+        if self.fake:
+            conditions.add("fake")
+        if self.target == "cuda":
+            conditions.add("cuda traffic")
+        return conditions
 
     @contextmanager
     def _cuda(self, backend_of: Callable[[dist.ProcessGroup | None], str | None]) -> Iterator[None]:

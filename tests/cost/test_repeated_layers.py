@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.cost import repeated_layers as layers_module
 from dsexplore.cost.traced_rank import trace_rank
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.trace.tables import Tables
-from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
 from tests.cost.same_tables import same

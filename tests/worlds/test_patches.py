@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.simulate import simulate
 
 Change = tuple[str, Callable[..., Any], Callable[..., Any]]

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import mark
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.patches import Patches
 
 
 def patch_block_masks(mode: StandInMode, patches: Patches, module: ModuleType) -> None:

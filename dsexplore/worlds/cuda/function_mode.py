@@ -23,10 +23,10 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import CPU, PLAIN, device_of, mark, mark_parts, marked
 from dsexplore.worlds.cuda.mixed_devices import refuse_mixed
 from dsexplore.worlds.fake.fake_lists import with_numbers
-from dsexplore.worlds.patches import Patches
 
 Handler = Callable[["StandInMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 _HANDLERS: dict[Any, Handler] = {}

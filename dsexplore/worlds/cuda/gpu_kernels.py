@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import mark
 from dsexplore.worlds.cuda.function_mode import StandInMode, handles
-from dsexplore.worlds.patches import Patches
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 

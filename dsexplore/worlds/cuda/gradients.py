@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import mark, marked
 from dsexplore.worlds.cuda.function_mode import StandInMode, handles
-from dsexplore.worlds.patches import Patches
 
 _DEVICE = "_dsexplore_gradients_device"
 """The attribute of an autograd node with the device of the gradients that it gets."""

@@ -22,10 +22,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, _op_schema
 from torch.distributed.tensor.parallel import _data_parallel_utils
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import CPU, mark, marked
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
-from dsexplore.worlds.patches import Patches
 
 
 class BarrierOptions(c10d.BarrierOptions):

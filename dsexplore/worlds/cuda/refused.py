@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -18,8 +19,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 
 GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
 KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
@@ -63,8 +64,8 @@ def patch_refused(patches: Patches) -> None:
     patches.function(nn.parallel.data_parallel, lambda _original: _DATA_PARALLEL)
     patches.function(torch.compile, _leave_out_compiler)
     patches.function(torch.nn.attention._sdpa_kernel, _with_math)
-    on_import(patches, "torch.utils.cpp_extension", _refuse_extensions)
-    on_import(patches, "triton.runtime.jit", _refuse_kernels)
+    on_import(patches, "torch.utils.cpp_extension", partial(_refuse_extensions, patches))
+    on_import(patches, "triton.runtime.jit", partial(_refuse_kernels, patches))
 
 
 class _Refused(type):

@@ -15,8 +15,8 @@ import torch
 import torch.cuda
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.fake_dispatch import entered
-from dsexplore.worlds.patches import Patches
 
 STATE_BYTES = 16
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from dsexplore.torch_internals.patches import Patches, is_jump
 from dsexplore.worlds.cuda.device_marks import PLAIN
 from dsexplore.worlds.cuda.mixed_devices import is_device_unsure
-from dsexplore.worlds.patches import Patches, is_jump
 
 NCCL_ALONE = frozenset(("nccl", "cuda:nccl"))
 """Names of backends with which a group sends no tensor that is on the CPU."""

@@ -9,6 +9,8 @@ from importlib import import_module
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.autocast import patch_autocast
 from dsexplore.worlds.cuda.device_marks import patch_marks
 from dsexplore.worlds.cuda.flex_masks import patch_block_masks
@@ -28,8 +30,6 @@ from dsexplore.worlds.cuda.tensors import (
 )
 from dsexplore.worlds.cuda.torch_cuda import Devices, patch_torch_cuda
 from dsexplore.worlds.cuda.torch_load import patch_files
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
 
 _open: Gpu | None = None
 
@@ -99,7 +99,7 @@ def _stand_in(patches: Patches, gpu: Gpu, count: int, local_rank: int) -> None:
     patch_groups(patches, mode)
     patch_kernels(patches)
     patch_refused(patches)
-    on_import(patches, "torch.nn.attention.flex_attention", partial(patch_block_masks, mode))
+    on_import(patches, "torch.nn.attention.flex_attention", partial(patch_block_masks, mode, patches))
     patch_backward(patches, mode)
     patch_gradients(patches)
     patch_threads(patches, mode)

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _foreach_utils, checkpoint
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import CPU, device_of, mark, mark_parts
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.patches import Patches
 
 
 def patch_tensors(patches: Patches) -> None:

@@ -17,11 +17,11 @@ import torch.cuda.nvtx
 import torch.cuda.streams
 
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.gpu import Gpu
 from dsexplore.worlds.cuda.gpu_memory import Memory
 from dsexplore.worlds.cuda.rng import patch_generators
 from dsexplore.worlds.cuda.streams import CUDA_DEVICE_TYPE, Event, Stream
-from dsexplore.worlds.patches import Patches
 
 CUDA = torch.device("cuda")
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, serialization
 from torch.storage import _StorageBase as StorageBase
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.device_marks import ATTRIBUTE, mark
 from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.patches import Patches
 
 LOCATION = re.compile(r"cuda(:\d+)?$")
 

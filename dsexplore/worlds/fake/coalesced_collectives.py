@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FakeWork
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _OPS = (
     "allreduce_coalesced_",

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.known_values import noted, set_noted
-from dsexplore.worlds.patches import Patches
 
 
 def patch_data(patches: Patches) -> None:

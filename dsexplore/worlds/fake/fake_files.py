@@ -33,10 +33,10 @@ from torch.distributed.checkpoint._async_thread_executor import _ThreadBasedAsyn
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.serialization import skip_data
 
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 
 _CHUNK = 1 << 20
@@ -55,7 +55,7 @@ def patch_files(patches: Patches, remarks: Remarks) -> None:
     patches.attribute(Writer, "execute_save", _finished(Writer.execute_save))
     patches.attribute(torch, "asarray", _of_storage(torch.asarray))
     patches.attribute(torch, "from_file", outside_fake_mode(torch.from_file))
-    on_import(patches, "safetensors.torch", partial(_patch_safetensors, remarks))
+    on_import(patches, "safetensors.torch", partial(_patch_safetensors, remarks, patches))
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in torch's stubs
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 
 def patch_parameters(patches: Patches) -> None:

@@ -34,8 +34,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils.data import DataLoader
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _aten = torch.ops.aten
 _ATTENTION = _aten.scaled_dot_product_attention.default

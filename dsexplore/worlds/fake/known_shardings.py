@@ -20,8 +20,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.argument_keys import append_arguments
-from dsexplore.worlds.patches import Patches
 
 _FUNCTION = "propagate_op_sharding_non_cached"
 _RULES = ("op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_rules")

@@ -25,7 +25,7 @@ from torch._guards import active_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _FACTORIES = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default})
 _INTEGERS = frozenset({torch.int32, torch.int64})

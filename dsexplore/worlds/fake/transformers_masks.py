@@ -9,17 +9,18 @@ token is, which is invented, and said.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 
 _MODULE = "transformers.utils.import_utils"
 
 
 def patch_masks(patches: Patches) -> None:
     """transformers takes fake tensors for real ones, now or as soon as it is imported."""
-    on_import(patches, _MODULE, _patch)
+    on_import(patches, _MODULE, partial(_patch, patches))
 
 
 def _patch(patches: Patches, module: ModuleType) -> None:

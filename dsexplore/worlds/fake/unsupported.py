@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _NESTED = "pad the sequences to one length for this run"
 _TRACED = "leave it out for this run, as the module itself sends the same"

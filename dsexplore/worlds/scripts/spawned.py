@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 
 _spawning = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing has a function of that name

@@ -21,7 +21,7 @@ from torch.distributed._state_dict_utils import _TensorInfo
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 

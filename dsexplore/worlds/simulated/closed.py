@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from dsexplore.errors import ClosedWorldError
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 GROUP_NAME = "simulated world {number}, group {name}"
 """How groups of simulated worlds are named: no two worlds share a name, and torch's errors quote it."""

@@ -8,19 +8,19 @@ program.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 
 _CHECKS = ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
 
 
 def patch_deepspeed_checks(patches: Patches) -> None:
     """Any rank sends in these checks what it holds, as rank 0 does, from now on or as soon as DeepSpeed is imported."""
-    on_import(patches, "deepspeed.runtime.zero.utils", _patch)
+    on_import(patches, "deepspeed.runtime.zero.utils", partial(_patch, patches))
 
 
 def _patch(patches: Patches, module: ModuleType) -> None:

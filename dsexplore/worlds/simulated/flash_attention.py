@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _aten = torch.ops.aten
 _ON_CPU = _aten._scaled_dot_product_flash_attention_for_cpu.default

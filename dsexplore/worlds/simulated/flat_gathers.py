@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _GATHERS = ("_allgather_base", "all_gather_single")
 """Methods of ``ProcessGroup`` that gather into one tensor: the whole comes before the part."""

@@ -7,15 +7,16 @@ memory.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 
 
 def patch_flex_attention(patches: Patches) -> None:
     """``flex_attention`` compiles nothing by itself from now on, now or as soon as it is imported."""
-    on_import(patches, "torch.nn.attention.flex_attention", _patch)
+    on_import(patches, "torch.nn.attention.flex_attention", partial(_patch, patches))
 
 
 def _patch(patches: Patches, module: ModuleType) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import _optim_utils as optim_utils
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 
 def patch_fsdp1_optimizers(patches: Patches) -> None:

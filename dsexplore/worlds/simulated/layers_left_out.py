@@ -32,8 +32,8 @@ from torch.distributed.tensor import DTensor
 
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.repeated_parts import Part, hold_instead, more_calls, watched
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.fake_dispatch import entered
-from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.alike_layers import FIRST, Stretch, alike_layers, is_like, passed_on
 from dsexplore.worlds.simulated.layer_periods import (
     LayerMark,

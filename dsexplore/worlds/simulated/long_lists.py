@@ -16,7 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _FUNCTION = "propagate_op_sharding_non_cached"
 _PLACE_BY_PLACE = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")

@@ -24,7 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.received_values import Received
 from dsexplore.worlds.simulated.shared_objects import SharedObjects

@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _METHOD = "_init_one_process_group"
 _ARGUMENTS = ["sub_layout", "rank_map", "dim_name", "backend_override"]

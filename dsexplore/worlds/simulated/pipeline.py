@@ -30,7 +30,7 @@ from torch.distributed.pipelining._utils import InferenceMode, _StageBackwardMet
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from dsexplore.capture.repeated_parts import Part, can_repeat
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.simulated.layers_left_out import LayersLeftOut, NotAlike
 
 _LEAST_FORWARDS = 4

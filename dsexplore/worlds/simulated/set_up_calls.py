@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
-from dsexplore.worlds.patches import Patches
 
 _KNOW_THE_SIMULATION = (
     "dsexplore.capture",

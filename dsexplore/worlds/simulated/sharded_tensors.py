@@ -15,7 +15,7 @@ from torch.distributed._shard.sharded_tensor import utils
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
 from torch.distributed.remote_device import _remote_device
 
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 
 def patch_sharded_tensors(patches: Patches) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 
 _FREE_PORT = 29_400
 """The port of a store that asks for any free one."""

@@ -51,8 +51,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_start_up
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode
-from dsexplore.worlds.patches import Patches
 from dsexplore.worlds.simulated.flash_attention import patch_attention
 from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
 

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsexplore.worlds.on_import import on_import
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.on_import import on_import
+from dsexplore.torch_internals.patches import Patches
 
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 
 
 def patch_zero_optimizers(patches: Patches) -> None:
     """Make ``consolidate_state_dict`` find a state for each rank."""
-    on_import(patches, _ZERO, _patch)
+    on_import(patches, _ZERO, partial(_patch, patches))
 
 
 def _patch(patches: Patches, module: ModuleType) -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.cuda.refused import EAGER, on_import, refuse
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in
-from dsexplore.worlds.patches import Patches
 
 
 def load_extension() -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.simulated import long_lists
 
 EXPAND = sharding_utils.expand_to_full_mesh_op_strategy

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dsexplore
-from dsexplore.worlds.patches import Patches
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
 
 

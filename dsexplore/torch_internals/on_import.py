@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Protocol
 
-from dsexplore.worlds.patches import Patches
+
+class HasCallback(Protocol):
+    """Whatever calls functions when it is undone or left."""
+
+    def callback(self, function: Callable[..., object], /, *args: object) -> object:
+        """Call that function with those arguments when this is undone or left."""
 
 
 class _Finder(MetaPathFinder):
     """Changes one module as soon as it is imported."""
 
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, change: Callable[[ModuleType], object]) -> None:
         self._name, self._change = name, change
 
     def find_spec(
@@ -32,7 +38,7 @@ class _Finder(MetaPathFinder):
 
 
 class _ChangingLoader(Loader):
-    def __init__(self, loader: Loader, change: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, change: Callable[[ModuleType], object]) -> None:
         self._loader, self._change = loader, change
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -48,11 +54,17 @@ class _ChangingLoader(Loader):
         self._change(module)
 
 
-def on_import(patches: Patches, name: str, change: Callable[[Patches, ModuleType], None]) -> None:
-    """Change a module now if it is imported already, else as soon as it is; undone with the patches."""
+def on_import(undone: HasCallback, name: str, change: Callable[[ModuleType], object]) -> None:
+    """Change a module now if it is imported already, else as soon as it is.
+
+    Args:
+        undone: gets the call that stops waiting for the import (`Patches`, `contextlib.ExitStack`).
+        name: the module's dotted name.
+        change: called with the module once it has been executed.
+    """
     if name in sys.modules:
-        change(patches, sys.modules[name])
+        change(sys.modules[name])
         return
-    finder = _Finder(name, lambda module: change(patches, module))
+    finder = _Finder(name, change)
     sys.meta_path.insert(0, finder)
-    patches.callback(sys.meta_path.remove, finder)
+    undone.callback(sys.meta_path.remove, finder)
