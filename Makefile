@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package notebooks frameworks mutants measure clean
+.PHONY: help lab test check package notebooks frameworks versions canary mutants measure clean
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
@@ -17,6 +17,8 @@ help:
 	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
 	@echo "make frameworks run the scripts of other people's frameworks, in an environment of their own, and write docs/frameworks.md"
+	@echo "make versions   run the tests on other versions of torch, TORCH=\"2.9.1 2.15.0\", each in an environment of its own"
+	@echo "make canary     list which names of torch the installed version lacks or has changed"
 	@echo "make mutants    change the package in one place at a time, and list what no test notices; ARGS=--help"
 	@echo "make measure    print how much the two commands download, and how long their set-up takes"
 	@echo "make clean      remove what these made, $(VENV) included"
@@ -49,6 +51,15 @@ notebooks: $(VENV)/.test
 # Their versions and ours may conflict one day, and they are many megabytes: an environment of their own.
 frameworks: $(VENV)-frameworks/.made
 	DSEXPLORE_FRAMEWORKS=1 TORCH_CPP_LOG_LEVEL=ERROR $(VENV)-frameworks/bin/python -m pytest tests/frameworks $(ARGS)
+
+# The newest torch that is tested, unless the command line names others; its tests need no browser and no notebooks.
+TORCH ?= $(shell sed -n 's/^torch==//p' tests/requirements-newest-torch.txt)
+
+versions:
+	$(PYTHON) tests/run_versions.py --torch $(TORCH) $(ARGS)
+
+canary: $(VENV)/.test
+	$(BIN)/python -m dsexplore.torch_internals $(ARGS)
 
 # The tool stays out of the environment that the tests run in: it needs none of ours, and they none of its.
 mutants: $(VENV)/.test $(BUILD)/mutants/tool/.made

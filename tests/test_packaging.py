@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dsexplore
+from dsexplore.torch_internals import names
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,13 +54,22 @@ def test_constraints_fit_every_declared_range() -> None:
             assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
 
 
-def test_the_declared_torch_is_the_tested_one() -> None:
+def test_the_declared_range_of_torch_is_the_tested_one() -> None:
     (declared,) = [r for r in DEPENDENCIES if r.name == "torch"]
-    tested = Version(Version(torch.__version__).base_version)
-    assert tested == pins()["torch"]
-    assert tested in declared.specifier
-    assert [bound.operator for bound in declared.specifier] == [">="], "a floor that is tested, and no cap"
-    assert Version(f"{tested.major}.{tested.minor - 1}.0") not in declared.specifier
+    assert Version(Version(torch.__version__).base_version) == pins()["torch"]
+    assert pins()["torch"] in declared.specifier
+    assert str(declared.specifier) == f">={names.OLDEST}", "a floor that is tested, and no cap"
+    (newest,) = (ROOT / "tests" / "requirements-newest-torch.txt").read_text().splitlines()[1:]
+    assert newest.startswith(f"torch=={names.NEWEST}.")
+    table = (ROOT / "docs" / "versions.md").read_text()
+    for tested in (names.OLDEST, f"{pins()['torch']}", names.NEWEST):
+        assert f"| {tested}" in table, f"make versions TORCH={tested}: docs/versions.md has no row of it"
+
+
+def test_pip_takes_each_python_that_is_declared() -> None:
+    declared = {line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line}
+    assert {"3.11", "3.12", "3.13"} <= declared
+    assert PROJECT["requires-python"] == ">=3.11"
 
 
 def test_everything_installed_for_the_tests_is_pinned() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import torch
@@ -83,17 +84,18 @@ class TorchName:
             return missing(self.path)
 
 
-def internal(path: str, *, since: str = OLDEST, until: str | None = None) -> Any:
+def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherwise: Any = None) -> Any:
     """Return a name of torch that is not public.
 
     Args:
         path: module and attribute, ``"torch.nn:Module._apply"``; a module alone where nothing follows it.
         since: first minor version of torch that has it.
         until: last minor version of torch that has it; None where the newest has it.
+        otherwise: what stands for it where the installed torch has no such name.
 
     Returns:
-        The object. Where the installed torch has no such name, a class that no object is an instance of, and which
-        raises `UsageError` when it is called or one of its attributes is read.
+        The object. Where the installed torch has no such name, ``otherwise``; without that a class that no object is
+        an instance of, and which raises `UsageError` when it is called or one of its attributes is read.
 
     Example:
         >>> internal("torch._C:_current_graph_task_id")()
@@ -101,7 +103,8 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None) -> Any
         >>> isinstance(3, internal("torch._C:_NotThere"))
         False
     """
-    return TorchName(path, since=since, until=until).get()
+    found = TorchName(path, since=since, until=until).get()
+    return found if otherwise is None or is_there(found) else otherwise
 
 
 def is_there(found: Any) -> bool:
@@ -112,7 +115,7 @@ def is_there(found: Any) -> bool:
 def minor_version(version: str) -> tuple[int, int]:
     """Return major and minor version: ``(2, 13)`` for ``"2.13.0+cpu"``."""
     major, minor, *_ = version.split(".")
-    return int(major), int("".join(digit for digit in minor if digit.isdigit()))
+    return int(major), int("".join(takewhile(str.isdigit, minor)))
 
 
 def torch_at_least(version: str) -> bool:

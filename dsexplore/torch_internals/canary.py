@@ -1,0 +1,146 @@
+"""The canary: which names of the door an installed torch lacks, and which of its functions take other arguments.
+
+Run it first when a new torch comes out: ``python -m dsexplore.torch_internals`` takes seconds. What a function takes on
+the versions that were tested stands in ``signatures.json``; ``--record`` adds the installed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Literal
+
+import torch
+
+from dsexplore import torch_internals
+from dsexplore.torch_internals.names import TorchName, is_there, known_names, minor_version
+
+SIGNATURES = Path(__file__).with_name("signatures.json")
+NOT_SUBJECTS = {"canary", "__main__"}
+
+Signatures = dict[str, dict[str, str]]
+"""By minor version of torch, by name: the arguments of each name that is a Python function."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A name with which the installed torch differs from what the door expects.
+
+    Attributes:
+        path: module and attribute.
+        kind: ``"missing"``: not there, in a version that should have it; ``"unexpected"``: there, in a version that
+            should not; ``"signature"``: a Python function that takes other arguments than in a tested version.
+        expected: the versions that have it, or the arguments that it took.
+        installed: the arguments that it takes; empty for names.
+    """
+
+    path: str
+    kind: Literal["missing", "unexpected", "signature"]
+    expected: str
+    installed: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "signature":
+            return f"signature   {self.path}{self.installed}, was {self.expected}"
+        return f"{self.kind:11} {self.path}, expected in torch {self.expected}"
+
+
+def load_door() -> list[TorchName]:
+    """Import every module of the door, and return all names of torch that it knows."""
+    for module in iter_modules(torch_internals.__path__):
+        if module.name not in NOT_SUBJECTS:
+            import_module(f"{torch_internals.__name__}.{module.name}")
+    return [name for name in known_names.values() if name.is_torchs]
+
+
+def differences(names: list[TorchName], recorded: Signatures) -> list[Difference]:
+    """Return where the installed torch differs from what the door expects of it.
+
+    Args:
+        names: names of the door.
+        recorded: what functions took on tested versions.
+
+    Returns:
+        The differences, in the order of the names.
+    """
+    tested = nearest(recorded)
+    found = []
+    for name in names:
+        value = name.get()
+        versions = f"{name.since} to {name.until or 'the newest'}"
+        if is_there(value) != name.is_expected:
+            found.append(Difference(name.path, "unexpected" if is_there(value) else "missing", versions))
+        elif is_there(value) and (expected := recorded.get(tested, {}).get(name.path)):
+            installed = arguments(value)
+            if installed and installed != expected:
+                found.append(Difference(name.path, "signature", f"{expected} in torch {tested}", installed))
+    return found
+
+
+def arguments(function: Any) -> str:
+    """Return the names of a Python function's arguments, ``"(self, module, *, recurse=)"``; empty for anything else."""
+    if isinstance(function, (classmethod, staticmethod)):
+        function = function.__func__
+    if not inspect.isfunction(function) and not inspect.ismethod(function):
+        return ""
+    bare = [
+        parameter.replace(annotation=parameter.empty, default=parameter.empty)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+    return str(inspect.Signature(bare))
+
+
+def nearest(recorded: Signatures) -> str:
+    """Return the newest recorded minor version that is not newer than the installed torch, else the oldest."""
+    installed = minor_version(torch.__version__)
+    versions = sorted(recorded, key=minor_version)
+    older = [version for version in versions if minor_version(version) <= installed]
+    return (older or versions or [""])[-1 if older else 0]
+
+
+def read_signatures() -> Signatures:
+    """Return what functions took on tested versions."""
+    if not SIGNATURES.exists():
+        return {}
+    loaded: Signatures = json.loads(SIGNATURES.read_text(encoding="utf-8"))
+    return loaded
+
+
+def record(names: list[TorchName], recorded: Signatures) -> Signatures:
+    """Return the recorded signatures with those of the installed torch in the place of its minor version."""
+    installed = ".".join(map(str, minor_version(torch.__version__)))
+    taken = {name.path: arguments(value) for name in names if is_there(value := name.get())}
+    taken = {path: text for path, text in sorted(taken.items()) if text}
+    return dict(sorted({**recorded, installed: taken}.items(), key=lambda pair: minor_version(pair[0])))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print how the installed torch differs, and return the exit status: 1 where something is missing or changed."""
+    parser = argparse.ArgumentParser(prog="python -m dsexplore.torch_internals", description=__doc__)
+    parser.add_argument("--record", action="store_true", help="keep what functions take on the installed torch")
+    parser.add_argument(
+        "--names", action="store_true", help="list all names of the door, with the versions that have them"
+    )
+    options = parser.parse_args(argv)
+    names = load_door()
+    if options.names:
+        for name in sorted(names, key=lambda each: each.path):
+            print(f"{name.path}  {name.since} to {name.until or 'the newest'}")
+    recorded = read_signatures()
+    if options.record:
+        recorded = record(names, recorded)
+        SIGNATURES.write_text(json.dumps(recorded, indent=1, sort_keys=False) + "\n", encoding="utf-8")
+    different = differences(names, recorded)
+    for difference in different:
+        print(difference)
+    print(
+        f"torch {torch.__version__}: {len(names)} names, {sum(each.kind == 'missing' for each in different)} missing, "
+        f"{sum(each.kind == 'unexpected' for each in different)} unexpected, "
+        f"{sum(each.kind == 'signature' for each in different)} with other arguments than in torch {nearest(recorded)}"
+    )
+    return 1 if different else 0

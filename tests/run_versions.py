@@ -1,0 +1,132 @@
+"""Run the tests on several versions of torch, each in an environment of its own, and print a table.
+
+``make versions TORCH="2.9.1 2.15.0"`` does this. Left out are the tests that say least of torch and cost most: of the
+browser, the notebooks, other people's frameworks and the packaging, which `make test` and `make frameworks` run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = ("tests/browser", "tests/frameworks", "tests/test_packaging.py")
+TABLE = re.compile(r"<!-- table -->.*<!-- end of table -->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the tests said of one version of torch.
+
+    Attributes:
+        torch: the version that was installed.
+        python: the minor version of Python.
+        passed: number of tests that passed.
+        failed: number of tests that failed, errors in fixtures included.
+        skipped: number of tests that were skipped, by their reason.
+        status: pytest's exit status.
+    """
+
+    torch: str
+    python: str
+    passed: int
+    failed: int
+    skipped: Counter[str]
+    status: int
+
+    def row(self) -> str:
+        """Return the row of the table."""
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in self.skipped.most_common()) or "none"
+        return (
+            f"| {self.torch} | {self.python} | {self.passed:,} | {self.failed} | {self.skipped.total()} | {reasons} |"
+        )
+
+
+def constraints(torch: str) -> str:
+    """Return the constraints of this release for another version of torch."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return "\n".join([*(line for line in lines if not line.startswith("torch==")), f"torch=={torch}"]) + "\n"
+
+
+def environment(torch: str, python: str, folder: Path) -> Path:
+    """Return the Python of an environment with that version of torch, made where there is none yet."""
+    home = folder / f"torch-{torch}-{Path(python).name}"
+    interpreter, made = home / "bin" / "python", home / ".made"
+    if not made.exists():
+        subprocess.run([python, "-m", "venv", "--clear", str(home)], check=True)
+        pins = home / "constraints.txt"
+        pins.write_text(constraints(torch), encoding="utf-8")
+        install = [str(interpreter), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+        subprocess.run([*install, "--constraint", str(pins), "--editable", f"{ROOT}[test,ranks]"], check=True)
+        made.touch()
+    return interpreter
+
+
+def run(interpreter: Path, torch: str, arguments: list[str]) -> Result:
+    """Run the tests with that Python, and return what they said."""
+    report = interpreter.parents[1] / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [str(interpreter), "-m", "pytest", "-m", "not browser", f"--junit-xml={report}", "-q"]
+    command += [f"--ignore={path}" for path in LEFT_OUT]
+    command += ["--numprocesses", "2", "--dist", "loadfile", *(arguments or ["tests"])]
+    finished = subprocess.run(command, cwd=ROOT, env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}, check=False)
+    version = "import sys, torch; print(torch.__version__.split('+')[0], '%d.%d' % sys.version_info[:2])"
+    printed = subprocess.run([str(interpreter), "-c", version], check=True, capture_output=True, text=True).stdout
+    installed, python = printed.split()
+    assert installed == torch, f"torch {installed} was installed, not {torch}"
+    return read_report(report, torch, python, finished.returncode)
+
+
+def read_report(report: Path, torch: str, python: str, status: int) -> Result:
+    """Return the result that pytest wrote as JUnit's XML."""
+    passed, failed, skipped = 0, 0, Counter[str]()
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag: child for child in case}
+        if {"failure", "error"} & kinds.keys():
+            failed += 1
+        elif "skipped" in kinds:
+            skipped[kinds["skipped"].get("message") or "no reason given"] += 1
+        else:
+            passed += 1
+    return Result(torch, python, passed, failed, skipped, status)
+
+
+def table(results: list[Result]) -> str:
+    """Return the table as Markdown."""
+    head = ["| torch | Python | passed | failed | skipped | why skipped |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *(result.row() for result in results)])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the tests on all versions that the command line names, print the table, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", nargs="+", required=True, help="versions of torch: 2.9.1 2.15.0")
+    parser.add_argument("--python", default=sys.executable, help="the Python that the environments are made with")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "versions", help="where the environments are kept"
+    )
+    parser.add_argument("--write", type=Path, help="a document whose table is written anew")
+    parser.add_argument("tests", nargs="*", help="tests to run, and pytest's options after --; all where left out")
+    options = parser.parse_args(argv)
+    results = []
+    for torch in options.torch:
+        results.append(run(environment(torch, options.python, options.folder), torch, options.tests))
+    made = table(results)
+    if options.write:
+        text = options.write.read_text(encoding="utf-8")
+        options.write.write_text(TABLE.sub(f"<!-- table -->\n{made}\n<!-- end of table -->", text), encoding="utf-8")
+    print(made)
+    for result in results:
+        print(f"torch {result.torch}: {result.passed} passed, {result.failed} failed, {result.skipped.total()} skipped")
+    return int(any(result.status for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The table of tested versions, which `run_versions.py` makes from pytest's reports."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).with_name("run_versions.py")
+spec = importlib.util.spec_from_file_location("run_versions", PATH)
+assert spec is not None
+assert spec.loader is not None
+run_versions = importlib.util.module_from_spec(spec)
+sys.modules["run_versions"] = run_versions
+spec.loader.exec_module(run_versions)
+
+REPORT = """<testsuites><testsuite>
+<testcase name="a"/><testcase name="b"><failure message="no"/></testcase><testcase name="c"><error/></testcase>
+<testcase name="d"><skipped message="torch 2.9 has no graphs"/></testcase>
+<testcase name="e"><skipped message="torch 2.9 has no graphs"/></testcase><testcase name="f"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_report_is_counted_by_kind(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    result = run_versions.read_report(report, "2.9.1", "3.11", 1)
+    assert (result.passed, result.failed, result.skipped.total()) == (1, 2, 3)
+    assert result.row() == "| 2.9.1 | 3.11 | 1 | 2 | 3 | 2 × torch 2.9 has no graphs; 1 × no reason given |"
+
+
+def test_the_table_is_written_into_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "versions.md"
+    document.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
+    monkeypatch.setattr(run_versions, "environment", lambda torch, python, folder: Path(sys.executable))
+    monkeypatch.setattr(
+        run_versions, "run", lambda interpreter, torch, tests: run_versions.Result(torch, "3.11", 1234, 0, Counter(), 0)
+    )
+    assert run_versions.main(["--torch", "2.9.1", "2.15.0", "--write", str(document)]) == 0
+    rows = [line for line in document.read_text().splitlines() if line.startswith("| 2.")]
+    assert rows == ["| 2.9.1 | 3.11 | 1,234 | 0 | 0 | none |", "| 2.15.0 | 3.11 | 1,234 | 0 | 0 | none |"]
+    assert document.read_text().startswith("before\n")
+    assert document.read_text().endswith("after\n")
+    assert "torch 2.9.1: 1234 passed, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+def test_constraints_differ_in_torch_alone() -> None:
+    ours = set((PATH.parents[1] / "constraints.txt").read_text().splitlines())
+    assert set(run_versions.constraints("2.9.1").splitlines()) ^ ours == {"torch==2.9.1", "torch==2.13.0"}

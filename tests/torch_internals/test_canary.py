@@ -1,0 +1,79 @@
+"""The canary lists what an installed torch lacks or has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsexplore.torch_internals import canary, names
+from dsexplore.torch_internals.names import TorchName
+
+
+@pytest.fixture(autouse=True)
+def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names asked for here are none of the door's."""
+    monkeypatch.setattr(names, "known_names", dict(names.known_names))
+
+
+def test_every_name_of_the_door_is_as_expected_on_the_installed_torch() -> None:
+    door = canary.load_door()
+    assert len(door) > 50
+    found = canary.differences(door, canary.read_signatures())
+    assert not [each for each in found if each.kind == "missing"]
+
+
+def test_a_name_that_is_gone_and_one_that_came_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
+    gone, early, there = (
+        TorchName("torch.nn:Module._gone"),
+        TorchName("torch.nn:Module._apply", since="2.16"),
+        TorchName("torch:compile"),
+    )
+    found = canary.differences([gone, early, there], {})
+    assert [(each.path, each.kind) for each in found] == [
+        ("torch.nn:Module._gone", "missing"),
+        ("torch.nn:Module._apply", "unexpected"),
+    ]
+    assert str(found[0]) == "missing     torch.nn:Module._gone, expected in torch 2.9 to the newest"
+
+
+def test_a_function_that_takes_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
+    recorded = {
+        "2.13": {"torch.nn:Module._apply": "(self, fn, recurse)"},
+        "2.14": {"torch.nn:Module._apply": "(self, fn)"},
+    }
+    (found,) = canary.differences([TorchName("torch.nn:Module._apply")], recorded)
+    assert str(found) == "signature   torch.nn:Module._apply(self, fn, recurse), was (self, fn) in torch 2.14"
+    monkeypatch.setattr(torch, "__version__", "2.13.1")
+    assert not canary.differences([TorchName("torch.nn:Module._apply")], recorded)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda first, /, second: None, "(first, /, second)"),
+        (lambda first, *rest, named, **others: None, "(first, *rest, named, **others)"),
+        (len, ""),
+        (torch.nn.Module, ""),
+    ],
+)
+def test_arguments(function: Any, expected: str) -> None:
+    assert canary.arguments(function) == expected
+
+
+def test_what_is_recorded_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(canary, "SIGNATURES", tmp_path / "signatures.json")
+    monkeypatch.setattr(canary, "load_door", lambda: [TorchName("torch.nn:Module._apply"), TorchName("torch:compile")])
+    assert canary.main(["--record"]) == 0
+    assert canary.main([]) == 0
+    minor = ".".join(map(str, names.minor_version(torch.__version__)))
+    assert canary.read_signatures()[minor]["torch.nn:Module._apply"] == "(self, fn, recurse)"
+    assert "2 names, 0 missing, 0 unexpected, 0 with other arguments" in capsys.readouterr().out
+    assert canary.main(["--names"]) == 0
+    assert "torch.nn:Module._apply  2.9 to the newest" in capsys.readouterr().out
