@@ -1,4 +1,4 @@
-"""What a step of a tensor-parallel and sharded model sends, on eight ranks that are simulated: no GPU, no second process.
+"""What a step of a tensor-parallel and sharded model sends, on eight simulated ranks: no GPU, no second process.
 
 python examples/trace_a_step.py
 """
