@@ -1,0 +1,114 @@
+"""The dispatcher: keys, kernels, ops, dispatch modes; and the compiler, which looks at frames beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dsexplore.torch_internals.names import internal, is_there
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKey, DispatchKeySet
+    from torch._ops import HigherOrderOperator, OpOverload
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    DispatchKey = internal("torch._C:DispatchKey")
+    DispatchKeySet = internal("torch._C:DispatchKeySet")
+    HigherOrderOperator = internal("torch._ops:HigherOrderOperator")
+    OpOverload = internal("torch._ops:OpOverload")
+    TorchDispatchMode = internal("torch.utils._python_dispatch:TorchDispatchMode")
+
+keys_after: Callable[[DispatchKey], DispatchKeySet] = internal("torch._C:_dispatch_keyset_full_after")
+"""Return the set of all keys that come after a key."""
+
+exclude_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_excluded")
+include_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_included")
+"""Include a key in the calls of this thread, or no longer."""
+is_key_excluded: Callable[[DispatchKey], bool] = internal("torch._C:_dispatch_tls_is_dispatch_key_excluded")
+is_key_included: Callable[[DispatchKey], bool] = internal("torch._C:_dispatch_tls_is_dispatch_key_included")
+
+count_dispatch_modes: Callable[[], int] = internal("torch._C:_len_torch_dispatch_stack", otherwise=lambda: 0)
+"""Return how many dispatch modes are active in this thread."""
+
+without_modes: Callable[[], Any] = internal("torch.utils._python_dispatch:_disable_current_modes")
+"""Return a context in which no dispatch mode is active in this thread."""
+
+current_tracing_context: Callable[[], Any] = internal("torch._guards:TracingContext.try_get", otherwise=lambda: None)
+"""Return the context in which the compiler traces a program in this thread; None where it does not."""
+
+all_op_names: Callable[[], list[str]] = internal("torch._C:_dispatch_get_all_op_names")
+"""Return the names of all ops, ``"aten::add.Tensor"``, which takes milliseconds."""
+
+has_op: Callable[[str], bool] = internal("torch._C:_dispatch_has_kernel")
+"""Return True if there is an op of that name."""
+
+redispatch_of: Callable[[Any], Callable[..., Any]] = attrgetter("_handle.redispatch_boxed")
+"""Return the function of an op that calls the kernel of its first argument, a set of keys."""
+
+schema_of: Callable[[Any], Any] = attrgetter("_schema")
+"""Return the schema of an op, with its ``name``, ``arguments`` and ``returns``."""
+
+
+def find_op(name: str) -> Any:
+    """Return the op of a name as the dispatcher has it, ``"c10d::allreduce_"``, with its overloads; None for none."""
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), op, None)
+
+
+def ops_defined_in_python() -> Iterable[str]:
+    """Return the schemas of the ops that Python code has defined, also of those that are gone again."""
+    return getattr(torch.library, "_defs", ())
+
+
+def remove_kernels(library: torch.library.Library) -> None:
+    """Take back all that was registered through a library."""
+    library._destroy()
+
+
+_of_autograd = internal("torch._library.autograd:make_autograd_impl")
+AUTOGRAD_OF_OP: CodeType | None = next(
+    (
+        constant
+        for constant in getattr(getattr(_of_autograd, "__code__", None), "co_consts", ())
+        if getattr(constant, "co_name", "") == "autograd_impl"
+    ),
+    None,
+)
+"""The code of torch's function that calls a functional collective's op on behalf of autograd."""
+
+eval_frame_callback: Callable[[], Any] = internal(
+    "torch._C._dynamo.eval_frame:get_eval_frame_callback", otherwise=lambda: None
+)
+"""Return what the compiler looks at frames of this thread with; None where it looks at none."""
+
+uncompiled: Callable[[Any], Any] = internal("torch._compile:_disable_dynamo", otherwise=torch.compiler.disable)
+"""Return a function that the compiler leaves alone, with all that it calls. The compiler is not imported for it."""
+
+_set_strategy = internal("torch._C._dynamo.eval_frame:set_code_exec_strategy")
+_Strategy = internal("torch._C._dynamo.eval_frame:_FrameExecStrategy")
+_Action = internal("torch._C._dynamo.eval_frame:_FrameAction")
+
+
+def leave_to_python(code: CodeType) -> None:
+    """Keep torch.compile from compiling a function, and what it calls, as a graph of its own.
+
+    Where torch.compile leaves a frame to Python, it still tries to compile every function called from there, ours
+    included: an observer would become a graph of its own. A graph of the user's that calls the function may still
+    contain it.
+    """
+    _leave(code, with_calls=True)
+
+
+def leave_frame_to_python(code: CodeType) -> None:
+    """Keep torch.compile from compiling a function as a graph of its own; what the function calls may become one."""
+    _leave(code, with_calls=False)
+
+
+def _leave(code: CodeType, with_calls: bool) -> None:
+    if is_there(_set_strategy) and is_there(_Strategy) and is_there(_Action):  # else a graph more is all that happens
+        called = _Action.SKIP if with_calls else _Action.DEFAULT
+        _set_strategy(code, _Strategy(_Action.SKIP, called))

@@ -1,0 +1,116 @@
+"""DTensor: local parts, specifications, meshes and their process groups, and the planner of redistributions."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore.torch_internals.names import TorchName, internal, is_there
+from dsexplore.torch_internals.process_groups import resolve_group
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+else:
+    DTensorSpec = internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
+
+local_tensor: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
+"""Return this rank's part of a DTensor, without autograd and without waiting for it."""
+
+PROPAGATE_TENSOR_META = TorchName(
+    "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached"
+)
+"""The method that runs an op on fake tensors of global shape, to learn the shape of its result."""
+
+
+_get_root_mesh = internal("torch.distributed.device_mesh:DeviceMesh._get_root_mesh", since="2.10")
+_takes_rank = "_rank" in inspect.signature(DeviceMesh.__init__).parameters
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh that a mesh was sliced from; the mesh itself where it is no slice."""
+    if is_there(_get_root_mesh):
+        found: DeviceMesh = _get_root_mesh(mesh)
+        return found
+    root: DeviceMesh = internal("torch.distributed.device_mesh:_mesh_resources.get_root_mesh", until="2.9")(mesh)
+    return root
+
+
+def group_names(mesh: DeviceMesh) -> Sequence[str]:
+    """Return the names of a mesh's process groups, one per axis; none for a mesh without groups, as one on paper."""
+    return getattr(mesh, "_dim_group_names", None) or ()
+
+
+def group_of_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup | None:
+    """Return the process group of a mesh that has that name; None where the mesh has no such group.
+
+    A mesh of an earlier world may carry the name of another group of today's. A mesh of torch 2.9 has names alone, so
+    there the group is the one that had the name when it was first asked for.
+    """
+    root: Any = root_mesh(mesh)
+    if hasattr(root, "_pg_registry"):
+        group: dist.ProcessGroup | None = root._pg_registry.get(name)
+        return group
+    references: dict[str, weakref.ref[dist.ProcessGroup]] = vars(root).setdefault("_groups_by_name", {})
+    if name not in references:
+        references[name] = weakref.ref(resolve_group(name))
+    return references[name]()
+
+
+def mesh_without_groups(ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """Return a mesh on paper, seen from its first rank."""
+    if _takes_rank:
+        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+    mesh = DeviceMesh("xla", ranks, mesh_dim_names=names, _init_backend=False)  # the type that asks for no rank
+    vars(mesh)["_coordinate_on_dim"] = [0] * ranks.ndim
+    return mesh
+
+
+class PlannedStep(NamedTuple):
+    """One step of a redistribution: an axis gets another placement."""
+
+    axis: int
+    before: Any
+    after: Any
+    shape: tuple[int, ...]
+    """The shape that the axis cuts."""
+
+
+def plan_redistribution(
+    mesh: DeviceMesh, tensor: torch.Tensor, before: Sequence[Any], after: Sequence[Any]
+) -> list[PlannedStep]:
+    """Return the steps by which torch brings a tensor from some placements to others.
+
+    Args:
+        mesh: where it lies; needs no process groups.
+        tensor: has the global shape and dtype, on the meta device.
+        before: its placements, one per axis.
+        after: those wanted.
+    """
+    meta = internal("torch.distributed.tensor._dtensor_spec:TensorMeta")(tensor.shape, tensor.stride(), tensor.dtype)
+    first, last = (DTensorSpec(mesh, tuple(placements), tensor_meta=meta) for placements in (before, after))
+    try:
+        infos = internal("torch.distributed.tensor._redistribute:_gen_transform_infos_non_cached")(first, last)
+    finally:
+        forget_planners()
+    return [
+        PlannedStep(info.mesh_dim, source, target, tuple(map(int, info.logical_shape)))
+        for info in infos
+        for source, target in [info.src_dst_placements]
+    ]
+
+
+def forget_planners() -> None:
+    """Drop the planners of redistributions that torch keeps, each with its mesh; torch 2.9 keeps none."""
+    internal("torch.distributed.tensor._redistribute:clear_redistribute_planner_cache", since="2.10", otherwise=int)()
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """Return the placement of a dim that was cut into so many pieces before this axis cuts each of them."""
+    return internal("torch.distributed.tensor.placement_types:_StridedShard")(dim, split_factor=split_factor)

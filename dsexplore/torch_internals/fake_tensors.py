@@ -1,0 +1,65 @@
+"""Fake tensors: their class and mode, the constants they carry, and what describes the results of ops on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dsexplore.torch_internals.names import TorchName, internal, is_there
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+else:
+    FakeTensor = internal("torch._subclasses.fake_tensor:FakeTensor")
+    FakeTensorMode = internal("torch._subclasses.fake_tensor:FakeTensorMode")
+
+without_fake_mode: Callable[[], AbstractContextManager[Any]] = internal(
+    "torch._subclasses.fake_tensor:unset_fake_temporarily"
+)
+"""Return a context in which no mode of fake tensors is active in this thread."""
+
+active_fake_mode: Callable[[], FakeTensorMode | None] = internal(
+    "torch._guards:active_fake_mode", otherwise=lambda: None
+)
+"""Return the mode of fake tensors that is active in this thread; None where none is."""
+
+_exceptions = [
+    internal(f"torch._subclasses.fake_tensor:{name}")
+    for name in ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+]
+VALUES_NEEDED: tuple[type[Exception], ...] = tuple(each for each in _exceptions if is_there(each))
+"""The exceptions for an op that needs the values of fake tensors; the op is their ``func``."""
+
+fake_mode_of: Callable[[Any], Any] = internal("torch._guards:detect_fake_mode")
+"""Return the mode of the fake tensors among arguments, or the active one; None for none."""
+
+storage_number: Callable[[Any], int] = attrgetter("_cdata")
+"""Return what identifies an untyped storage as long as it lives; fake ones have no address."""
+
+_registered = internal("torch._library.simple_registry:singleton")
+
+
+def fake_description(op: str) -> Any:
+    """Return what ``torch.library.register_fake`` registered for an op, which has ``kernel`` and ``kernels``, the
+    newest last; None where there is nothing."""
+    known = _registered._data.get(op)
+    holder = known.fake_impl if known is not None else None
+    return holder if holder is not None and holder.kernel is not None else None
+
+
+def share_constant(tensor: Any, source: Any) -> None:
+    """Give a fake tensor the constant of the tensor whose data it has taken; a write to either then drops both."""
+    tensor.constant = source.constant if isinstance(source, FakeTensor) else None
+    if tensor.constant is not None:
+        tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+
+FAKE_DATA = TorchName("torch._subclasses.fake_tensor:FakeTensor.data")
+FAKE_DEEPCOPY = TorchName("torch._subclasses.fake_tensor:FakeTensor.__deepcopy__")
+FAKE_REDUCE = TorchName("torch._subclasses.fake_tensor:FakeTensor.__reduce_ex__")
+FAKE_FORMAT = TorchName("torch._subclasses.fake_tensor:FakeTensor.__format__")
+FAKE_ARRAY = TorchName("torch._subclasses.fake_tensor:FakeTensor.__array__")
+FAKE_NUMPY = TorchName("torch._subclasses.fake_tensor:FakeTensor.numpy")
+FAKE_DATA_PTR = TorchName("torch._subclasses.fake_tensor:FakeTensor.data_ptr")

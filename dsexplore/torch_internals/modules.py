@@ -1,0 +1,35 @@
+"""``nn.Module``: parameters and children as it holds them, and the modules that wrap another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+
+from torch import nn
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""The names under which torch.compile, checkpointing and ``FullyShardedDataParallel`` hold the module that they wrap.
+None of them is part of a parameter's name as the program knows it."""
+
+own_parameters: Callable[[nn.Module], Mapping[str, nn.Parameter | None]] = attrgetter("_parameters")
+"""Return the parameters of a module itself, by name."""
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside of all wrappers of `WRAPPERS`; the module itself where it is no wrapper."""
+    children = module._modules
+    for name in WRAPPERS:
+        inner = children[name] if name in children else None  # noqa: SIM401 # a script module's has no get
+        if inner is not None:
+            return unwrapped(inner)
+    return module
+
+
+def without_wrappers(path: str) -> str:
+    """Return a module's or parameter's path without the names of wrappers: ``"0._orig_mod.w"`` is ``"0.w"``."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return True if torch.compile was asked to compile this very module."""
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

@@ -1,0 +1,76 @@
+"""Process groups: the registry of those of this process, their backends, stores and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from inspect import unwrap
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dsexplore.torch_internals.names import TorchName, internal
+
+functional_collectives: Any = internal("torch.distributed._functional_collectives")
+"""The module of the collectives that return tensors; its import registers their ops."""
+
+resolve_group: Callable[[Any], dist.ProcessGroup] = internal("torch._C._distributed_c10d:_resolve_process_group")
+"""Return the process group of a name."""
+
+backend_of: Callable[[dist.ProcessGroup, torch.device], Any] = internal("torch.distributed:ProcessGroup._get_backend")
+"""Return the backend of a process group for a device; raises RuntimeError where it has none."""
+
+default_store: Callable[[], Any] = internal("torch.distributed.distributed_c10d:_get_default_store")
+"""Return the store at which the ranks of the default process group met."""
+
+coalescing_manager: Callable[..., Any] = internal("torch.distributed.distributed_c10d:_coalescing_manager")
+"""Return a context whose collectives are launched as one: ``(group, device, async_ops)``."""
+
+timeout_of: Callable[[Any], Any] = attrgetter("options._timeout")
+"""Return the time that a collective of a backend may take; not all backends say it."""
+
+
+def registered_groups() -> Mapping[dist.ProcessGroup, Iterable[int]]:
+    """Return the process groups of this process that were not destroyed, with their global ranks."""
+    groups: Mapping[dist.ProcessGroup, Iterable[int]] = distributed_c10d._world.pg_group_ranks
+    return groups
+
+
+def collected_calls() -> MutableMapping[dist.ProcessGroup, list[Any]]:
+    """Return, by process group, the calls that coalescing managers have collected and not launched yet."""
+    calls: MutableMapping[dist.ProcessGroup, list[Any]] = distributed_c10d._world.pg_coalesce_state
+    return calls
+
+
+def register_ops() -> None:
+    """Import what registers the ops of collectives, other than those of c10d."""
+    for module in ("_functional_collectives", "_symmetric_memory", "tensor"):
+        internal(f"torch.distributed.{module}")
+
+
+def enable_symmetric_memory(group_name: str) -> Any:
+    """Make symmetric memory available to the process group of that name."""
+    return internal("torch.distributed._symmetric_memory:enable_symm_mem_for_group")(group_name)
+
+
+def _called_by(function: Callable[..., Any], *methods: str) -> TorchName:
+    """Return the method of a process group that a function of ``torch.distributed`` calls: of these names, the first
+    in its code."""
+    used = unwrap(function).__code__.co_names
+    return TorchName(f"torch.distributed:ProcessGroup.{next((m for m in methods if m in used), methods[0])}")
+
+
+ALL_REDUCE = TorchName("torch.distributed:ProcessGroup.allreduce")
+BROADCAST = TorchName("torch.distributed:ProcessGroup.broadcast")
+ALL_GATHER = _called_by(dist.all_gather_into_tensor, "all_gather_single", "_allgather_base")
+REDUCE_SCATTER = _called_by(dist.reduce_scatter_tensor, "reduce_scatter_single", "_reduce_scatter_base")
+"""The methods by which ``torch.distributed`` asks a process group for a collective."""
+
+START_COALESCING = TorchName("torch.distributed:ProcessGroup._start_coalescing")
+END_COALESCING = TorchName("torch.distributed:ProcessGroup._end_coalescing")
+"""The methods between which a process group launches collectives as one; the last returns their work."""
+
+LOCAL_TENSOR_COLLECTIVES = TorchName("torch.distributed._local_tensor:_c10d", since="2.10")
+"""The module of the functions by which ``LocalTensorMode`` carries out collectives for all ranks at once."""
