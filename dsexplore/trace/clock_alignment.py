@@ -1,8 +1,8 @@
 """The times of a merged trace on one clock, where the ranks' clocks differ by more than noise.
 
-The ends of a collective also differ by the time that a process needs to notice one, milliseconds on a busy host. So a
-difference of clocks that is not well beyond that is left alone, and ranks that are known to share a clock, as those of
-one host do, are never moved against each other.
+The ends of a collective also differ by the time that a process needs to notice one, milliseconds on a busy host. So
+times are moved only where the clocks differ for sure (`ClockOffset.is_sure`) and by more than that, and those of ranks
+that are known to share a clock, as the ranks of one host do, are never moved against each other.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from dsexplore.units import format_seconds
 
 LEAST_COLLECTIVES = 3
 LEAST_OFFSET = 500_000
-"""Nanoseconds, and `LEAST_SPREADS` spreads: an offset up to their sum may be noise, and is not applied."""
-LEAST_SPREADS = 10
+"""Nanoseconds up to which an offset is not applied: it may be the time in which a process notices an end."""
 _NAMED = 4
 _SAME = ClockOffset(0, 0, 0, 0)
 
 
 def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
-    """The tables with the times of all ranks on the first rank's clock; offsets and residuals are in the info.
+    """Return the tables with the times of all ranks on the first rank's clock; offsets and errors are in the info.
 
     Ranks that share a clock are moved together. A trace of one rank, or without measured collectives that ranks of
     different clocks share, comes back as it is.
@@ -50,7 +49,7 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
 
 
 def _with_offsets(info: TraceInfo, known: Mapping[int, ClockOffset]) -> TraceInfo:
-    """The info of ranks whose times are moved by these offsets: a rank that is moved is on the first rank's clock."""
+    """Return the info of ranks with these offsets: a rank that is moved is on the first rank's clock."""
     found = [known.get(rank, _SAME) for rank in info.ranks]
     zeros = (0,) * len(found)
     return replace(
@@ -62,8 +61,8 @@ def _with_offsets(info: TraceInfo, known: Mapping[int, ClockOffset]) -> TraceInf
 
 
 def _beyond_noise(clock: ClockOffset) -> ClockOffset:
-    is_noise = abs(clock.offset) <= LEAST_OFFSET + LEAST_SPREADS * clock.spread
-    return replace(clock, offset=0) if is_noise or clock.collectives < LEAST_COLLECTIVES else clock
+    is_known = clock.is_sure and abs(clock.offset) > LEAST_OFFSET and clock.collectives >= LEAST_COLLECTIVES
+    return clock if is_known else replace(clock, offset=0)
 
 
 def _note(shifted: Mapping[int, ClockOffset]) -> str:

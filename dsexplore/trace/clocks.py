@@ -7,6 +7,11 @@ rank's ends are then compared with the median of all ends: next to each other in
 
 Worked example: three all_reduces end on rank 0 at 10, 20 and 30 µs, on rank 1 at 1,010, 1,020 and 1,032 µs: rank 1's
 clock is 1,000 µs ahead. Its spread is the median of 0, 0 and 2, which is 0, and the residual that over √3.
+
+Ends also differ as one process notices them later than another, for which reason two clocks that are equal seem to
+differ a little. That they do differ is sure where equal clocks would let a rank end a collective before another one
+began it; or where the ends differ by so nearly the same that noise of that size would do it less than once in a
+million times.
 """
 
 from __future__ import annotations
@@ -20,10 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.trace.matching import numbered
-
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""The ops that end on no rank before all have begun."""
+from dsexplore.trace.matching import AT_BEST, LEAST_IN_COMMON, TOGETHER, is_beyond_chance, numbered
 
 SAME = ("same_group", "number", "op", "message_bytes")
 """The columns that are equal for one collective on all ranks."""
@@ -53,12 +55,14 @@ class ClockOffset:
     """Nanoseconds by which the offset can be wrong at most, as no rank ends a collective before all have begun it; None
     where begins are not known. The residual is what chance leaves, and cannot show that one rank always notices an
     end later than another does."""
+    is_sure: bool = False
+    """Whether the clock differs from the first rank's for sure: neither equal clocks nor chance explain the ends."""
 
 
 def clock_offsets(
     events: pl.DataFrame, groups: pl.DataFrame, clocks: Mapping[int, str] | None = None
 ) -> dict[int, ClockOffset]:
-    """Each rank's clock against that of the lowest rank; ranks that no collective relates to it are not there.
+    """Return each rank's clock against that of the lowest rank, but for ranks that no collective relates to it.
 
     Args:
         events: of all ranks.
@@ -76,13 +80,13 @@ def clock_offsets(
 
 
 def _first_of_clock(ranks: Iterable[int], clocks: Mapping[int, str]) -> dict[int, int]:
-    """By rank the lowest rank that shares its clock."""
+    """Return by rank the lowest rank that shares its clock."""
     first: dict[str | int, int] = {}
     return {rank: first.setdefault(clocks.get(rank) or rank, rank) for rank in ranks}
 
 
 def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFrame:
-    """The collectives with one row for each clock: it ends where the first of the clock's ranks notices the end."""
+    """Return one row per collective and clock, which ends where the first of the clock's ranks notices the end."""
     if all(rank == first for rank, first in first_of.items()):
         return measured
     on_clocks = measured.with_columns(pl.col("rank").replace(first_of))
@@ -90,7 +94,7 @@ def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFra
 
 
 def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
-    """The offsets of ranks of which no two share a clock."""
+    """Return the offsets of ranks of which no two share a clock."""
     ends = _by_rank(measured)
     ranks = sorted(ends)
     if not ranks:
@@ -113,7 +117,7 @@ def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
 def _limited(
     ends: Mapping[int, pl.DataFrame], found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
-    """The offsets with their limits, each after the one that it is known by."""
+    """Return the offsets with their limits, and with whether they are sure."""
     limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in found.items()}
     for known, rank in related:
         both = ends[known].join(ends[rank], on=SAME, how="inner", suffix="_of_second")
@@ -123,7 +127,9 @@ def _limited(
         before = limited[known].limit
         if before is not None and isinstance(most, int) and isinstance(least, int) and least <= most:
             limit = before + max(abs(most - ahead), abs(least - ahead))
-            limited[rank] = replace(found[rank], limit=limit)
+            first, last = found[known].offset + least - before, found[known].offset + most + before
+            is_sure = found[rank].is_sure or not first <= 0 <= last
+            limited[rank] = replace(found[rank], limit=limit, is_sure=is_sure)
     return limited
 
 
@@ -135,7 +141,7 @@ def _by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
 def _refined(
     measured: pl.DataFrame, found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
-    """The offsets, of ranks with many common collectives by the median of all ends that a collective has.
+    """Return the offsets, of ranks with many common collectives by the median of all ends that a collective has.
 
     Between two ranks alone the noise of both counts; the median of many ends has little of its own. How well an offset
     is known is seen from parts of the record: from how far the offsets of each lie apart.
@@ -173,15 +179,20 @@ def _medians_of_parts(times: Times) -> Times:
 
 
 def _related(known: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ClockOffset:
-    """The offset of a rank from the differences of its ends to those of a rank whose offset is known."""
+    """Return the offset of a rank from the differences of its ends to those of a rank whose offset is known."""
     offset = int(np.median(differences))
     spread = int(np.median(np.abs(differences - offset)))
     residual = known.residual + round(spread / math.sqrt(differences.size))
-    return ClockOffset(known.offset + (offset if abs(offset) > spread else 0), residual, spread, differences.size)
+    ahead = known.offset + (offset if abs(offset) > spread else 0)
+    count = differences.size
+    within = count - count // 4  # a few ends may be noticed very late
+    reach = max(float(np.partition(np.abs(differences - offset), within - 1)[within - 1]), AT_BEST)
+    is_sure = count >= LEAST_IN_COMMON and is_beyond_chance(reach, abs(ahead), within, count)
+    return ClockOffset(ahead, residual, spread, count, is_sure=is_sure)
 
 
 def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.DataFrame:
-    """The events, with all times on the clock that `offsets` is against."""
+    """Return the events with all times on the clock that `offsets` is against."""
     shift = pl.col("rank").replace_strict(
         {rank: one.offset for rank, one in offsets.items()}, default=0, return_dtype=pl.Int64
     )
@@ -189,7 +200,7 @@ def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.Data
 
 
 def _neighbours(measured: pl.DataFrame) -> dict[int, set[int]]:
-    """By rank: the ranks with which it shares a group."""
+    """Return by rank the ranks with which it shares a group."""
     found: dict[int, set[int]] = defaultdict(set)
     for ranks in measured.group_by("same_group").agg(pl.col("rank").unique())["rank"]:
         for rank in ranks:
@@ -198,6 +209,6 @@ def _neighbours(measured: pl.DataFrame) -> dict[int, set[int]]:
 
 
 def _differences(ours: pl.DataFrame, theirs: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Ends on the second rank less those on the first, of the collectives of both that are of one op and size."""
+    """Return ends on the second rank less those on the first, of collectives of one op and size."""
     both = ours.join(theirs, on=SAME, how="inner", suffix="_of_second")
     return (both["end_of_second"] - both["end"]).to_numpy()

@@ -1,19 +1,27 @@
 """The same collective on all ranks of its group.
 
-Where the events have the group's own numbers (``group_seq``), those with one number are one collective. Elsewhere the
-k-th collective that a rank issued in a group is the k-th of every other rank, but for records that begin at different
-collectives, as profilers of several processes do: there a rank's list of ops and sizes is moved along that of the
-longest record until all that both have agrees. Of several such places, as a training loop repeats itself, the times
-decide: a collective ends on all ranks at about the same moment, however far their clocks are apart. A record that
-agrees from the first collective on is moved only where the ends agree much better, also if all lists are alike.
+Where the events have the group's own numbers (``group_seq``), those with one number are one collective: what counted
+them is not guessed anew from their times. A trace that ``commtrace`` recorded has them, and so have most files of other
+tools. Elsewhere the k-th collective that a rank issued in a group is the k-th of every other rank, but for records that
+begin at different collectives, as profilers of several processes do.
 
-Worked example: rank 0 recorded all_gather, all_reduce, all_gather, all_reduce that end at 10, 25, 30 and 47 µs, rank 1
-an all_gather and an all_reduce that end at 1,030 and 1,047 µs. From the first on, the ends differ by 1,020 and 1,022
-µs; two collectives later by 1,000 and 1,000. So rank 1's record begins two collectives later.
+There a record is moved along the longest one of its group only on proof: where its first collective cannot be that of
+the other record, as ops or sizes differ, or as no difference of clocks lets every rank begin a collective before any
+rank ends it. It is moved to the one place at which all ops and sizes agree and the times are possible. Of several such
+places the ends decide, where they agree so much better at one of them that chance would not do it once in a million
+times. A record that belongs elsewhere, nobody knows where, is compared with no other.
+
+Worked example: rank 0 recorded 60 all_gathers of one size, rank 1 the last 55 of them, on a clock that is 1 s ahead.
+Each lasts 20 ms. At the first place one of them ends on rank 1 1.010 s after it ends on rank 0, and another one 1.090 s
+after. No difference of clocks lets both overlap, so rank 1's record begins later: at the sixth, where all ends differ
+by 1.000 s.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -21,28 +29,40 @@ import numpy as np
 import polars as pl
 
 from dsexplore.trace.tables import Tables
+from dsexplore.units import format_seconds
 
 POINT_TO_POINT = ("send", "recv")
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""The ops that end on no rank before all have begun."""
 
 _FARTHEST = 4096
 """Collectives by which two records of a group may begin apart."""
-_LEAST = 3
-"""Collectives that two records must have in common for one of them to be moved."""
-_CLEARLY = 4
-"""How many times less the ends must scatter for a record to be moved that agrees from the first collective on."""
-_AT_BEST = 100.0
-"""Nanoseconds to which the ends of a collective agree at best: a smaller scatter is luck."""
+LEAST_IN_COMMON = 8
+"""Collectives that two records must have in common for what agrees in them to be evidence."""
+_CHANCE = 1e-6
+"""The probability below which an agreement of times is no chance."""
+AT_BEST = 100.0
+"""Nanoseconds to which the ends of a collective agree at best: a smaller spread is luck."""
+_INEXACT = 1e6
+"""Nanoseconds by which times may contradict one another without proving anything, as clocks are read inexactly."""
+_DRIFT = 1e-4
+"""Seconds that the clocks of two machines may come apart per second."""
 _PLACES = 256
 """Places, the nearest first, of which the times decide: a loop of one op and size fits everywhere."""
 _COMPARED = 256
-"""Collectives, from the first that two records have in common, whose ends are compared."""
+"""Collectives, from the first that two records have in common, whose times are compared."""
 _NAMED = 4
 
 Array = np.ndarray[tuple[int], np.dtype[Any]]
 
 
+def is_numbered(op: str) -> bool:
+    """Return whether an op takes all ranks of its group: messages do not, nor does what a switch left out."""
+    return op not in POINT_TO_POINT and not op.startswith("switched_off")
+
+
 def matched(tables: Tables) -> pl.DataFrame:
-    """The measured collectives, with what is the same for all ranks that take part in one.
+    """Return the measured collectives, with what is the same for all ranks that take part in one.
 
     Messages between two ranks are left out, and so are collectives that have not ended, failed, or were switched off:
     they count, so that those behind them still meet, but have no row.
@@ -55,12 +75,50 @@ def matched(tables: Tables) -> pl.DataFrame:
 
 
 def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """The collectives of process groups, each with a number that it has on all ranks of its group.
+    """Return the collectives of process groups, each with a number that it has on all ranks of its group.
 
     Returns:
         the events, with the columns ``number``, from 0 in each group; ``same_group``, the group under a name that all
-        ranks share; and ``members``, the ranks of the group.
+        ranks share; and ``members``, the ranks of the group. Collectives of records that fit no place have no row.
     """
+    found = _with_groups(events, groups)
+    parts = [_by_group_seq(found.filter("has_own")), _by_position(found.filter(~pl.col("has_own")))]
+    return pl.concat([part for part in parts if part.height] or parts[:1]).sort("rank", "seq", maintain_order=True)
+
+
+def late_records(tables: Tables) -> list[str]:
+    """Return sentences on ranks whose records of a group begin later than those of others, or fit no place."""
+    found = _with_groups(tables.events, tables.groups)
+    counted = (
+        _by_group_seq(found.filter("has_own"))
+        .group_by("same_group", "rank", maintain_order=True)
+        .agg(pl.col("group", "number").first())
+    )
+    records = [_Record(group, rank, name, number, math.inf) for group, rank, name, number in counted.iter_rows()]
+    records += _located(found.filter(~pl.col("has_own")))
+    records.sort(key=lambda record: (record.rank, record.group))
+    texts = [text for record in records if (text := record.text)]
+    more = len(texts) - _NAMED
+    rest = [f"{more:,} more files begin elsewhere in a group than another rank's"] if more > 0 else []
+    return texts[:_NAMED] + rest
+
+
+def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bool:
+    """Return whether values lie closer together than chance would put them.
+
+    Args:
+        spread: how far from their median so many values lie at most.
+        width: how far they would lie from it by chance.
+        within: how many lie within the spread.
+        count: how many values there are in all.
+    """
+    if within < 2 or width <= spread:
+        return False
+    return math.comb(count, within) * (spread / width) ** (within - 1) < _CHANCE
+
+
+def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    """Return the collectives with their groups, numbered by position, and whether all of a group have own numbers."""
     named = groups.select(
         "group",
         pl.col("ranks").alias("members"),
@@ -73,16 +131,14 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     )
     is_collective = ~pl.col("op").is_in(POINT_TO_POINT) & ~pl.col("op").str.starts_with("switched_off")
     found = events.filter(is_collective).join(named, on="group", how="inner", maintain_order="left")
-    found = found.with_columns(
+    return found.with_columns(
         pl.int_range(pl.len()).over("rank", "same_group").alias("number"),
         pl.col("group_seq").is_not_null().all().over("same_group").alias("has_own"),
     )
-    parts = [_by_group_seq(found.filter("has_own")), _by_position(found.filter(~pl.col("has_own")))]
-    return pl.concat([part for part in parts if part.height] or parts[:1]).sort("rank", "seq", maintain_order=True)
 
 
 def _by_group_seq(found: pl.DataFrame) -> pl.DataFrame:
-    """Members of one coalesced call share the group's number: they count in program order."""
+    """Number collectives by ``group_seq``; members of one coalesced call share it, and count in program order."""
     again = pl.int_range(pl.len()).over("rank", "same_group", "group_seq")
     keys = found.with_columns(again=again)
     number = (
@@ -98,69 +154,108 @@ def _by_group_seq(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_position(found: pl.DataFrame) -> pl.DataFrame:
-    moved = [row for row in _places(found) if row[2]]
+    moved = [(record.group, record.rank, record.place) for record in _located(found) if record.place != 0]
     found = found.drop("has_own")
     if not moved:
         return found
     places = pl.DataFrame(
         moved, schema={"same_group": pl.String, "rank": pl.Int32, "place": found.schema["number"]}, orient="row"
-    )
-    return found.join(places, on=["same_group", "rank"], how="left", maintain_order="left").with_columns(
-        pl.col("number") + pl.col("place").fill_null(0)
-    ).drop("place")  # fmt: skip
+    ).with_columns(is_moved=pl.lit(True))
+    joined = found.join(places, on=["same_group", "rank"], how="left", maintain_order="left")
+    kept = joined.filter(pl.col("is_moved").is_null() | pl.col("place").is_not_null())
+    return kept.with_columns(pl.col("number") + pl.col("place").fill_null(0)).drop("place", "is_moved")
 
 
-def late_records(tables: Tables) -> list[str]:
-    """Sentences on ranks whose records of a group begin at a later collective than those of other ranks."""
-    found = numbered(tables.events, tables.groups)
-    firsts = found.group_by("same_group", "rank", maintain_order=True).agg(
-        pl.col("number").min(), pl.col("group").first()
-    )
-    later = firsts.filter(pl.col("number") > 0).sort("rank", "same_group")
-    texts = [
-        f"rank {rank}'s file begins {number:,} collectives of group {group} later than another rank's"
-        for rank, group, number in later.select("rank", "group", "number").head(_NAMED).iter_rows()
-    ]
-    more = later.height - len(texts)
-    return texts + ([f"{more:,} more files begin later in a group than another rank's"] if more else [])
+@dataclass(frozen=True)
+class _Record:
+    """The collectives of one group that one rank recorded, and where they begin among those of the other ranks."""
+
+    group: str
+    rank: int
+    name: str
+    """The group's name."""
+    place: int | None
+    """The number of the first collective, 0 on the rank whose record begins first; None where nobody knows it."""
+    within: float
+    """Nanoseconds within which the ends of the same collectives differ equally from those of another rank."""
+
+    @property
+    def text(self) -> str:
+        """A sentence on where the record begins; empty for one that begins with the others."""
+        if self.place is None:
+            return (
+                f"rank {self.rank}'s file begins elsewhere in group {self.name} than another rank's, and times do not "
+                "say where: its collectives there are compared with no other rank's"
+            )
+        if not self.place:
+            return ""
+        within = f" (ends then agree within {format_seconds(self.within / 1e9)})" if math.isfinite(self.within) else ""
+        return (
+            f"rank {self.rank}'s file begins {self.place:,} collectives of group {self.name} later than another "
+            f"rank's{within}"
+        )
 
 
-def _places(found: pl.DataFrame) -> list[tuple[str, int, int]]:
-    """By group and rank: the number of the rank's first collective, 0 on the rank whose record begins first."""
+def _located(found: pl.DataFrame) -> Iterator[_Record]:
+    """Yield each rank's record of each group, with its place."""
     if found.is_empty():
-        return []
+        return
+    is_together = pl.col("op").is_in(TOGETHER)
     lists = found.group_by("same_group", "rank", maintain_order=True).agg(
-        pl.struct("op", "message_bytes").hash().alias("call"), pl.col("end").cast(pl.Float64)
+        pl.col("group").first(),
+        pl.struct("op", pl.when(pl.col("op") != "all_to_all").then("message_bytes")).hash().alias("call"),
+        *(pl.when(is_together).then(name).cast(pl.Float64).alias(name) for name in ("start", "end")),
     )
-    rows = []
     for (group,), of_group in lists.group_by("same_group", maintain_order=True):
-        calls = [one.to_numpy() for one in of_group["call"]]
+        calls, starts, ends = ([one.to_numpy() for one in of_group[name]] for name in ("call", "start", "end"))
         longest = max(range(len(calls)), key=lambda i: len(calls[i]))
-        ends = [one.to_numpy() for one in of_group["end"]]
-        places = [_place(calls[i], ends[i], calls[longest], ends[longest]) for i in range(len(calls))]
-        first = min(places)
-        rows += [(str(group), int(rank), place - first) for rank, place in zip(of_group["rank"], places, strict=True)]
-    return rows
+        places = [
+            _place(calls[i], ends[i], calls[longest], ends[longest], starts[i], starts[longest])
+            for i in range(len(calls))
+        ]
+        first = min(place for place in places if place is not None)  # the longest has place 0
+        for i, (rank, name) in enumerate(of_group.select("rank", "group").iter_rows()):
+            place = places[i]
+            within = math.inf if place is None else _scatter(ends[i], ends[longest], place)
+            yield _Record(str(group), rank, name, None if place is None else place - first, within)
 
 
-def _place(calls: Array, ends: Array, longest: Array, longest_ends: Array) -> int:
-    """Where in the longest record another one begins; below 0 before it."""
+def _place(
+    calls: Array,
+    ends: Array,
+    longest: Array,
+    longest_ends: Array,
+    starts: Array | None = None,
+    longest_starts: Array | None = None,
+) -> int | None:
+    """Return where in the longest record of a group another one begins; below 0 before it, None where unknown.
+
+    Args:
+        calls: (collectives,) a number for op and size of each.
+        ends: (collectives,) nanoseconds; NaN for one that was not measured, or need not end together.
+        longest: as ``calls``, of the longest record.
+        longest_ends: of that.
+        starts: (collectives,) nanoseconds; None where they are not known, so that no place is impossible.
+        longest_starts: of the longest record.
+    """
+
+    def is_possible(place: int) -> bool:
+        if starts is None or longest_starts is None:
+            return True
+        return _contradiction(starts, ends, longest_starts, longest_ends, place) <= 0
+
     fits = (place for place in _candidates(calls, longest) if _fits(calls, longest, place))
     fitting = list(islice(fits, _PLACES))
-    if 0 not in fitting:
-        return min(fitting, key=lambda place: _scatter(ends, longest_ends, place), default=0)
-    at_first = _scatter(ends, longest_ends, 0)
-    most = _in_common(calls, longest, 0)
-    # The ends of few collectives agree by chance somewhere.
-    others = [place for place in fitting if place and 2 * _in_common(calls, longest, place) >= most]
-    if at_first <= _AT_BEST * _CLEARLY or not others:
+    if 0 in fitting and is_possible(0):
         return 0
-    scatter, _, best = min((_scatter(ends, longest_ends, place), abs(place), place) for place in others)
-    return best if max(scatter, _AT_BEST) * _CLEARLY < at_first else 0
+    possible = [place for place in fitting if is_possible(place)]
+    if not possible:
+        return 0 if 0 in fitting or not fitting else None
+    return possible[0] if len(possible) == 1 else _by_ends(ends, longest_ends, possible)
 
 
 def _candidates(calls: Array, longest: Array) -> list[int]:
-    """The places at which the first collective that both records have is the same."""
+    """Return the places at which the first collective that both records have is the same, the nearest first."""
     behind = np.flatnonzero(longest[: _FARTHEST + 1] == calls[0])
     before = np.flatnonzero(calls[: _FARTHEST + 1] == longest[0])
     return sorted({*behind.tolist(), *(-before).tolist()}, key=abs)
@@ -171,15 +266,47 @@ def _in_common(calls: Array, longest: Array, place: int) -> int:
 
 
 def _fits(calls: Array, longest: Array, place: int) -> bool:
+    """Return whether ops and sizes agree at a place: at another one than the first, of no few collectives."""
     ours, theirs = calls[max(-place, 0) :], longest[max(place, 0) :]
     count = _in_common(calls, longest, place)
-    return count >= min(_LEAST, len(calls)) and bool((ours[:count] == theirs[:count]).all())
+    is_enough = not place or count >= max(LEAST_IN_COMMON, len(calls) / 2)
+    return is_enough and bool((ours[:count] == theirs[:count]).all())
+
+
+def _pairs(ours: Array, theirs: Array, place: int) -> tuple[Array, Array]:
+    """Return the values of the collectives that two records have in common at a place, the first of them."""
+    ours, theirs = ours[max(-place, 0) :], theirs[max(place, 0) :]
+    count = min(len(ours), len(theirs), _COMPARED)
+    return ours[:count], theirs[:count]
+
+
+def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_ends: Array, place: int) -> float:
+    """Return by how many nanoseconds the times contradict one another at a place, whatever the clocks; 0 for none.
+
+    No rank ends a collective before every rank has begun it: of the first rank's clock the other one is ahead by at
+    least each start less the first rank's end, and by at most each end less the first rank's start.
+    """
+    start, other_start = _pairs(starts, longest_starts, place)
+    end, other_end = _pairs(ends, longest_ends, place)
+    least, most = start - other_end, end - other_start
+    known = ~np.isnan(least + most)
+    if not known.any():
+        return 0.0
+    span = float(np.ptp(other_end[known]))
+    return max(0.0, float(least[known].max() - most[known].min()) - _INEXACT - _DRIFT * span)
+
+
+def _by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | None:
+    """Return the place at which the ends agree much better than at any other; None where chance explains it."""
+    best, second = sorted(places, key=lambda place: (_scatter(ends, longest_ends, place), abs(place)))[:2]
+    spread = max(_scatter(ends, longest_ends, best), AT_BEST)
+    count = int((~np.isnan(np.subtract(*_pairs(ends, longest_ends, best)))).sum())
+    beyond = is_beyond_chance(spread, _scatter(ends, longest_ends, second), (count + 1) // 2, count)
+    return best if beyond else None
 
 
 def _scatter(ends: Array, longest_ends: Array, place: int) -> float:
-    """Nanoseconds by which the differences of both ranks' ends scatter; infinite where nothing was measured."""
-    ours, theirs = ends[max(-place, 0) :], longest_ends[max(place, 0) :]
-    count = min(len(ours), len(theirs), _COMPARED)
-    differences = ours[:count] - theirs[:count]
+    """Return the median deviation, in ns, of the differences of both ranks' ends; infinite where none is known."""
+    differences = np.subtract(*_pairs(ends, longest_ends, place))
     differences = differences[~np.isnan(differences)]
     return float(np.median(np.abs(differences - np.median(differences)))) if differences.size > 1 else np.inf

@@ -65,7 +65,8 @@ def test_ranks_are_related_over_others_and_a_lone_one_is_left() -> None:
 
 
 def test_a_trace_that_began_later_is_matched_from_the_end() -> None:
-    rows = [*ends(0, "a", 10, op="barrier"), *ends(0, "a", 20, 30), *ends(1, "a", 120, 130)]
+    at = [20 * i for i in range(1, 9)]
+    rows = [*ends(0, "a", 10, op="barrier"), *ends(0, "a", *at), *ends(1, "a", *(one + 100 for one in at))]
     assert clock_offsets(build(rows, (0, 1)).events, GROUPS)[1].offset == 100
 
 
