@@ -20,11 +20,11 @@ from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
 from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.staging import Memory, memory_of
+from dsexplore.aio.staging import Memory, memory_of, storage_of
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 
-File = str | os.PathLike[str] | int
+File = str | bytes | os.PathLike[str] | int
 """A path, or the number of an open descriptor."""
 
 _LAST_POSITION = 2**63 - 1
@@ -182,7 +182,7 @@ class aio_handle:
     def wait(self) -> int:
         """Wait for all pending operations; returns how many completed.
 
-        Interrupted by Ctrl-C, it leaves them pending, and may be called again.
+        Interrupted by Ctrl-C, it leaves them pending, with a note that says which, and may be called again.
 
         Raises:
             OSError: an operation failed, with its errno, path and direction; the others have finished too, and
@@ -204,12 +204,14 @@ class aio_handle:
 
     def free_cpu_locked_tensor(self, tensor: Any) -> bool:
         """Unlock a tensor of `new_cpu_locked_tensor`; False if it is none. A transfer in flight keeps the memory."""
+        storage_of(tensor)
         return free_locked_tensor(tensor)
 
     def is_pinned(self, buffer: Any) -> bool:
         """Whether a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
         if buffer.device.type != "cpu":
             return False
+        storage_of(buffer)
         return is_locked(buffer) or bool(buffer.is_pinned())
 
     def close(self) -> None:
@@ -238,7 +240,13 @@ class aio_handle:
 
     def _alone(self, buffer: Any, file: File, validate: bool, offset: int, *, write: bool) -> int:
         job = self._begin(buffer, file, validate, offset, write, range(1))
-        job.finished.wait()
+        try:
+            job.finished.wait()
+        except KeyboardInterrupt as interrupt:
+            with self._guard:
+                self._pending.append(job)  # which keeps its buffer, and lets `wait` wait for it
+            interrupt.add_note(_in_flight([job]))
+            raise
         if job.error is not None:
             raise job.error
         return 0
@@ -267,8 +275,12 @@ class aio_handle:
         return job
 
     def _wait(self) -> int:
-        for job in self._pending:
-            job.finished.wait()
+        try:
+            for job in self._pending:
+                job.finished.wait()
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(_in_flight(self._pending))
+            raise
         jobs = self._pending[:]
         self._pending.clear()
         failures = [job.error for job in jobs if job.error is not None]
@@ -315,10 +327,21 @@ def aio_write(
         return handle.write(buffer, filename, validate)
 
 
+def _in_flight(jobs: list[Job]) -> str:
+    """Return the note of an interrupt that leaves operations in flight."""
+    running = [job for job in jobs if not job.finished.wait(0)]
+    listed = ", ".join(
+        f"{'write' if job.target.write else 'read'} of {job.memory.nbytes:,} bytes, {job.target.path}"
+        for job in running[:3]
+    )
+    more = f" and {len(running) - 3} more" if len(running) > 3 else ""
+    return f"Still in flight: {listed}{more}. Call wait() before you use their buffers." if running else "All is done."
+
+
 def _opened(file: File, write: bool) -> TransferFile:
     operation = "write" if write else "read"
     try:
-        return TransferFile(file, write=write)
+        return TransferFile(os.fsdecode(file) if isinstance(file, bytes) else file, write=write)
     except OSError as error:
         raise type(error)(error.errno, f"open for {operation}: {error.strerror}", error.filename or file) from error
 

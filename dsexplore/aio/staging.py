@@ -93,8 +93,8 @@ def memory_of(buffer: Any, *, writable: bool) -> Memory:
     """The bytes of a tensor, a `Buffer`, or anything with Python's buffer protocol (a numpy array, a bytearray).
 
     Raises:
-        UsageError: a tensor that is not contiguous, has no memory, or has a lazy conjugate or negative bit; a
-            read-only object that is to be filled.
+        UsageError: a tensor that is not contiguous, has no memory of its own length (see `storage_of`), or has a lazy
+            conjugate or negative bit; a read-only object that is to be filled.
         TypeError: no memory can be seen in it.
     """
     if isinstance(buffer, Buffer):
@@ -116,19 +116,54 @@ def memory_of(buffer: Any, *, writable: bool) -> Memory:
 
 
 def _memory_of_tensor(tensor: Any) -> Memory:
+    storage = storage_of(tensor)
     if not tensor.is_contiguous():
         raise UsageError(f"{_described(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise UsageError(f"{_described(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
-    if tensor.is_cpu:
-        return HostMemory(tensor.data_ptr(), tensor.nbytes, tensor.untyped_storage())
+    if not tensor.is_cpu:
+        return DeviceMemory(tensor)
+    address = storage.data_ptr() + tensor.storage_offset() * tensor.element_size() if tensor.nbytes else 0
+    return HostMemory(address, tensor.nbytes, storage)
+
+
+def storage_of(tensor: Any) -> Any:
+    """Return the storage of a tensor that has memory for each of its elements.
+
+    Raises:
+        UsageError: a tensor without memory of its own length: one on the meta device, a fake or a sparse tensor, a
+            wrapper of other tensors (DTensor, nested tensors, what `torch.func` passes to functions), or a parameter
+            whose storage was freed, as FSDP frees it between its uses.
+    """
+    kind = type(tensor).__name__
+    if hasattr(tensor, "to_local"):
+        raise UsageError(f"{_described(tensor)} is a {kind}, which has no memory of its own: pass its .to_local()")
     if tensor.is_meta:
         raise UsageError(f"{_described(tensor)} on the meta device has no memory: use a real device")
-    return DeviceMemory(tensor)
+    is_fake = readable = False
+    try:
+        storage = tensor.untyped_storage()
+        is_fake = storage.device.type == "meta"
+        readable = not tensor.is_nested and not is_fake and (storage.data_ptr() != 0 or not storage.nbytes())
+    except (RuntimeError, ValueError, NotImplementedError):  # wrappers, sparse and uninitialized tensors
+        pass
+    if not readable:
+        remedy = "leave the fake tensor mode" if is_fake else "pass the dense tensors that hold its values"
+        raise UsageError(f"{_described(tensor)} ({kind}, {tensor.layout}) has no memory that can be moved: {remedy}")
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size() if tensor.numel() else 0
+    if storage.nbytes() < needed:
+        raise UsageError(
+            f"{_described(tensor)} needs {needed} bytes, and its storage holds {storage.nbytes()}: it was freed, as "
+            "FSDP frees a parameter after use; gather it first (model.unshard(), FSDP.summon_full_params)"
+        )
+    return storage
 
 
 def _described(tensor: Any) -> str:
-    return f"a tensor of shape {tuple(tensor.shape)}"
+    try:
+        return f"a tensor of shape {tuple(tensor.shape)}"
+    except (RuntimeError, ValueError):  # nested tensors, and parameters that are not initialized
+        return "a tensor"
 
 
 class Stage:

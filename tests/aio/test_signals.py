@@ -135,7 +135,11 @@ def test_a_program_that_ends_without_closing_ends(tmp_path: Path, backend: str) 
     assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
 
 
-def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "interrupted",
+    ["handle.async_pwrite(data, path), handle.wait()", "handle.sync_pwrite(data, path)", "handle.write(data, path)"],
+)
+def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path, interrupted: str) -> None:
     done = python(f"""
         import os, signal, sys, threading
         import numpy as np
@@ -153,16 +157,17 @@ def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         signal.signal(signal.SIGINT, once)
         pool.drive = slow
-        handle = aio_handle(4096, 4)
-        handle.async_pwrite(np.arange(50_000), {str(tmp_path / "file")!r})
+        handle, data, path = aio_handle(4096, 4), np.arange(50_000), {str(tmp_path / "file")!r}
         try:
-            handle.wait()
-        except KeyboardInterrupt:
-            print("interrupted")
+            {interrupted}
+        except KeyboardInterrupt as interrupt:
+            print(*interrupt.__notes__)
+            del data  # the handle keeps it
             gate.set()
             print(handle.wait())
     """)
-    assert (done.stdout, done.stderr) == ("interrupted\n1\n", "")
+    note = f"Still in flight: write of 400,000 bytes, {tmp_path / 'file'}. Call wait() before you use their buffers."
+    assert (done.stdout, done.stderr) == (f"{note}\n1\n", "")
     assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
 
 
