@@ -95,7 +95,7 @@ def _curve(cluster: Cluster, op: str, group: Group) -> Curve:
     below, above = _rungs(cluster, op, group)
     if above is None:
         own = _raw(cluster, op, group)
-        return own if below is None else _not_below(own, _curve(cluster, op, below), op, group.nodes / below.nodes)
+        return own if below is None else _not_below(own, _curve(cluster, op, below))
     assert below is not None  # two nodes are always a rung, see `_rungs`
     return _between(_curve(cluster, op, below), _curve(cluster, op, above), op, (below, group, above))
 
@@ -115,10 +115,13 @@ def _rungs(cluster: Cluster, op: str, group: Group) -> tuple[Group | None, Group
     return below, Group(min(nodes for nodes in rungs if nodes > group.nodes), group.per_node)
 
 
-def _not_below(own: Curve, fewer: Curve, op: str, more: float) -> Curve:
-    """A curve raised where fewer nodes cost more at the same bytes per rank."""
-    scale = more if op in _PER_RANK else 1.0
-    floors = [fewer.at(size / scale) for size in own.sizes]
+def _not_below(own: Curve, fewer: Curve) -> Curve:
+    """Return a curve raised where fewer nodes take longer for the same message bytes.
+
+    What crosses a node's own links grows with the nodes at the same message bytes, in a ring, a tree and a pairwise
+    exchange alike: ranks that pass messages through the memory of the CPU do so on several nodes too.
+    """
+    floors = [fewer.at(size) for size in own.sizes]
     return Curve(
         own.sizes,
         tuple(max(a, floor.low) for a, floor in zip(own.low, floors, strict=True)),

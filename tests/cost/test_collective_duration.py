@@ -44,16 +44,25 @@ def test_more_bytes_never_take_less(name: str, op: str, one: int, other: int, ra
 
 @settings(max_examples=150, deadline=None)
 @given(
-    gpu_clusters, ops, st.integers(1, 1 << 28), st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 2, 4, 8])
+    gpu_clusters,
+    ops,
+    st.integers(1, 1 << 28),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 4, 8]),
+    st.booleans(),
 )
-def test_more_nodes_never_cost_less(name: str, op: str, per_rank: int, one: int, other: int, per_node: int) -> None:
+def test_more_nodes_never_cost_less(
+    name: str, op: str, size: int, one: int, other: int, per_node: int, is_per_rank: bool
+) -> None:
     fewer, more = sorted((one, other))
     if fewer * per_node < 2:
         return
     times = []
     for nodes in (fewer, more):
         ranks = nodes * per_node
-        times.append(collective_time(op, per_rank * (ranks if op in PARTS else 1), ranks, per_node, name))
+        message_bytes = size * (ranks if is_per_rank and op in PARTS else 1)
+        times.append(collective_time(op, message_bytes, ranks, per_node, name))
     tolerance = 1 + 1e-9
     assert times[0].expected <= times[1].expected * tolerance
     assert times[0].low <= times[1].low * tolerance
@@ -112,6 +121,13 @@ def test_large_messages_cost_their_bytes() -> None:
 def test_a_full_mesh_has_the_bandwidth_of_all_its_links() -> None:
     two, eight = (collective_time("all_gather", 1 << 34, n, cluster=bare("mi300x")).expected for n in (2, 8))
     assert two / eight == pytest.approx(7 * (1 / 2) / (7 / 8), rel=0.05)
+
+
+@pytest.mark.parametrize("op", PARTS)
+def test_nodes_whose_gpus_send_through_the_cpu_do_so_on_many_nodes_too(op: str) -> None:
+    one, two, four = (collective_time(op, (2 << 20) * ranks, ranks, 8, "8xl40s").expected for ranks in (8, 16, 32))
+    assert two > 1.8 * one
+    assert four > 1.5 * two
 
 
 def test_two_nodes_reduce_faster_than_a_ring_between_them_could() -> None:
