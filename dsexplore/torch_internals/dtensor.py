@@ -16,7 +16,7 @@ from dsexplore.torch_internals.names import TorchName, internal, is_there
 from dsexplore.torch_internals.process_groups import resolve_group
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 else:
     DTensorSpec = internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
 
@@ -114,3 +114,30 @@ def forget_planners() -> None:
 def strided_shard(dim: int, split_factor: int) -> Any:
     """Return the placement of a dim that was cut into so many pieces before this axis cuts each of them."""
     return internal("torch.distributed.tensor.placement_types:_StridedShard")(dim, split_factor=split_factor)
+
+
+MESH_METHODS_THAT_READ_RANKS = tuple(
+    TorchName(f"torch.distributed.device_mesh:DeviceMesh.{name}", since=since)
+    for since, names in {
+        "2.9": ("__init__", "__getitem__", "__repr__", "_flatten", "from_group"),
+        "2.10": ("__setstate__", "_concatenate", "_get_all_submeshes", "_unflatten"),
+    }.items()
+    for name in names
+)
+"""The methods of a mesh that read values of its table of ranks."""
+
+MESH_RANKS = TorchName("torch.distributed.device_mesh:DeviceMesh.mesh", since="2.10")
+"""The property that makes a mesh's table of ranks; in torch 2.9 the table is an attribute of the mesh."""
+
+DTENSOR_INIT = TorchName("torch.distributed.tensor:DTensor.__init__")
+FROM_LOCAL = TorchName("torch.distributed.tensor:DTensor.from_local")
+TO_LOCAL = TorchName("torch.distributed.tensor:DTensor.to_local")
+
+TENSOR_OF_SPEC = TorchName("torch.distributed.tensor._op_schema:_rebuild_tensor_from_dtensor_meta")
+"""The function that makes a fake tensor of a specification, on which the shape of an op's result is found."""
+
+_RNG = "torch.distributed.tensor._random:OffsetBasedRNGTracker"
+RNG_INIT = TorchName(f"{_RNG}.__init__")
+RNG_REGION = TorchName(f"{_RNG}._distribute_region")
+RNG_STATE = TorchName(f"{_RNG}._get_device_state")
+"""The methods by which random ops on DTensors share the state of a device's generator."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dsexplore.torch_internals.names import TorchName, internal, is_there
 
 if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 else:
     FakeTensor = internal("torch._subclasses.fake_tensor:FakeTensor")
     FakeTensorMode = internal("torch._subclasses.fake_tensor:FakeTensorMode")
@@ -63,3 +64,7 @@ FAKE_FORMAT = TorchName("torch._subclasses.fake_tensor:FakeTensor.__format__")
 FAKE_ARRAY = TorchName("torch._subclasses.fake_tensor:FakeTensor.__array__")
 FAKE_NUMPY = TorchName("torch._subclasses.fake_tensor:FakeTensor.numpy")
 FAKE_DATA_PTR = TorchName("torch._subclasses.fake_tensor:FakeTensor.data_ptr")
+TRANSFORMERS_IS_FAKE = TorchName("transformers.utils.import_utils:is_fake_tensor")
+
+FAKE_DEVICE = TorchName("torch._subclasses.fake_tensor:FakeTensor.device")
+FAKE_DISPATCH = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch")

@@ -8,5 +8,42 @@ from typing import Any
 
 from torch import nn
 
+from dsexplore.torch_internals.names import TorchName
+
 module_of_flat_parameter: Callable[[Any], nn.Module] = attrgetter("_fully_sharded_module")
 """Return the module whose parameters a flat parameter's handle shards."""
+
+CHUNK = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty")
+"""The function by which ``fully_shard`` cuts a parameter into one chunk per rank."""
+
+SAME_STORAGE = TorchName("torch.distributed.fsdp._flat_param:_same_storage")
+"""The function that tells ``FullyShardedDataParallel`` whether two tensors have the same memory."""
+
+
+def parameter_groups(module: nn.Module) -> list[Any]:
+    """Return the groups in which ``fully_shard`` gathers the parameters of a module that it was called for."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def has_own_prefetch(module: nn.Module) -> bool:
+    """Return True if the program said which modules ``fully_shard`` gathers ahead of a module."""
+    state: Any = module._get_fsdp_state()
+    return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
+
+
+_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup"
+POST_BACKWARD = TorchName(f"{_GROUP}.post_backward")
+"""The method that reduces the gradients of a group of ``fully_shard``."""
+
+RECORD_POST_FORWARD = TorchName(f"{_GROUP}._record_post_forward")
+"""The method that notes the order of forwards, along which backward gathers ahead."""
+
+SHARDED_PARAMETER = TorchName(
+    "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_dtensor"
+)
+"""The method by which ``fully_shard`` makes a DTensor of a shard of a parameter or of its gradient."""
+
+LOCAL_OF_DTENSOR = TorchName("torch.distributed.tensor.parallel._data_parallel_utils:_flatten_tensor")
+"""The function that gives ``FullyShardedDataParallel`` the local part of a DTensor parameter."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 
 from torch import nn
+
+from dsexplore.torch_internals.names import TorchName
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """The names under which torch.compile, checkpointing and ``FullyShardedDataParallel`` hold the module that they wrap.
 None of them is part of a parameter's name as the program knows it."""
 
-own_parameters: Callable[[nn.Module], Mapping[str, nn.Parameter | None]] = attrgetter("_parameters")
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 """Return the parameters of a module itself, by name."""
 
 
@@ -30,6 +32,29 @@ def without_wrappers(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def hooks_of(module: nn.Module) -> list[list[Callable[..., Any]]]:
+    """Return the hooks of a module: before and after forward, before and after backward."""
+    return [list(getattr(module, name).values()) for name in _HOOKS]
+
+
+def hooks_of_all() -> list[list[Callable[..., Any]]]:
+    """Return the hooks that are called for each module, as `hooks_of` does those of one."""
+    return [list(getattr(nn.modules.module, f"_global{name}").values()) for name in _HOOKS]
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Return True if torch.compile was asked to compile this very module."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+APPLY = TorchName("torch.nn:Module._apply")
+"""The method by which ``module.to`` and its kin convert parameters."""
+
+TRUNC_NORMAL = TorchName("torch.nn.init:_no_grad_trunc_normal_")
+CTC_LOSS = TorchName("torch.nn.functional:ctc_loss")
+PAD_PACKED_SEQUENCE = TorchName("torch._VF:_pad_packed_sequence")
+TRACE = TorchName("torch.jit:trace")
+TRACE_MODULE = TorchName("torch.jit:trace_module")

@@ -28,6 +28,12 @@ default_store: Callable[[], Any] = internal("torch.distributed.distributed_c10d:
 coalescing_manager: Callable[..., Any] = internal("torch.distributed.distributed_c10d:_coalescing_manager")
 """Return a context whose collectives are launched as one: ``(group, device, async_ops)``."""
 
+finished_work: Callable[[], Any] = internal("torch._C._distributed_c10d:FakeWork")
+"""Return the work of a collective that is done."""
+
+AsyncCollectiveTensor: Any = internal("torch.distributed._functional_collectives:AsyncCollectiveTensor")
+"""The class of what functional collectives return: a tensor that waits for the collective at its first use."""
+
 timeout_of: Callable[[Any], Any] = attrgetter("options._timeout")
 """Return the time that a collective of a backend may take; not all backends say it."""
 
@@ -68,9 +74,28 @@ ALL_GATHER = _called_by(dist.all_gather_into_tensor, "all_gather_single", "_allg
 REDUCE_SCATTER = _called_by(dist.reduce_scatter_tensor, "reduce_scatter_single", "_reduce_scatter_base")
 """The methods by which ``torch.distributed`` asks a process group for a collective."""
 
+ALL_REDUCE_OPTIONS, BROADCAST_OPTIONS, ALL_GATHER_OPTIONS, REDUCE_SCATTER_OPTIONS = (
+    internal(f"torch.distributed.distributed_c10d:{name}")
+    for name in ("AllreduceOptions", "BroadcastOptions", "AllgatherOptions", "ReduceScatterOptions")
+)
+"""The classes of the last argument of these methods."""
+
 START_COALESCING = TorchName("torch.distributed:ProcessGroup._start_coalescing")
 END_COALESCING = TorchName("torch.distributed:ProcessGroup._end_coalescing")
 """The methods between which a process group launches collectives as one; the last returns their work."""
 
 LOCAL_TENSOR_COLLECTIVES = TorchName("torch.distributed._local_tensor:_c10d", since="2.10")
 """The module of the functions by which ``LocalTensorMode`` carries out collectives for all ranks at once."""
+
+WRAP_RESULT = TorchName("torch.distributed._functional_collectives:_maybe_wrap_tensor")
+"""The function that makes an `AsyncCollectiveTensor` of what a functional collective returns."""
+
+META_KERNELS_RANDOM = TorchName("torch.distributed._meta_registrations:random", since="2.10")
+"""The random numbers that collectives on tensors without memory draw: Python's, as the program's."""
+
+BARRIER_OPTIONS = TorchName("torch.distributed.distributed_c10d:BarrierOptions")
+NCCL_IS_AVAILABLE = TorchName("torch.distributed.distributed_c10d:_NCCL_AVAILABLE")
+
+CHECK_TENSOR = TorchName("torch.distributed.distributed_c10d:_check_single_tensor")
+CHECK_TENSOR_LIST = TorchName("torch.distributed.distributed_c10d:_check_tensor_list")
+"""The functions by which those of ``torch.distributed`` check the tensors that they are to send."""

@@ -6,5 +6,30 @@ Where several entries replace one name, the later one stands outside: it is call
 from __future__ import annotations
 
 from dsexplore.torch_internals.patches import Entry
+from dsexplore.worlds.fake import (
+    coalesced_collectives,
+    device_meshes,
+    fake_data,
+    fake_files,
+    fake_parameters,
+    fake_tensors,
+    gpu_attention,
+    real_integers,
+    transformers_masks,
+    unsupported,
+    value_reads,
+)
 
-TABLE: tuple[Entry, ...] = ()
+TABLE: tuple[Entry, ...] = (
+    *device_meshes.PATCHES,
+    *fake_data.PATCHES,
+    *fake_parameters.PATCHES,
+    *fake_tensors.PATCHES,
+    *value_reads.PATCHES,
+    *fake_files.PATCHES,
+    *real_integers.PATCHES,
+    *coalesced_collectives.PATCHES,
+    *unsupported.PATCHES,
+    *transformers_masks.PATCHES,
+    *gpu_attention.PATCHES,
+)

@@ -38,18 +38,11 @@ from dsexplore.interrupts import uninterrupted
 from dsexplore.torch_internals.patches import Parts, Patches, When, install_all
 from dsexplore.units import format_count
 from dsexplore.user_warnings import naming_the_user
-from dsexplore.worlds.fake import fake_files, fake_tensors
-from dsexplore.worlds.fake.coalesced_collectives import patch_coalesced
-from dsexplore.worlds.fake.fake_data import patch_data
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
-from dsexplore.worlds.fake.fake_parameters import patch_parameters
-from dsexplore.worlds.fake.gpu_attention import patch_attention_choice
 from dsexplore.worlds.fake.invented_values import Inventor
 from dsexplore.worlds.fake.known_shardings import patch_shardings
-from dsexplore.worlds.fake.real_integers import patch_integers
-from dsexplore.worlds.fake.transformers_masks import patch_masks
-from dsexplore.worlds.fake.unsupported import explained, patch_unsupported
+from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.spawned import patch_processes, patch_spawn
@@ -270,23 +263,6 @@ class World:
         patches.attribute(warnings, "_showwarnmsg", naming_the_user(warnings._showwarnmsg))  # type: ignore[attr-defined]
         patches.attribute(tensor_random, "_rng_tracker", tensor_random._rng_tracker)
         patch_mesh_groups(patches, self.rank)
-        fake_tensors.patch_meshes(patches)
-        fake_tensors.patch_sharding(patches)
-        if self.fake:
-            patch_data(patches)
-            patch_parameters(patches)
-            fake_tensors.patch_conversion(patches)
-            fake_tensors.patch_waits(patches)
-            fake_tensors.patch_initialisation(patches)
-            fake_tensors.patch_reading(patches, self._inventor)
-            fake_tensors.patch_loaders(patches, self.remarks)
-            fake_files.patch_files(patches, self.remarks)
-            patch_integers(patches)
-            patch_coalesced(patches)
-            patch_unsupported(patches)
-            patch_masks(patches)
-            if self.target == "cuda":
-                patch_attention_choice(patches)
         self._watch.install(patches)
         patch_ddp(patches, self._watch.module)
         received = Received()

@@ -1,13 +1,11 @@
-"""Coalesced collectives on fake tensors, for which torch 2.13 has no meta kernels, unlike for all others of c10d."""
+"""Coalesced collectives on fake tensors, for which torch has no meta kernels, unlike for all others of c10d."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch._C._distributed_c10d import FakeWork
-
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Entry, Kernel
+from dsexplore.torch_internals.process_groups import finished_work
 
 _OPS = (
     "allreduce_coalesced_",
@@ -17,15 +15,19 @@ _OPS = (
 )
 
 
-def patch_coalesced(patches: Patches) -> None:
-    """Collectives that ``torch.distributed`` coalesces run on fake tensors from now on."""
-    library = torch.library.Library("c10d", "IMPL")
-    patches.callback(library._destroy)
-    for name in _OPS:
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
-            library.impl(name, _work, "Meta")
+def _return_work(*_: Any) -> Any:
+    """Return the work of a collective that is done: outputs without memory have no values to be written."""
+    return finished_work().boxed()
 
 
-def _work(*_: Any) -> Any:
-    """The work of a collective that is done: outputs of meta tensors have no values to be written."""
-    return FakeWork().boxed()
+PATCHES: tuple[Entry, ...] = tuple(
+    Kernel(
+        f"c10d::{name}",
+        "Meta",
+        "torch has none",
+        lambda _parts: _return_work,
+        when="fake",
+        only_if_missing=True,
+    )
+    for name in _OPS
+)

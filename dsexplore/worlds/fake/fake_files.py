@@ -20,21 +20,23 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch import serialization
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.distributed.checkpoint._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor as Writer
-from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.serialization import skip_data
 
-from dsexplore.torch_internals.on_import import on_import
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import checkpoint
+from dsexplore.torch_internals.fake_tensors import (
+    FAKE_DEEPCOPY,
+    FAKE_REDUCE,
+    FakeTensor,
+    active_fake_mode,
+    storage_number,
+    without_fake_mode,
+)
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.remarks import Remarks
@@ -44,21 +46,7 @@ WRITTEN = "a file of fake tensors has their shapes and its size, and no values: 
 PICKLED = "fake tensors were pickled without values, so objects that hold them are smaller than on the target"
 
 
-def patch_files(patches: Patches, remarks: Remarks) -> None:
-    """Make fake tensors of a program be copied, pickled, saved and loaded."""
-    patches.attribute(FakeTensor, "__deepcopy__", _copied)
-    patches.attribute(FakeTensor, "__reduce_ex__", _pickled(remarks))
-    patches.function(torch.save, partial(_without_values, remarks))
-    patches.function(torch._utils._get_restore_location, _location)
-    patches.function(torch.set_rng_state, _take_rng_state)
-    patches.attribute(StateDictStager, "_offload_tensor", _offloaded(StateDictStager._offload_tensor))
-    patches.attribute(Writer, "execute_save", _finished(Writer.execute_save))
-    patches.attribute(torch, "asarray", _of_storage(torch.asarray))
-    patches.attribute(torch, "from_file", outside_fake_mode(torch.from_file))
-    on_import(patches, "safetensors.torch", partial(_patch_safetensors, remarks, patches))
-
-
-def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+def _deepcopy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
@@ -73,8 +61,8 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _offloaded(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a fake tensor for ``dcp.async_save`` without copying its memory."""
+def _stage_tensor(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Return what copies a fake tensor for ``dcp.async_save`` without copying its memory."""
 
     @wraps(original)
     def offload(stager: Any, /, x: torch.Tensor, memo: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
@@ -86,8 +74,8 @@ def _offloaded(original: Callable[..., Any]) -> Callable[..., Any]:
     return offload
 
 
-def _finished(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    """``execute_save`` of ``dcp.async_save`` that waits for the thread that writes; its errors stay in the future."""
+def _write_and_wait(original: Callable[..., Future[Any]], _parts: Parts) -> Callable[..., Future[Any]]:
+    """Return the ``execute_save`` that waits for the thread that writes; its errors stay in the future."""
 
     @wraps(original)
     def execute_save(*args: Any, **kwargs: Any) -> Future[Any]:
@@ -98,30 +86,28 @@ def _finished(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]
     return execute_save
 
 
-def _location(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where ``torch.load`` puts a fake tensor: on the CPU where a function of the program would move its storage."""
+def _restore_location(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Return what puts a fake tensor on the CPU where a function of the program would move its storage."""
 
-    def location(device: Any) -> Any:
-        return torch.device("cpu") if callable(serialization._serialization_tls.map_location) else original(device)
+    def restore_location(device: Any) -> Any:
+        return torch.device("cpu") if checkpoint.is_loading_by_function() else original(device)
 
-    return location
+    return restore_location
 
 
-def _pickled(remarks: Remarks) -> Callable[..., Any]:
-    reduce: Callable[..., Any] = torch.Tensor.__reduce_ex__
-
-    def reduced(tensor: FakeTensor, proto: int) -> Any:
-        if serialization._serialization_tls.materialize_fake_tensors:  # torch.save
-            return reduce(tensor, proto)
-        remarks.say(PICKLED)
+def _reduce(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def reduce(tensor: FakeTensor, proto: int) -> Any:
+        if checkpoint.is_saving_fake_tensors():
+            return torch.Tensor.__reduce_ex__(tensor, proto)  # type: ignore[no-untyped-call] # torch types none of it
+        parts[Remarks].say(PICKLED)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        described = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
-        return _made, (*described, is_parameter)
+        description = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+        return _rebuild, (*description, is_parameter)
 
-    return reduced
+    return reduce
 
 
-def _made(
+def _rebuild(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
@@ -129,14 +115,14 @@ def _made(
     requires_grad: bool,
     is_parameter: bool,
 ) -> torch.Tensor:
-    """A tensor as it was described when a fake one was pickled; on ``meta`` where no world of fake tensors is open."""
+    """Return a tensor like the fake one that was pickled; on ``meta`` where no world of fake tensors is open."""
     mode = entered()
     with mode or nullcontext():
         made = torch.empty_strided(shape, stride, dtype=dtype, device=device if mode is not None else "meta")
         return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 
-def _without_values(remarks: Remarks, original: Callable[..., None]) -> Callable[..., None]:
+def _save_without_values(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     parameters = signature(original)
 
     def save(*args: Any, **kwargs: Any) -> None:
@@ -145,7 +131,7 @@ def _without_values(remarks: Remarks, original: Callable[..., None]) -> Callable
             mode = entered()  # modes belong to a thread, and ``dcp.async_save`` writes in another
         if mode is None:
             return original(*args, **kwargs)
-        remarks.say(WRITTEN)
+        parts[Remarks].say(WRITTEN)
         given = parameters.bind(*args, **kwargs)
         if hasattr(given.arguments["f"], "write"):
             given.arguments["f"] = _WithHoles(given.arguments["f"])
@@ -156,14 +142,14 @@ def _without_values(remarks: Remarks, original: Callable[..., None]) -> Callable
 
 
 class _WithHoles:
-    """A stream in which torch leaves out values by seeking forward, whether it can seek or not."""
+    """A stream in which torch skips values by seeking forward, whether it can seek or not."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.write, self.flush = stream.write, getattr(stream, "flush", lambda: None)
 
     def seek(self, size: int, whence: int = os.SEEK_CUR) -> None:
-        """Go forward by that many bytes, on zeros where the stream only writes."""
+        """Go forward by so many bytes; write zeros where the stream can only write."""
         # Wrappers that do not close a file, as those of distributed checkpoints, hold it as ``raw``.
         for stream in (self._stream, getattr(self._stream, "raw", None)):
             if stream is not None and stream.seekable():
@@ -173,54 +159,48 @@ class _WithHoles:
             self.write(bytes(min(_CHUNK, size - start)))
 
 
-def _take_rng_state(original: Callable[..., None]) -> Callable[..., None]:
+def _set_rng_state(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
     parameters = signature(original)
 
     def set_rng_state(*args: Any, **kwargs: Any) -> None:
         state = parameters.bind(*args, **kwargs).arguments["new_state"]
-        if not isinstance(state, FakeTensor):  # one that was loaded has no values, and nothing draws any
+        if not isinstance(state, FakeTensor):  # a state that was loaded has no values, and nothing draws any
             original(*args, **kwargs)
 
     return set_rng_state
 
 
-def _of_storage(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``torch.asarray`` of a storage, as safetensors calls it on a file: the mode takes storages for numbers."""
+def _from_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
+    """Return the ``torch.asarray`` that takes a storage outside of the fake mode, which takes it for numbers."""
 
     def asarray(obj: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
             return original(obj, *args, **kwargs)
-        with unset_fake_temporarily():
+        with without_fake_mode():
             return original(obj, *args, **kwargs)
 
     return asarray
 
 
-def _patch_safetensors(remarks: Remarks, patches: Patches, module: ModuleType) -> None:
-    names = {dtype: name for name, dtype in vars(module)["_TYPES"].items()}
+def _save_safetensors(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    parameters = signature(original)
 
-    def build(original: Callable[..., None]) -> Callable[..., None]:
-        parameters = signature(original)
+    def save_file(*args: Any, **kwargs: Any) -> None:
+        given = parameters.bind(*args, **kwargs).arguments
+        tensors = given["tensors"]
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
+            parts[Remarks].say(WRITTEN)
+            _write_safetensors(tensors, given["filename"], given.get("metadata"))
+        else:
+            original(*args, **kwargs)
 
-        def save_file(*args: Any, **kwargs: Any) -> None:
-            given = parameters.bind(*args, **kwargs).arguments
-            tensors = given["tensors"]
-            if any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
-                remarks.say(WRITTEN)
-                _write_safetensors(tensors, given["filename"], given.get("metadata"), names)
-            else:
-                original(*args, **kwargs)
-
-        return save_file
-
-    patches.function(vars(module)["save_file"], build)
-    patches.function(vars(module)["load_file"], _by_way_of_the_cpu)
-    patches.function(vars(module)["storage_ptr"], _storage_number)
-    patches.function(vars(module)["_is_complete"], _covers_its_storage)
+    return save_file
 
 
-def _by_way_of_the_cpu(original: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
-    """``load_file`` to a GPU writes to the address of tensors that it makes there, which fake ones do not have."""
+def _load_safetensors(
+    original: Callable[..., dict[str, torch.Tensor]], _parts: Parts
+) -> Callable[..., dict[str, torch.Tensor]]:
+    """Return the ``load_file`` that loads to the CPU first: torch's writes to the address of tensors on a GPU."""
     parameters = signature(original)
 
     def load_file(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -234,17 +214,17 @@ def _by_way_of_the_cpu(original: Callable[..., dict[str, torch.Tensor]]) -> Call
     return load_file
 
 
-def _storage_number(original: Callable[..., int]) -> Callable[..., int]:
-    """The number of a tensor's storage, another for each: tied weights are found by it."""
+def _identify_storage(original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
+    """Return what tells storages apart that have no address: tied weights are found by it."""
 
     def storage_ptr(tensor: torch.Tensor) -> int:
-        return tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else original(tensor)
+        return storage_number(tensor.untyped_storage()) if isinstance(tensor, FakeTensor) else original(tensor)
 
     return storage_ptr
 
 
-def _covers_its_storage(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Whether a tensor is all of its storage, which safetensors finds by addresses."""
+def _is_whole_storage(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
+    """Return what finds without addresses whether a tensor is all of its storage."""
 
     def is_complete(tensor: torch.Tensor) -> bool:
         if not isinstance(tensor, FakeTensor):
@@ -259,9 +239,9 @@ def _write_safetensors(
     tensors: Mapping[str, torch.Tensor],
     file: str | os.PathLike[str],
     metadata: Mapping[str, str] | None,
-    names: Mapping[torch.dtype, str],
 ) -> None:
     """Write the header of a file of safetensors, and leave a hole where the values would be."""
+    names = checkpoint.safetensors_names()
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])):
@@ -272,3 +252,38 @@ def _write_safetensors(
     with open(file, "wb") as out:  # noqa: PTH123 - files of one rank are watched where they are opened
         out.write(len(text).to_bytes(8, "little") + text)
         out.truncate(8 + len(text) + end)
+
+
+def _outside_fake_mode(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    return outside_fake_mode(original)
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(FAKE_DEEPCOPY, "it reads an address", lambda _original, _parts: _deepcopy, when="fake"),
+    Patch(FAKE_REDUCE, "it pickles the mode", _reduce, when="fake"),
+    Patch(checkpoint.SAVE, "it reads memory", _save_without_values, when="fake", by_code=True),
+    Patch(
+        checkpoint.RESTORE_LOCATION,
+        "it hands a function of the program what has no storage",
+        _restore_location,
+        when="fake",
+        by_code=True,
+    ),
+    Patch(checkpoint.SET_RNG_STATE, "it reads a state without values", _set_rng_state, when="fake", by_code=True),
+    Patch(checkpoint.STAGE_TENSOR, "it copies memory", _stage_tensor, when="fake", on_import=True),
+    Patch(
+        checkpoint.WRITE_IN_THREAD,
+        "two threads cannot use one fake mode at a time",
+        _write_and_wait,
+        when="fake",
+        on_import=True,
+    ),
+    Patch(checkpoint.FROM_STORAGE, "the fake mode takes a storage for numbers", _from_storage, when="fake"),
+    Patch(checkpoint.FROM_FILE, "the fake mode makes a tensor without values", _outside_fake_mode, when="fake"),
+    Patch(checkpoint.SAFETENSORS_SAVE, "it reads memory", _save_safetensors, when="fake", by_code=True),
+    Patch(checkpoint.SAFETENSORS_LOAD, "it writes to addresses", _load_safetensors, when="fake", by_code=True),
+    Patch(
+        checkpoint.SAFETENSORS_STORAGE, "it tells memory apart by address", _identify_storage, when="fake", by_code=True
+    ),
+    Patch(checkpoint.SAFETENSORS_IS_WHOLE, "it compares addresses", _is_whole_storage, when="fake", by_code=True),
+)

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
+
+from dsexplore.torch_internals.fake_tensors import without_fake_mode
 
 
 class ListMode(TorchFunctionMode):
-    """Reads fake tensors in lists of which a tensor is made."""
+    """A function mode that reads fake tensors in lists of which a tensor is made."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -30,7 +31,7 @@ class ListMode(TorchFunctionMode):
 
 
 def with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of ``torch.tensor`` with the numbers that fake tensors in its list are read as.
+    """Return the arguments of ``torch.tensor`` with numbers in place of the fake tensors in its list.
 
     Args:
         func: ``torch.tensor`` or ``torch.as_tensor``.
@@ -39,24 +40,24 @@ def with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """
     if not args or not isinstance(args[0], (list, tuple)) or not _holds_tensors(args[0]):
         return args, kwargs
-    read = _real(args[0])
-    with unset_fake_temporarily():
+    read = _read(args[0])
+    with without_fake_mode():
         values = func(read)
     return (values.tolist(), *args[1:]), {"dtype": values.dtype, **kwargs}
 
 
 def _holds_tensors(data: Sequence[Any]) -> bool:
     return any(
-        isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _holds_tensors(one)) for one in data
+        isinstance(item, torch.Tensor) or (isinstance(item, (list, tuple)) and _holds_tensors(item)) for item in data
     )
 
 
-def _real(data: Any) -> Any:
-    """Lists of real tensors and numbers, in place of lists of fake tensors."""
+def _read(data: Any) -> Any:
+    """Return lists of real tensors and numbers for lists of fake tensors."""
     if isinstance(data, (list, tuple)):
-        return [_real(one) for one in data]
+        return [_read(item) for item in data]
     if not isinstance(data, torch.Tensor):
         return data
     value = data.item()
-    with unset_fake_temporarily():
+    with without_fake_mode():
         return torch.full((), value, dtype=data.dtype)

@@ -8,76 +8,90 @@ calls no ``__init__``, and it makes no `nn.UninitializedParameter` at all. Here 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in torch's stubs
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.fake_tensors import FakeTensor, active_fake_mode
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.tensors import (
+    MAKE_SUBCLASS,
+    NEW_PARAMETER,
+    allowed_when_uninitialized,
+    mark_as_parameter,
+    no_torch_function,
+)
 
 
-def patch_parameters(patches: Patches) -> None:
-    """Make parameters and uninitialised tensors of fake data keep their class."""
-    make: Callable[..., Tensor] = Tensor._make_subclass
-    new: Callable[..., Tensor] = Parameter.__new__
-    fake_class = cache(_fake_class)  # of this world alone, as it keeps the program's classes alive
+class _Classes:
+    """The classes of fake tensors that are a class of the program's, too; of one world, as they keep that alive."""
 
-    def given(kind: Any, tensor: Any) -> Tensor:
-        """A fake tensor that was just made, with another class."""
+    def __init__(self) -> None:
+        self._of: dict[Any, type] = {}
+
+    def give(self, kind: Any, tensor: Any) -> Tensor:
+        """Give a fake tensor that was just made a class of the program's, and return it."""
         if issubclass(kind, Parameter):
-            tensor._is_param = True  # for when torch makes it a plain fake tensor, as one that gets its shape
-        tensor.__class__ = kind if issubclass(kind, FakeTensor) else fake_class(kind)
+            mark_as_parameter(tensor)  # for when torch makes it a plain fake tensor, as one that gets its shape
+        tensor.__class__ = kind if issubclass(kind, FakeTensor) else self._fake_class(kind)
         return tensor  # type: ignore[no-any-return]
 
+    def _fake_class(self, kind: Any) -> type:
+        if kind not in self._of:
+            bases = (_Uninitialized, kind) if issubclass(kind, UninitializedTensorMixin) else (kind,)
+            names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+            self._of[kind] = type(kind)(kind.__name__, (*bases, FakeTensor), names)
+        return self._of[kind]
+
+
+def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> staticmethod[..., Tensor]:
     def make_subclass(kind: type, data: Tensor, require_grad: bool = False, **kwargs: Any) -> Tensor:
         if type(data) is not FakeTensor or not issubclass(kind, (Parameter, UninitializedTensorMixin)):
-            return make(kind, data, require_grad, **kwargs)
-        return given(kind, data.detach().requires_grad_(require_grad))
+            return original(kind, data, require_grad, **kwargs)
+        return parts[_Classes].give(kind, data.detach().requires_grad_(require_grad))
 
+    return staticmethod(make_subclass)
+
+
+def _new_parameter(original: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
     def new_parameter(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
-        made = new(cls, data, requires_grad)
-        return made if type(made) is not FakeTensor or cls is Parameter else given(cls, made)
+        made = original(cls, data, requires_grad)
+        return made if type(made) is not FakeTensor or cls is Parameter else parts[_Classes].give(cls, made)
 
-    patches.attribute(Tensor, "_make_subclass", staticmethod(make_subclass))
-    patches.attribute(Parameter, "__new__", new_parameter)
-
-
-def _fake_class(kind: Any) -> type:
-    """A class of fake tensors that is this class of parameters, too."""
-    bases = (_Uninitialized, kind) if issubclass(kind, UninitializedTensorMixin) else (kind,)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    made: type = type(kind)(kind.__name__, (*bases, FakeTensor), names)
-    return made
+    return new_parameter
 
 
 class _Uninitialized:
-    """The parts of an uninitialised tensor that are others on fake tensors."""
+    """The parts of an uninitialized tensor that differ on fake tensors."""
 
     cls_to_become: type = FakeTensor
 
     @property
     def shape(self) -> Any:
-        """Torch's error for the program, and the size, which is that of no element, for the mode of fake tensors."""
+        """Raise torch's error in the program; return the shape, which is that of no element, in the fake mode."""
         owner: Any = UninitializedTensorMixin
-        if active_fake_mode() is None:  # it has called, and left itself
+        if active_fake_mode() is None:  # the mode has called, and left itself
             owner = Tensor
         return owner.shape.__get__(self)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """As torch's, on a fake tensor without this class: the ops that convert it read its shape.
+        """Do what torch does, on a fake tensor without this class: the ops that convert it read its shape.
 
         Of a buffer torch makes a buffer without a shape, and of a parameter a tensor.
         """
-        if func in UninitializedTensorMixin._allowed_methods and isinstance(args[0], cls):
-            with torch._C.DisableTorchFunction():
+        if func in allowed_when_uninitialized and isinstance(args[0], cls):
+            with no_torch_function():
                 args = (args[0].detach(), *args[1:])  # type: ignore[attr-defined] # it is a tensor
         made = super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
         if type(made) is FakeTensor and not issubclass(cls, Parameter):
             made.__class__ = cls  # type: ignore[assignment]
         return made
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(MAKE_SUBCLASS, "it makes plain fake tensors of a class's", _make_subclass, when="fake"),
+    Patch(NEW_PARAMETER, "it returns plain fake tensors for parameters of a class", _new_parameter, when="fake"),
+)

@@ -1,4 +1,4 @@
-"""Tensors that keep their memory although a fake mode is entered: integers that C++ reads or writes in memory.
+"""Tensors that have memory although a mode of fake tensors is active: integers that C++ reads or writes in memory.
 
 `DistributedDataParallel` hands its parameters to a reducer in C++, which does to tensors what ops do, so that fake
 tensors serve; but for three small tensors of integers, whose elements it writes and reads in memory:
@@ -19,13 +19,12 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import _VF
-from torch._C._distributed_c10d import Reducer
-from torch._guards import active_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import ddp
+from dsexplore.torch_internals.fake_tensors import active_fake_mode, storage_number
+from dsexplore.torch_internals.modules import PAD_PACKED_SEQUENCE
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
 _FACTORIES = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default})
 _INTEGERS = frozenset({torch.int32, torch.int64})
@@ -50,10 +49,10 @@ class RealIntegers:
             self._makes = before
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of an op without fake tensors among its arguments, if it makes or is on such integers.
+        """Call an op without fake tensors among its arguments, if it makes such integers or takes them.
 
         Returns:
-            ``NotImplemented`` where the op is the fake mode's.
+            What the op returns; ``NotImplemented`` where it is for the mode of fake tensors.
         """
         if self._makes and func in _FACTORIES and kwargs.get("dtype") in _INTEGERS:
             return self.keep(func(*args, **kwargs))
@@ -62,30 +61,22 @@ class RealIntegers:
         first = args[0]
         while type(first) is list and first:  # collectives take lists, and lists of lists
             first = first[0]
-        if not isinstance(first, torch.Tensor) or first.untyped_storage()._cdata not in self._storages:
+        if not isinstance(first, torch.Tensor) or storage_number(first.untyped_storage()) not in self._storages:
             return NotImplemented
         return self.keep(func(*args, **kwargs))
 
     def keep(self, made: Any) -> Any:
-        """Take the memory of a result, if that is a tensor, as one of these integers'."""
+        """Count a result, if it is a tensor, among these integers, and return it."""
         if isinstance(made, torch.Tensor):
             if len(self._storages) > _MANY:
-                self._storages = {key: one for key, one in self._storages.items() if not one.expired()}
+                self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
             # As long as a weak reference to a storage exists, no other has its number.
             reference = StorageWeakRef(made.untyped_storage())
             self._storages[reference.cdata] = reference
         return made
 
 
-def patch_integers(patches: Patches) -> None:
-    """Make DDP's reducer and packed sequences find memory for their integers, on whatever fake mode is entered then."""
-    patches.attribute(_VF, "_pad_packed_sequence", _with_memory(_VF._pad_packed_sequence))
-    patches.attribute(DistributedDataParallel, "__init__", _with_memory(DistributedDataParallel.__init__))
-    for name in ("_rebuild_buckets", "_set_static_graph"):
-        patches.attribute(Reducer, name, _with_memory(getattr(Reducer, name)))
-
-
-def _with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_memory(function: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         integers = getattr(active_fake_mode(), "integers", None)
@@ -95,3 +86,14 @@ def _with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return called
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(target, f"{what} reads and writes integers in memory", _with_memory, when="fake")
+    for target, what in (
+        (PAD_PACKED_SEQUENCE, "it"),
+        (ddp.INIT, "DDP's reducer"),
+        (ddp.REBUILD_BUCKETS, "DDP's reducer"),
+        (ddp.SET_STATIC_GRAPH, "DDP's reducer"),
+    )
+)

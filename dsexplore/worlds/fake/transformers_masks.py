@@ -9,21 +9,15 @@ token is, which is invented, and said.
 
 from __future__ import annotations
 
-from functools import partial
-from types import ModuleType
+from dsexplore.torch_internals.fake_tensors import TRANSFORMERS_IS_FAKE
+from dsexplore.torch_internals.patches import Entry, Patch
 
-from dsexplore.torch_internals.on_import import on_import
-from dsexplore.torch_internals.patches import Patches
-
-_MODULE = "transformers.utils.import_utils"
-
-
-def patch_masks(patches: Patches) -> None:
-    """transformers takes fake tensors for real ones, now or as soon as it is imported."""
-    on_import(patches, _MODULE, partial(_patch, patches))
-
-
-def _patch(patches: Patches, module: ModuleType) -> None:
-    is_fake = getattr(module, "is_fake_tensor", None)  # of versions that ask for it
-    if is_fake is not None:
-        patches.function(is_fake, lambda _original: lambda x: False)
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        TRANSFORMERS_IS_FAKE,
+        "it makes a mask of every token on fake tensors",
+        lambda _original, _parts: lambda x: False,
+        when="fake",
+        by_code=True,
+    ),
+)

@@ -6,16 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import torch
-import torch.nested
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
-
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.fake_tensors import VALUES_NEEDED
+from dsexplore.torch_internals.modules import TRACE, TRACE_MODULE
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.tensors import NESTED_TENSORS
 
 _NESTED = "pad the sequences to one length for this run"
 _TRACED = "leave it out for this run, as the module itself sends the same"
@@ -26,25 +21,16 @@ _WITHOUT_SHAPES = "fake impl"
 _SMALLER = "run a smaller model without --fake (fake=False)"
 
 
-def patch_unsupported(patches: Patches) -> None:
-    """Refuse nested tensors, whose sizes torch keeps in memory, and ``torch.jit.trace``, which compares values."""
-    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select"):
-        if hasattr(torch.nested, name):  # of some versions of torch
-            patches.function(getattr(torch.nested, name), _refused(f"torch.nested.{name}", _NESTED))
-    for name in ("trace", "trace_module"):
-        patches.function(getattr(torch.jit, name), _refused(f"torch.jit.{name}", _TRACED))
-
-
-def _refused(what: str, remedy: str) -> Callable[[Any], Callable[..., NoReturn]]:
+def _refuse(name: str, remedy: str) -> Callable[[Any, Parts], Callable[..., NoReturn]]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UsageError(f"{what} reads the memory of tensors, and fake tensors have none: {remedy}, or {_SMALLER}")
+        raise UsageError(f"{name} reads the memory of tensors, and fake tensors have none: {remedy}, or {_SMALLER}")
 
-    return lambda _original: refuse
+    return lambda _original, _parts: refuse
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add a remedy to torch's errors about values and memory that fake tensors have not, where none is there yet."""
+    """Add a remedy to torch's errors about values and memory that fake tensors lack, unless it is there already."""
     try:
         yield
     except Exception as error:
@@ -55,8 +41,9 @@ def explained() -> Iterator[None]:
 
 
 def _remedy_for(error: Exception) -> str:
-    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)):
-        return f"{error.func} needs the values of its tensors, and fake tensors have none: {_SMALLER}"
+    if isinstance(error, VALUES_NEEDED):
+        op: Any = getattr(error, "func", error)
+        return f"{op} needs the values of its tensors, and fake tensors have none: {_SMALLER}"
     if _UNALLOCATED in str(error):
         return (
             "torch reads the memory of tensors there, and fake tensors have none: in place of torch.tensor([a, b]) of "
@@ -68,3 +55,19 @@ def _remedy_for(error: Exception) -> str:
             f"torch.library.register_fake, or {_SMALLER}"
         )
     return ""
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(
+        target,
+        why,
+        _refuse(target.path.replace(":", "."), remedy),
+        when="fake",
+        by_code=True,
+    )
+    for targets, why, remedy in (
+        (NESTED_TENSORS, "torch reads the sizes of their parts in memory", _NESTED),
+        ((TRACE, TRACE_MODULE), "it compares values", _TRACED),
+    )
+    for target in targets
+)

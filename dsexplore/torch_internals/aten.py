@@ -1,0 +1,25 @@
+"""Ops of torch whose names begin with an underscore; each stands with its overloads, but for those with a dot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.torch_internals.names import internal
+
+copy_to: Any = internal("torch:ops.aten._to_copy")
+"""The op of ``tensor.to``: a copy of another dtype, on another device."""
+
+read_element: Any = internal("torch:ops.aten._local_scalar_dense")
+"""The op of ``tensor.item``."""
+
+unique: Any = internal("torch:ops.aten._unique2")
+ctc_loss: Any = internal("torch:ops.aten._ctc_loss")
+flash_attention: Any = internal("torch:ops.aten._scaled_dot_product_flash_attention")
+efficient_attention: Any = internal("torch:ops.aten._scaled_dot_product_efficient_attention")
+
+unscale_gradients: Any = internal("torch:ops.aten._amp_foreach_non_finite_check_and_unscale_")
+update_scale: Any = internal("torch:ops.aten._amp_update_scale_")
+"""The ops by which ``torch.amp.GradScaler`` divides gradients, looks for one that is not finite, and adapts itself."""
+
+all_gather_flat: Any = internal("torch:ops.c10d._allgather_base_")
+"""The op of ``all_gather_into_tensor``."""

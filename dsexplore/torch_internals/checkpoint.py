@@ -1,0 +1,63 @@
+"""Files of tensors: ``torch.save`` and ``torch.load``, safetensors, and distributed checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from dsexplore.torch_internals.names import TorchName, internal
+
+_thread_state: Any = internal("torch.serialization:_serialization_tls")
+
+
+def is_saving_fake_tensors() -> bool:
+    """Return True while ``torch.save`` pickles fake tensors as such with memory, under ``skip_data``."""
+    return bool(_thread_state.materialize_fake_tensors)
+
+
+def is_loading_by_function() -> bool:
+    """Return True while ``torch.load`` has a function of the program's as ``map_location``."""
+    return callable(_thread_state.map_location)
+
+
+def safetensors_names() -> dict[torch.dtype, str]:
+    """Return the names of dtypes in files of safetensors."""
+    return {dtype: name for name, dtype in internal("safetensors.torch:_TYPES").items()}
+
+
+SAVE = TorchName("torch:save")
+RESTORE_LOCATION = TorchName("torch._utils:_get_restore_location")
+"""The function that says where ``torch.load`` puts a tensor that is no longer where it was."""
+
+SET_RNG_STATE = TorchName("torch:set_rng_state")
+FROM_STORAGE = TorchName("torch:asarray")
+FROM_FILE = TorchName("torch:from_file")
+
+STAGE_TENSOR = TorchName("torch.distributed.checkpoint._state_dict_stager:StateDictStager._offload_tensor")
+WRITE_IN_THREAD = TorchName(
+    "torch.distributed.checkpoint._async_thread_executor:_ThreadBasedAsyncCheckpointExecutor.execute_save"
+)
+"""The methods by which ``dcp.async_save`` copies a tensor, and writes in another thread."""
+
+SAFETENSORS_SAVE = TorchName("safetensors.torch:save_file")
+SAFETENSORS_LOAD = TorchName("safetensors.torch:load_file")
+SAFETENSORS_STORAGE = TorchName("safetensors.torch:storage_ptr")
+SAFETENSORS_IS_WHOLE = TorchName("safetensors.torch:_is_complete")
+
+untyped: Callable[[torch.TypedStorage], torch.UntypedStorage] = attrgetter("_untyped_storage")
+"""Return the untyped storage of a typed one, without torch's warning that such storages are deprecated."""
+
+OBJECT_STATE = TorchName("torch._utils:_get_obj_state")
+"""The function that returns which attributes of a tensor are pickled."""
+
+REDUCE_TENSOR = TorchName("torch:Tensor._reduce_ex_internal")
+REBUILD_TENSOR = TorchName("torch._utils:_rebuild_tensor")
+REDUCE_STORAGES = TorchName("torch:TypedStorage.__reduce__"), TorchName("torch:UntypedStorage.__reduce__")
+STORAGE_TO = TorchName("torch:UntypedStorage.to")
+STORAGE_CUDA = TorchName("torch:UntypedStorage.cuda")
+LOCATION_OF_STORAGE = TorchName("torch.serialization:location_tag")
+PUT_STORAGE = TorchName("torch.serialization:_deserialize")
+"""The functions that say where a storage is, and put one where its file says."""

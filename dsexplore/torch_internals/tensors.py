@@ -1,0 +1,55 @@
+"""Tensors, parameters and storages: their identity, their classes, and the methods by which they are made and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dsexplore.torch_internals.names import TorchName, internal
+
+no_torch_function: Callable[[], Any] = internal("torch._C:DisableTorchFunction")
+"""Return a context in which torch calls neither ``__torch_function__`` of tensors nor function modes."""
+
+can_take_data: Callable[[torch.Tensor, torch.Tensor], bool] = internal(
+    "torch:_has_compatible_shallow_copy_type", otherwise=lambda tensor, data: type(tensor) is type(data)
+)
+"""Return True if ``tensor.data = data`` is possible: both are of one kind."""
+
+allowed_when_uninitialized: frozenset[Any] = frozenset(
+    internal("torch.nn.parameter:UninitializedTensorMixin._allowed_methods", otherwise=())
+)
+"""The functions of torch that take a parameter without a shape."""
+
+
+def count_elements(storage: torch.TypedStorage) -> int:
+    """Return the number of elements of a typed storage, without torch's warning that such storages are deprecated."""
+    count: int = storage._size()
+    return count
+
+
+def mark_as_parameter(tensor: torch.Tensor) -> None:
+    """Make a tensor pass for an ``nn.Parameter`` in ``isinstance``, as parameters that are subclasses do."""
+    vars(tensor)["_is_param"] = True
+
+
+MAKE_SUBCLASS = TorchName("torch:Tensor._make_subclass")
+NEW_PARAMETER = TorchName("torch.nn.parameter:Parameter.__new__")
+DATA_LOADER_INIT = TorchName("torch.utils.data:DataLoader.__init__")
+NESTED_TENSORS = tuple(
+    TorchName(f"torch.nested:{name}")
+    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
+)
+TENSOR_TOLIST = TorchName("torch:Tensor.tolist")
+TYPED_ELEMENT = TorchName("torch.storage:TypedStorage._getitem")
+UNTYPED_ELEMENT = TorchName("torch.storage:UntypedStorage.__getitem__")
+"""The methods that read an element of a storage."""
+
+RESIZE_STORAGE = TorchName("torch:UntypedStorage.resize_")
+
+MAKE_WRAPPER = TorchName("torch:Tensor._make_wrapper_subclass")
+RECORD_STREAM = TorchName("torch:Tensor.record_stream")
+
+GROUP_BY_DEVICE = TorchName("torch.utils._foreach_utils:_group_tensors_by_device_and_dtype")
+"""The function by which clipping, and others that use foreach, group tensors."""
