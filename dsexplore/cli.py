@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 import dsexplore
 from dsexplore.display import plain_text
@@ -38,22 +38,29 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors end with a hint; those of the subcommands are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message + options_meant(message, self._option_string_actions))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for bad input."""
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
+    parser = _Parser(prog="dsexplore", description="See what a distributed PyTorch program does.")
     parser.add_argument("--version", action="version", version=f"dsexplore {dsexplore.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    known: list[str] = []
+    chosen = parser
     for name, command in COMMANDS.items():
         # Shortened options would be looked for among a script's own arguments, too, and some mean two of ours.
-        chosen = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         if given[:1] == [name]:  # the others' modules stay unloaded
+            chosen = added
             command.add_arguments(chosen)
-            known += chosen._option_string_actions
     options, rest = parser.parse_known_args(given)
     if rest and options.command != "lab":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{options_meant(' '.join(rest), known)}")
+        chosen.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
         return COMMANDS[options.command].run(options) or 0

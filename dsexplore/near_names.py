@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _LIKE_ENOUGH = 0.5
 """Of `difflib`'s ratio: ``pt`` and ``tp`` have half their letters in the same order."""
 _MOST_LISTED = 12
+_INVALID_VALUE = re.compile(
+    r"argument (?:-\w/)?(?P<option>--[\w-]+): invalid (int|float|choice)(?: value)?: '(.*?)'(?: \(choose from (.*)\))?"
+)
+_EXAMPLES = {"int": ("a whole number", 8), "float": ("a number", 0.5)}
+"""By the type that argparse names: what is wanted, in words, and one of it."""
+_SYNONYMS = {"gpu": "cuda", "gpus": "cuda"}
+"""What people say for a value that an option may take; by their letters others are nearer."""
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
@@ -26,11 +34,29 @@ def nearest(given: object, known: Iterable[str]) -> str | None:
 
 
 def options_meant(message: str, known: Iterable[str]) -> str:
-    """Of the unknown options that argparse's message names, what the first was meant to be; else empty."""
-    options = {option.removeprefix("--") for option in known if option.startswith("--")}
-    words = (word.partition("=")[0].removeprefix("--") for word in message.split() if word.startswith("--"))
-    found = next((nearest(word, options) for word in words if word not in options), None)
-    return f" (did you mean --{found}?)" if found is not None else ""
+    """Return a hint for the end of a message of argparse: the option or the value that was meant; empty for none.
+
+    Args:
+        message: names an unknown option, or a value that an option does not take.
+        known: the options that there are.
+    """
+    options = {option for option in known if option.startswith("--")}
+    value = _INVALID_VALUE.search(message)
+    if value is not None:
+        return _value_meant(*value.groups()) if value["option"] in options else ""
+    words = (word.partition("=")[0].rstrip(":,") for word in message.split() if word.startswith("--"))
+    names = [option.removeprefix("--") for option in options]
+    meant = next((nearest(word.removeprefix("--"), names) for word in words if word not in options), None)
+    return f" (did you mean --{meant}?)" if meant is not None else ""
+
+
+def _value_meant(option: str, kind: str, value: str, choices: str | None) -> str:
+    if kind in _EXAMPLES:
+        name, example = _EXAMPLES[kind]
+        return f" (give {name}, such as {option} {example})"
+    known = [choice.strip("' ") for choice in (choices or "").split(",")]
+    synonym = _SYNONYMS.get(value.lower())
+    return f" (did you mean {synonym!r}?)" if synonym in known else did_you_mean(value, known)
 
 
 def listed(names: Iterable[str]) -> str:

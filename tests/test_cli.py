@@ -149,6 +149,9 @@ class TestLab:
         with pytest.raises(SystemExit):
             cli.main(["demo", "--htlm", "out.html"])
         assert "(did you mean --html?)" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            cli.main(["run", "--world-size", "eight", "train.py"])
+        assert "'eight' (give a whole number, such as --world-size 8)" in capsys.readouterr().err
 
     def test_without_jupyterlab_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cli, "find_spec", lambda name: None)

@@ -36,3 +36,20 @@ def test_the_option_that_argparse_did_not_know() -> None:
     assert options_meant("unrecognized arguments: --mesh 3 --mehs", known) == " (did you mean --mesh?)"
     assert options_meant("argument --world-size: invalid int value: 'many'", ["--world-size:"]) == ""
     assert options_meant("unrecognized arguments: x", known) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("argument --world-size: invalid int value: 'eight'", " (give a whole number, such as --world-size 8)"),
+        ("argument -s/--timeout: invalid float value: 'soon'", " (give a number, such as --timeout 0.5)"),
+        ("argument --device: invalid choice: 'gpu' (choose from 'cpu', 'cuda')", " (did you mean 'cuda'?)"),
+        ("argument --device: invalid choice: 'gpu' (choose from cpu, cuda)", " (did you mean 'cuda'?)"),
+        ("argument --device: invalid choice: 'Cdua' (choose from 'cpu', 'cuda')", " (did you mean 'cuda'?)"),
+        ("argument --device: invalid choice: 'x' (choose from 'cpu', 'cuda')", ""),
+        ("argument --timeout: expected one argument", ""),
+    ],
+)
+def test_a_value_that_an_option_does_not_take(message: str, hint: str) -> None:
+    """A hint never names the option that was written."""
+    assert options_meant(message, ["--world-size", "--timeout", "--device"]) == hint

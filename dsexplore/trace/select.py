@@ -12,7 +12,7 @@ import polars as pl
 import torch
 
 from dsexplore.errors import UsageError
-from dsexplore.near_names import did_you_mean, listed
+from dsexplore.near_names import did_you_mean, listed, nearest
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
@@ -109,11 +109,21 @@ def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
     known = _names(tables, "module") if pattern else set()
     if not known or modules_inside(known, [pattern]):
         return
-    parts = {part for name in known for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
     raise UsageError(
         f"{method}(module={pattern!r}): no such module; names are those of trace.modules['module'], and * stands for "
-        f"any text, as in '*.mlp'{did_you_mean(pattern, sorted(parts))}"
+        f"any text, as in '*.mlp'{_module_meant(pattern, known)}"
     )
+
+
+def _module_meant(pattern: str, known: set[str]) -> str:
+    """Return a hint for a pattern that no module matches: the most similar one that some match, else their names."""
+    parts = {part for name in known for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
+    words = {word for name in known for word in name.split(".")}
+    respelled = ".".join(word if word in words else nearest(word, words) or word for word in pattern.split("."))
+    if modules_inside(known, [respelled]):
+        return f" (did you mean {respelled!r}?)"
+    inside_root = {".".join(name.split(".")[1:2]) for name in known} - {""}
+    return did_you_mean(pattern, sorted(parts)) or f"; the outermost are {listed(sorted(inside_root or known))}"
 
 
 def _names(tables: Tables, name: str) -> set[str]:
