@@ -3,26 +3,38 @@
 `RanksFailedError` alone stands elsewhere, beside the run that it reports (`dsexplore.worlds.real.run_ranks`).
 """
 
+from __future__ import annotations
 
-class UsageError(ValueError):
+
+class _ShownAsSentence:
+    """An error of which IPython shows the user's own frames and the message, not those of torch and dsexplore."""
+
+    def _render_traceback_(self) -> list[str]:
+        from dsexplore.tracebacks import lines_of_the_program
+
+        assert isinstance(self, BaseException)
+        return lines_of_the_program(self)
+
+
+class UsageError(_ShownAsSentence, ValueError):
     """An argument, option or call that cannot be honoured as given."""
 
 
-class TraceFileError(ValueError):
+class TraceFileError(_ShownAsSentence, ValueError):
     """A trace file that is truncated, foreign, or written by a newer version."""
 
 
-class ClosedWorldError(RuntimeError):
+class ClosedWorldError(_ShownAsSentence, RuntimeError):
     """A model or mesh of a simulated world is used after that world was closed."""
 
 
-class ExpectationError(AssertionError):
+class ExpectationError(_ShownAsSentence, AssertionError):
     """The collectives of a block differ from those that ``expect_comms`` was given."""
 
 
-class NotInitialisedError(ValueError, AssertionError):
+class NotInitialisedError(_ShownAsSentence, ValueError, AssertionError):
     """A call needs a process group, and there is none: a ValueError as in torch, an AssertionError as in DeepSpeed."""
 
 
-class MismatchError(RuntimeError):
+class MismatchError(_ShownAsSentence, RuntimeError):
     """The ranks of a process group did not make the same collectives."""

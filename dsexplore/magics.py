@@ -119,7 +119,7 @@ class CommtraceMagics(Magics):
             else:
                 self._cell(options, cell)
         except UsageError as error:
-            if type(error) is not UsageError or getattr(error, "_render_traceback_", None) is not None:
+            if type(error) is not UsageError or "_render_traceback_" in vars(error):
                 raise  # the cell's own, with its traceback
             raise ShellUsageError(f"commtrace: {error}") from None
 

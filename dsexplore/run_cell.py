@@ -15,7 +15,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from dsexplore.tracebacks import frames_where, is_not_hidden
+from dsexplore.tracebacks import frames_where, is_not_hidden, is_of_the_program
 
 _AWAITS = (
     "this cell awaits at its top level, which %%commtrace cannot run: write "
@@ -93,11 +93,15 @@ def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
 
 
 def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:
-    """Make IPython render the error from the cell's own frame on, by the attribute ``_render_traceback_``."""
+    """Make IPython render the error from the cell's own frame on, by the attribute ``_render_traceback_``.
+
+    Of an error of dsexplore's it shows the user's frames alone; see `lines_of_the_program`.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    trace = frames_where(trace, is_not_hidden)
+    is_ours = hasattr(error, "_render_traceback_")
+    trace = frames_where(trace, lambda code: is_not_hidden(code) and (not is_ours or is_of_the_program(code)))
 
     def render() -> list[str]:
         lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)

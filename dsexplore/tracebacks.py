@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, TracebackType
+
+_FOLDERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).parent,
+    )
+)
+"""Of the standard library, of installed packages, and of dsexplore."""
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
@@ -21,3 +34,28 @@ def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], boo
 def is_not_hidden(code: CodeType) -> bool:
     """Whether a function sets no ``__tracebackhide__``, by which IPython and pytest hide frames too."""
     return "__tracebackhide__" not in code.co_varnames
+
+
+def is_of_the_program(code: CodeType) -> bool:
+    """Whether code is the user's: of a cell or a file that is neither installed nor of dsexplore."""
+    file = code.co_filename
+    return file.startswith("<ipython-input") if file.startswith("<") else not file.startswith(_FOLDERS)
+
+
+def lines_of_the_program(error: BaseException) -> list[str]:
+    """Return the lines that IPython shows of an error of ours: the frames of the user's program, and the sentence.
+
+    A closed world's model is refused a hundred frames inside torch, of which none says anything. Of an error that was
+    raised again while the world around it was closed, the first is shown.
+    """
+    from IPython.core.getipython import get_ipython
+
+    first = error.__context__
+    if type(first) is type(error) and str(first) == str(error):
+        return lines_of_the_program(first)
+    trace = frames_where(error.__traceback__, lambda code: is_not_hidden(code) and is_of_the_program(code))
+    shell = get_ipython()
+    if shell is None or trace is None:
+        return "".join(traceback.format_exception_only(error)).splitlines()
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+    return lines

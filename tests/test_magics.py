@@ -194,6 +194,8 @@ class TestLine:
             ran = notebook.run(cell)
             assert isinstance(ran.error, ClosedWorldError)
             assert "8 ranks (dp=2,tp=4)" in str(ran.error)
+            assert len(ran.text.splitlines()) < 12, "the sentence, and the user's own frames"
+            assert "model(torch.randn(4, 16))" in ran.text
 
     def test_a_cells_own_world_closes_with_it(self, notebook: Notebook) -> None:
         notebook.ok(f"%%commtrace --mesh dp=2,tp=4\n{MODEL}")
@@ -260,6 +262,8 @@ class TestBadInput:
             ("%%commtrace --nope 8\n1", "commtrace: unrecognized arguments: --nope 8; %commtrace -h lists the options"),
             ("%%commtrace --worldsize 8\n1", "unrecognized arguments: --worldsize 8 (did you mean --world-size?); "),
             ("%%commtrace --world-size many\n1", "argument --world-size: invalid int value: 'many'"),
+            ("%%commtrace --world-size many\n1", "'many' (give a whole number, such as --world-size 8)"),
+            ("%%commtrace --device gpu\n1", "(did you mean 'cuda'?); %commtrace -h lists the options"),
             (
                 "%%commtrace --world-size 6 --mesh dp=2,tp=4\n1",
                 "mesh dp=2,tp=4 has 2×4 = 8 ranks, but the world size is 6",

@@ -1,9 +1,15 @@
 """Tracebacks without the frames that say nothing to the user."""
 
+import json
 import traceback
 from types import CodeType
 
-from dsexplore.tracebacks import frames_where, is_not_hidden
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from torch import nn
+
+from dsexplore.errors import ClosedWorldError, UsageError
+from dsexplore.tracebacks import frames_where, is_not_hidden, is_of_the_program, lines_of_the_program
 
 
 def fails() -> None:
@@ -42,3 +48,50 @@ def test_nothing_is_left_where_no_frame_is_to_be_shown() -> None:
 
     assert frames_where(error_of_both().__traceback__, none_of_them) is None
     assert frames_where(None, is_not_hidden) is None
+
+
+def test_code_is_the_users_unless_it_is_installed_or_ours() -> None:
+    def of(file: str) -> CodeType:
+        return compile("1", file, "eval")
+
+    assert is_of_the_program(of("<ipython-input-3-0123>"))
+    assert is_of_the_program(of("/home/me/train.py"))
+    assert not is_of_the_program(of("<frozen importlib._bootstrap>"))
+    assert not is_of_the_program(nn.Module.__call__.__code__)
+    assert not is_of_the_program(json.dumps.__code__)
+    assert not is_of_the_program(frames_where.__code__)
+    assert is_of_the_program(fails.__code__)
+
+
+def raised(error: Exception) -> Exception:
+    """An error with the frames that it has where torch calls a model's forward."""
+    module = nn.Linear(1, 1)
+
+    def refuse() -> None:
+        raise error
+
+    module.forward = refuse
+    with pytest.raises(type(error)):
+        module()
+    return error
+
+
+def test_of_an_error_of_ours_ipython_shows_the_users_frames_and_the_sentence(plain_shell: InteractiveShell) -> None:
+    text = "\n".join(raised(ClosedWorldError("the world is closed"))._render_traceback_())
+    assert "module()" in text
+    assert text.endswith("ClosedWorldError: the world is closed")
+    assert "torch" not in text
+
+
+def test_outside_ipython_the_sentence_alone_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
+    assert raised(UsageError("give 8"))._render_traceback_() == ["dsexplore.errors.UsageError: give 8"]
+
+
+def test_of_an_error_that_is_raised_again_the_first_is_shown(plain_shell: InteractiveShell) -> None:
+    first, again = raised(ClosedWorldError("closed")), ClosedWorldError("closed")
+    again.__context__ = first
+    assert lines_of_the_program(again) == lines_of_the_program(first)
+    other = ClosedWorldError("another world")
+    other.__context__ = first
+    assert lines_of_the_program(other)[-1].endswith("another world")
